@@ -1,0 +1,93 @@
+"""The contract of a federated method: seven pure functions over named tensors.
+
+They are written for ONE client. An engine runs them for one client, or for a block of clients at once under
+`torch.func.vmap`; adds the messages; and hands their mean to the server. So inside the client's functions: nothing in
+place, no branch on a tensor's value (`torch.where`), tensors only (`()` for nothing, never `None`), and shapes and
+dtypes that do not change from step to step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .tree import Tree
+
+Oracle = Callable[[Tree], Tree]
+"""oracle(y): the gradient at y on this step's batch. Called twice, it sees the same batch and the same noise."""
+
+# What a method keeps is its own affair: a NamedTuple of trees and 0-d tensors, or `()`.
+Public = Any
+Private = Any
+Client = Any
+Local = Any
+
+
+class Server(NamedTuple):
+    """`public` is broadcast to the cohort, `private` stays with the server."""
+
+    public: Public
+    private: Private = ()
+
+
+class Message(NamedTuple):
+    """What one client sends; anything in it may be added. The engine averages it over the cohort.
+
+    `delta`: y_K - x, averaged with the federation's client weights. `sent`: whatever else the method sends, averaged
+    uniformly. `facts`: 0-d diagnostics, averaged uniformly, recorded and not counted as traffic; always has
+    `norm2`, the squared norm of delta.
+    """
+
+    delta: Tree
+    sent: Any
+    facts: dict[str, Any]
+
+
+class Round(NamedTuple):
+    """Where the run stands. `number` counts from 1; `cohort` is S, `clients` is N, `rounds` is R."""
+
+    number: int
+    rounds: int
+    cohort: int
+    clients: int
+
+    @property
+    def share(self) -> float:
+        """S / N."""
+        return self.cohort / self.clients
+
+
+class Algorithm(ABC):
+    """A federated method. Implementations are frozen dataclasses: settings only, no state."""
+
+    @abstractmethod
+    def server_init(self, x: Tree) -> Server: ...
+
+    @abstractmethod
+    def client_init(self, public: Public) -> Client:
+        """What one client keeps between rounds, before its first round."""
+
+    @abstractmethod
+    def client_begin(self, public: Public, client: Client) -> Local: ...
+
+    @abstractmethod
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local: ...
+
+    @abstractmethod
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]: ...
+
+    @abstractmethod
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...
+
+    @abstractmethod
+    def model(self, server: Server) -> Tree:
+        """What to evaluate."""
+
+    @property
+    def opening(self) -> Algorithm | None:
+        """A pass over ALL clients before the first round (one local epoch each), or None.
+
+        It shares the states of the method proper: a warm start of momenta and control variates.
+        """
+        return None

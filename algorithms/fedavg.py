@@ -1,0 +1,39 @@
+"""FedAvg: local steps of any optimiser, then the mean.
+
+McMahan et al., AISTATS 2017, arXiv:1602.05629; as parallel restarted SGD, Yu, Yang, Zhu, AAAI 2019, arXiv:1807.06629.
+
+    x_i <- x;  K times: x_i <- LocalOpt(x_i, g(x_i))
+    x   <- x + server_lr * mean of (x_i - x)
+
+The optimiser's state starts anew every round (carry = "reset", stateless clients). "keep" leaves it with the client,
+"average" sends it through the server; the papers that compare against "FedAvg (Adam)" do not say which they use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .contract import Oracle
+from .local import Estimator, LocalMethod, Rule
+from .rules import Sgd
+from .servers import Mean
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Plain(Estimator):
+    """The gradient itself."""
+
+    def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
+        return oracle(y), trace
+
+
+def fedavg(
+    rule: Rule = Sgd(0.1),
+    server_lr: float = 1.0,
+    over: Literal["cohort", "all"] = "cohort",
+    carry: Literal["reset", "keep", "average"] = "reset",
+) -> LocalMethod:
+    """rule: the local optimiser; over: "all" counts idle clients as not having moved; carry: the rule's state."""
+    return LocalMethod(rule, Plain(), Mean(server_lr, over), carry)

@@ -1,0 +1,188 @@
+"""`LocalMethod`: local steps between averages, composed of parts.
+
+    x_i <- x;  K times: v <- estimate, x_i <- rule(x_i, v);  x <- server(x, mean of x_i - x)
+
+Five slots: the estimator says what the descent direction is, the rule which step it gives, carry what becomes of the
+rule's state after the round, the server what is done with the mean. `LocalMethod` knows no method's name: a
+method that needs an `if` here is written on the contract instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .tree import Tree
+
+
+class Estimator(ABC):
+    """The descent direction from gradients. Letters as in the papers: x server, y local iterate, c shared, c_i own."""
+
+    start: Literal["zeros", "gradient"] = "zeros"
+    """"gradient": before the first round every client sends its gradient at x; see `own_warm` and `shared_warm`."""
+
+    def shared_init(self, x: Tree) -> Any:
+        return ()
+
+    def own_init(self, x: Tree) -> Any:
+        return ()
+
+    def begin(self, x: Tree, c: Any, c_i: Any) -> Any:
+        """The trace: what the estimator carries from step to step."""
+        return ()
+
+    @abstractmethod
+    def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
+        """(direction at y, next trace)."""
+
+    def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor) -> tuple[Any, Any]:
+        """(next c_i, what is sent beside delta); `steps`: (), local steps really taken."""
+        return c_i, ()
+
+    def update(self, c: Any, sent: Any, delta: Tree, round: Round) -> Any:
+        """The next c from the cohort's means."""
+        return c
+
+    def own_warm(self, gradient: Tree) -> Any:
+        """c_i before the first round, where start = "gradient"."""
+        return gradient
+
+    def shared_warm(self, gradient: Tree) -> Any:
+        """c before the first round, from the mean gradient over all clients, where start = "gradient"."""
+        return gradient
+
+
+class Rule(ABC):
+    """A step of the local optimiser; holds the learning rate."""
+
+    table: ClassVar[str] = "RULES"
+
+
+    def init(self, x: Tree) -> Any:
+        return ()
+
+    @abstractmethod
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        """(next y, next state) from the direction v."""
+
+
+class ServerRule(ABC):
+    def init(self, x: Tree) -> Any:
+        return ()
+
+    @abstractmethod
+    def step(self, x: Tree, delta: Tree, state: Any, round: Round) -> tuple[Tree, Any]:
+        """(next x, next state) from delta, the mean of y_K - x over the cohort."""
+
+
+class PublicState(NamedTuple):
+    x: Tree
+    shared: Any  # the estimator's c
+    carried: Any  # the rule's state, where it is averaged; else ()
+
+
+class ClientState(NamedTuple):
+    own: Any  # the estimator's c_i
+    carried: Any  # the rule's state, where it is kept; else ()
+
+
+class Trip(NamedTuple):
+    y: Tree
+    trace: Any
+    rule: Any
+    steps: Tensor  # (), local steps taken
+
+
+class Sent(NamedTuple):
+    estimator: Any
+    carried: Any
+
+
+@dataclass(frozen=True)
+class LocalMethod(Algorithm):
+    rule: Rule
+    estimator: Estimator
+    server: ServerRule
+    carry: Literal["reset", "keep", "average"] = "reset"
+
+    def __post_init__(self) -> None:
+        if self.carry not in ("reset", "keep", "average"):
+            raise ValueError(f"carry must be one of reset, keep, average, got {self.carry!r}")
+
+    def server_init(self, x: Tree) -> Server:
+        carried = self.rule.init(x) if self.carry == "average" else ()
+        return Server(PublicState(x, self.estimator.shared_init(x), carried), self.server.init(x))
+
+    def client_init(self, public: Public) -> Client:
+        carried = self.rule.init(public.x) if self.carry == "keep" else ()
+        return ClientState(self.estimator.own_init(public.x), carried)
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        x = public.x
+        kept = {"reset": self.rule.init(x), "keep": client.carried, "average": public.carried}[self.carry]
+        return Trip(x, self.estimator.begin(x, public.shared, client.own), kept, x.flat.new_zeros(()))
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        v, trace = self.estimator.estimate(oracle, local.y, public.shared, client.own, local.trace)
+        y, rule = self.rule.step(local.y, v, local.rule)
+        return Trip(y, trace, rule, local.steps + 1)
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        delta = local.y - public.x
+        own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
+        sent = Sent(sent, local.rule if self.carry == "average" else ())
+        kept = ClientState(own, local.rule if self.carry == "keep" else ())
+        return Message(delta, sent, {"norm2": delta.norm2()}), kept
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        x, private = self.server.step(server.public.x, mean.delta, server.private, round)
+        shared = self.estimator.update(server.public.shared, mean.sent.estimator, mean.delta, round)
+        return Server(PublicState(x, shared, mean.sent.carried), private)
+
+    def model(self, server: Server) -> Tree:
+        return server.public.x
+
+    @property
+    def opening(self) -> Algorithm | None:
+        return Opening(self) if self.estimator.start == "gradient" else None
+
+
+class Gradients(NamedTuple):
+    total: Tree
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class Opening(Algorithm):
+    """Every client's mean gradient at x over one pass of its data; x does not move."""
+
+    method: LocalMethod
+
+    def server_init(self, x: Tree) -> Server:
+        return self.method.server_init(x)
+
+    def client_init(self, public: Public) -> Client:
+        return self.method.client_init(public)
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        return Gradients(public.x.zeros(), public.x.flat.new_zeros(()))
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        return Gradients(local.total + oracle(public.x), local.steps + 1)
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        gradient = local.total / local.steps.clamp(min=1)
+        message = Message(public.x.zeros(), gradient, {"norm2": torch.zeros_like(local.steps)})
+        return message, client._replace(own=self.method.estimator.own_warm(gradient))
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        shared = self.method.estimator.shared_warm(mean.sent)
+        return server._replace(public=server.public._replace(shared=shared))
+
+    def model(self, server: Server) -> Tree:
+        return server.public.x

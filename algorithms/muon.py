@@ -1,0 +1,178 @@
+"""Steps along -lmo of a norm's unit ball, and Muon, which is such a step on an averaged gradient.
+
+    lmo(v) = argmin over |d| <= 1 of <v, d>
+    spectral    per matrix, U V^T of v = U S V^T, scaled per layer; vectors and scalars take a rule of their own
+    euclidean   v / |v|, all parameters as one vector
+    max         sign(v)
+
+Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982 (the layer scale `moonlight`); Takezawa et al. 2025.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from .local import Rule
+from .orthogonal import SCHEMES, newton_schulz, svd
+from .rules import Averaged, Normalised, Sgd, positive
+from .tree import Layout, Tree
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """THE rule for which tensors count as matrices: those of two or more axes, a convolution kernel (out, in, h, w)
+    as out x (in h w); biases, gains and scalars do not (None)."""
+    return (shape[0], torch.Size(shape[1:]).numel()) if len(shape) >= 2 else None
+
+
+def kinds(layout: Layout) -> dict[str, tuple[int, int] | None]:
+    """name -> (rows, cols) for matrices, None for the rest."""
+    return {name: as_matrix(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+
+
+SCALES = {
+    "none": lambda a, b: 1.0,
+    "jordan": lambda a, b: max(1.0, a / b) ** 0.5,
+    "moonlight": lambda a, b: 0.2 * max(a, b) ** 0.5,
+    "spectral": lambda a, b: (a / b) ** 0.5,
+}
+"""Factor on the step of an a x b matrix; a convolution counts as it is flattened."""
+
+
+class Ball(ABC):
+    table: ClassVar[str] = "BALLS"
+
+    @abstractmethod
+    def orthogonal(self, m: Tensor) -> Tensor:
+        """-lmo on the last two axes of m (..., rows, cols)."""
+
+
+@dataclass(frozen=True)
+class NewtonSchulz(Ball):
+    """`iterations` 0 to 10 of `scheme`, in `dtype` ("same" as the parameters, or "bfloat16")."""
+
+    iterations: int = 5
+    scheme: str = "classic"
+    dtype: Literal["same", "bfloat16"] = "same"
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+        if not 0 <= self.iterations <= 10:
+            raise ValueError(f"0 <= iterations <= 10 must hold, got iterations={self.iterations}")
+        if self.dtype not in ("same", "bfloat16"):
+            raise ValueError(f"dtype must be same or bfloat16, got {self.dtype!r}")
+
+    def orthogonal(self, m: Tensor) -> Tensor:
+        dtype = torch.bfloat16 if self.dtype == "bfloat16" else None
+        return newton_schulz(m, self.scheme, self.iterations, dtype)
+
+
+@dataclass(frozen=True)
+class Svd(Ball):
+    """Exact, by singular value decomposition: the slow reference."""
+
+    def orthogonal(self, m: Tensor) -> Tensor:
+        return svd(m)
+
+
+@dataclass(frozen=True)
+class Identity(Ball):
+    """No orthogonalisation: the matrix itself. With scale "none" the step is SGD's."""
+
+    def orthogonal(self, m: Tensor) -> Tensor:
+        return m
+
+
+@dataclass(frozen=True)
+class Spectral(Rule):
+    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vectors` is the rule for all else."""
+
+    lr: float = 0.001
+    vectors: Rule = field(default_factory=Sgd)
+    ball: Ball = field(default_factory=NewtonSchulz)
+    scale: str = "moonlight"
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        if self.scale not in SCALES:
+            raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {self.scale!r}")
+
+    def init(self, x: Tree) -> Any:
+        vectors = [name for name, kind in kinds(x.layout).items() if kind is None]
+        return self.vectors.init(x.pick(vectors)) if vectors else ()
+
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        leaves, vectors = {}, []
+        groups: dict[tuple[int, int], list[str]] = {}
+        for name, kind in kinds(y.layout).items():
+            groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
+        for shape, names in groups.items():
+            moves = self.ball.orthogonal(v[names[0]].reshape(shape))[None] if len(names) == 1 else (
+                self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names]))
+            )
+            step = -self.lr * SCALES[self.scale](*shape)
+            for name, move in zip(names, moves, strict=True):
+                w = y[name] * (1 - self.lr * self.weight_decay) if self.weight_decay else y[name]
+                leaves[name] = w.add(move.reshape(w.shape), alpha=step)
+        if vectors:
+            rest, state = self.vectors.step(y.pick(vectors), v.pick(vectors), state)
+            leaves.update(rest.items())
+        return Tree.join(y.layout, leaves), state
+
+
+@dataclass(frozen=True)
+class Sign(Rule):
+    """y <- y - lr sign(v): the max norm's ball."""
+
+    lr: float = 0.001
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        return y.add(v.sign(), -self.lr), state
+
+
+def lmo(
+    norm: Literal["spectral", "euclidean", "max"] = "spectral",
+    matrices: float = 0.001,
+    vectors: float | Rule = 0.1,
+    ball: Ball | None = None,
+    scale: str = "moonlight",
+) -> Rule:
+    """The step of length `matrices` along -lmo of a norm's ball.
+
+    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrices` alone.
+    vectors: SGD step size, or a rule, for what is not a matrix. ball: how matrices are orthogonalised (default:
+    five classic Newton-Schulz iterations). scale: none, jordan, moonlight, spectral.
+    """
+    if norm == "euclidean":
+        return Normalised(matrices)
+    if norm == "max":
+        return Sign(matrices)
+    if norm != "spectral":
+        raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
+    return Spectral(matrices, vectors if isinstance(vectors, Rule) else Sgd(vectors), ball or NewtonSchulz(), scale)
+
+
+def muon(
+    lr: float = 0.02,
+    vectors: float | Rule = 0.1,
+    mu: float = 0.95,
+    nesterov: bool = True,
+    ball: Ball | None = None,
+    scale: str = "jordan",
+    weight_decay: float = 0.0,
+) -> Rule:
+    """Muon: orthogonalised momentum on matrices, `vectors` (an SGD step size or a rule) on the same momentum for all
+    else. The defaults are Jordan's but for the arithmetic, which stays in the parameters' dtype; with
+    ball = {name: newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
+    rule = vectors if isinstance(vectors, Rule) else Sgd(vectors)
+    step = Spectral(lr, rule, ball or NewtonSchulz(scheme="jordan"), scale, weight_decay)
+    return Averaged(step, mu, nesterov)

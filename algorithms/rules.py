@@ -1,0 +1,165 @@
+"""Steps of the local optimiser, elementwise or by a norm of the whole vector. Muon's are in `muon`.
+
+Every rule gets a direction v (a gradient, or an estimate of one) and returns the next iterate. Conventions of
+momentum: `Momentum` is torch's (u <- mu u + v, dampening 0); `Averaged` interpolates (m <- mu m + (1 - mu) v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .local import Rule
+from .tree import Tree
+
+
+def positive(**values: float) -> None:
+    """Refuse step sizes and the like that are not above zero."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} > 0 must hold, got {name}={value}")
+
+
+def fraction(**values: float) -> None:
+    """Refuse momenta and the like outside [0, 1)."""
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"0 <= {name} < 1 must hold, got {name}={value}")
+
+
+@dataclass(frozen=True)
+class Sgd(Rule):
+    """y <- y - lr v."""
+
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        return y.add(v, -self.lr), state
+
+
+@dataclass(frozen=True)
+class Momentum(Rule):
+    """u <- mu u + v;  y <- y - lr u, or y <- y - lr (v + mu u) with Nesterov. State: u, shaped like x."""
+
+    lr: float = 0.1
+    mu: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        fraction(mu=self.mu)
+
+    def init(self, x: Tree) -> Tree:
+        return x.zeros()
+
+    def step(self, y: Tree, v: Tree, state: Tree) -> tuple[Tree, Tree]:
+        u = v.add(state, self.mu)
+        return y.add(v.add(u, self.mu) if self.nesterov else u, -self.lr), u
+
+
+class Moments(NamedTuple):
+    first: Tree
+    second: Tree
+    count: Tensor  # (), steps taken
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """Adam with bias correction, the counter starting at 1; `weight_decay` is decoupled (AdamW)."""
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr, eps=self.eps)
+        fraction(beta1=self.betas[0], beta2=self.betas[1])
+
+    def init(self, x: Tree) -> Moments:
+        return Moments(x.zeros(), x.zeros(), x.flat.new_zeros(()))
+
+    def step(self, y: Tree, v: Tree, state: Moments) -> tuple[Tree, Moments]:
+        b1, b2 = self.betas
+        count = state.count + 1
+        first, second = state.first.lerp(v, 1 - b1), state.second.lerp(v * v, 1 - b2)
+        scale = second.flat.sqrt() / (1 - b2**count).sqrt() + self.eps
+        move = first.flat / (1 - b1**count) / scale
+        y = y * (1 - self.lr * self.weight_decay) if self.weight_decay else y
+        return Tree(y.flat.add(move, alpha=-self.lr), y.layout), Moments(first, second, count)
+
+
+@dataclass(frozen=True)
+class Normalised(Rule):
+    """y <- y - lr v / |v|, the norm over all parameters as one vector; v = 0 does not move."""
+
+    lr: float = 0.01
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr, eps=self.eps)
+
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        return y.add(v / v.norm().clamp(min=self.eps), -self.lr), state
+
+
+@dataclass(frozen=True)
+class Clip(Rule):
+    """The wrapped rule on min(1, radius / |v|) v, the norm over all parameters as one vector."""
+
+    rule: Rule = Sgd()
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+
+    def init(self, x: Tree) -> Any:
+        return self.rule.init(x)
+
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        tiny = torch.finfo(v.flat.dtype).tiny
+        return self.rule.step(y, v * (self.radius / v.norm().clamp(min=tiny)).clamp(max=1.0), state)
+
+
+class Average(NamedTuple):
+    mean: Tree
+    rule: Any
+
+
+@dataclass(frozen=True)
+class Averaged(Rule):
+    """The wrapped rule on m <- mu m + (1 - mu) v; with Nesterov on (1 - mu) v + mu m. State: m and the rule's.
+
+    The order of operations is that of `torch.optim.Muon` (torch 2.13), so that the bits agree.
+    """
+
+    rule: Rule
+    mu: float = 0.95
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        fraction(mu=self.mu)
+
+    def init(self, x: Tree) -> Average:
+        return Average(x.zeros(), self.rule.init(x))
+
+    def step(self, y: Tree, v: Tree, state: Average) -> tuple[Tree, Average]:
+        mean = state.mean.lerp(v, 1 - self.mu)
+        y, inner = self.rule.step(y, v.lerp(mean, self.mu) if self.nesterov else mean, state.rule)
+        return y, Average(mean, inner)
+
+
+def adamw(
+    lr: float = 0.001,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Adam:
+    """Adam with decoupled weight decay, 0.01 unless said otherwise."""
+    return Adam(lr, betas, eps, weight_decay)

@@ -1,0 +1,29 @@
+"""What the server does with the mean of the clients' displacements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .contract import Round
+from .local import ServerRule
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Mean(ServerRule):
+    """x <- x + lr * mean of (y_K - x).
+
+    over = "cohort": the mean over the S sampled clients. over = "all": clients that were not sampled count as not
+    having moved, (1/N) * sum over S, which is the first with lr * S / N (Takezawa et al. 2025, for all its methods).
+    """
+
+    lr: float = 1.0
+    over: Literal["cohort", "all"] = "cohort"
+
+    def __post_init__(self) -> None:
+        if self.over not in ("cohort", "all"):
+            raise ValueError(f"over must be cohort or all, got {self.over!r}")
+
+    def step(self, x: Tree, delta: Tree, state: Any, round: Round) -> tuple[Tree, Any]:
+        return x.add(delta, self.lr * (round.share if self.over == "all" else 1.0)), state

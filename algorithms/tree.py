@@ -1,0 +1,154 @@
+"""Named tensors on one flat vector.
+
+A `Tree` holds all tensors of a model, or anything shaped like it (a gradient, a momentum, a control variate). One
+vector backs them all, so that a line such as `g - c_i + c` costs three kernels, not three per layer; `tree[name]` is
+a view of the layer's shape. Trees are immutable values: every operation returns a new one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the leaves, in the order in which they lie on the flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+        """name -> (start, length, shape)."""
+        spans, start = {}, 0
+        for name, size, shape in zip(self.names, self.sizes, self.shapes, strict=True):
+            spans[name] = (start, size, shape)
+            start += size
+        return spans
+
+    def pick(self, names: Iterable[str]) -> Layout:
+        """The layout of some of the leaves, in this layout's order."""
+        wanted = set(names)
+        kept = [(n, s) for n, s in zip(self.names, self.shapes, strict=True) if n in wanted]
+        return Layout(tuple(n for n, _ in kept), tuple(s for _, s in kept))
+
+
+class Tree:
+    """`flat`: (P,) all leaves end to end; `layout`: their names and shapes."""
+
+    __slots__ = ("flat", "layout")
+
+    def __init__(self, flat: Tensor, layout: Layout) -> None:
+        self.flat, self.layout = flat, layout
+
+    @staticmethod
+    def of(leaves: Mapping[str, Tensor]) -> Tree:
+        """Lay named tensors of one dtype end to end."""
+        layout = Layout(tuple(leaves), tuple(tuple(t.shape) for t in leaves.values()))
+        return Tree.join(layout, leaves)
+
+    @staticmethod
+    def join(layout: Layout, leaves: Mapping[str, Tensor]) -> Tree:
+        if not layout.names:
+            raise ValueError("a tree needs at least one tensor, got none")
+        return Tree(torch.cat([leaves[name].reshape(-1) for name in layout.names]), layout)
+
+    # --- leaves -------------------------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> Tensor:
+        start, size, shape = self.layout.spans[name]
+        return self.flat[start : start + size].view(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def views(self) -> list[Tensor]:
+        """All leaves, in order."""
+        parts = self.flat.split(self.layout.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        return zip(self.layout.names, self.views(), strict=True)
+
+    def map(self, f: Callable[[str, Tensor], Tensor]) -> Tree:
+        """f(name, leaf) on each leaf; shapes must stay."""
+        return Tree.join(self.layout, {name: f(name, leaf) for name, leaf in self.items()})
+
+    def pick(self, names: Iterable[str]) -> Tree:
+        """The tree of some of the leaves."""
+        layout = self.layout.pick(names)
+        return self if layout == self.layout else Tree.join(layout, {name: self[name] for name in layout.names})
+
+    # --- algebra ------------------------------------------------------------------------------------------------
+    def _with(self, flat: Tensor) -> Tree:
+        return Tree(flat, self.layout)
+
+    def __add__(self, other: Tree) -> Tree:
+        return self._with(self.flat + other.flat)
+
+    def __sub__(self, other: Tree) -> Tree:
+        return self._with(self.flat - other.flat)
+
+    def __neg__(self) -> Tree:
+        return self._with(-self.flat)
+
+    def __mul__(self, factor: float | Tensor | Tree) -> Tree:
+        return self._with(self.flat * (factor.flat if isinstance(factor, Tree) else factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor | Tree) -> Tree:
+        return self._with(self.flat / (divisor.flat if isinstance(divisor, Tree) else divisor))
+
+    def add(self, other: Tree, scale: float) -> Tree:
+        """self + scale * other, in one kernel."""
+        return self._with(self.flat.add(other.flat, alpha=scale))
+
+    def lerp(self, other: Tree, weight: float) -> Tree:
+        """(1 - weight) * self + weight * other."""
+        return self._with(self.flat.lerp(other.flat, weight))
+
+    def sqrt(self) -> Tree:
+        return self._with(self.flat.sqrt())
+
+    def sign(self) -> Tree:
+        return self._with(self.flat.sign())
+
+    def zeros(self) -> Tree:
+        return self._with(torch.zeros_like(self.flat))
+
+    def dot(self, other: Tree) -> Tensor:
+        """Inner product, ()."""
+        return torch.dot(self.flat, other.flat)
+
+    def norm2(self) -> Tensor:
+        """Squared Euclidean norm of all leaves as one vector, ()."""
+        return self.flat.square().sum()
+
+    def norm(self) -> Tensor:
+        return self.norm2().sqrt()
+
+    def to(self, target: torch.dtype | torch.device) -> Tree:
+        return self._with(self.flat.to(target))
+
+    def __repr__(self) -> str:
+        leaves = ", ".join(f"{n}{list(s)}" for n, s in zip(self.layout.names, self.layout.shapes, strict=True))
+        return f"Tree({leaves})"
+
+
+pytree.register_pytree_node(
+    Tree,
+    lambda tree: ([tree.flat], tree.layout),
+    lambda leaves, layout: Tree(next(iter(leaves)), layout),
+    serialized_type_name="fedfleet.Tree",
+)

@@ -1,0 +1,177 @@
+"""What a workload is: data split over clients, a model's initial tensors, a loss, and what to report.
+
+A new data set is one short file: a frozen dataclass on `Classification` with `load`, or on `Workload` with everything.
+Losses and reports are written for one client's batch and return one number per example; the engine averages them, so
+that padded rows cost nothing and clients can be vectorised. The rules of vectorised code hold in `losses`: pure,
+nothing in place, no branch on values, randomness only from `batch["key"]`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import counted
+
+Columns = Mapping[str, np.ndarray]
+"""name -> (n, ...) arrays of equal n: one row an example."""
+
+Params = Mapping[str, Tensor]
+Batch = Mapping[str, Tensor]
+"""A batch's columns, (B, ...), and "key", () int64: this step's source of randomness (see `counted`)."""
+
+
+class Parts(NamedTuple):
+    """Who has which rows of the training set: client i has rows[offsets[i] : offsets[i + 1]]."""
+
+    offsets: np.ndarray  # (N + 1,) int64
+    rows: np.ndarray  # int64
+
+    @staticmethod
+    def of(clients: list[np.ndarray]) -> Parts:
+        sizes = [len(rows) for rows in clients]
+        return Parts(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate(clients).astype(np.int64))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N,) examples per client."""
+        return np.diff(self.offsets)
+
+
+class Split(NamedTuple):
+    train: Columns
+    test: Columns
+    parts: Parts
+
+
+class Partition(ABC):
+    """A rule that deals training rows to clients."""
+
+    table: ClassVar[str] = "PARTITIONS"
+
+    @abstractmethod
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+        """labels: (n,) class of each training row. The same seed deals the same rows."""
+
+
+class Model(ABC):
+    """A recipe of a network: settings only."""
+
+    table: ClassVar[str] = "MODELS"
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for inputs of `shape` (channels, height, width) and logits (B, classes)."""
+
+
+class Workload(ABC):
+    table: ClassVar[str] = "WORKLOADS"
+
+    def check(self) -> None:
+        """Raise ValueError, quickly, where the data cannot be had; called before anything is started."""
+
+    @abstractmethod
+    def split(self, seed: int, clients: int) -> Split: ...
+
+    @abstractmethod
+    def init(self, seed: int) -> dict[str, Tensor]:
+        """The model's initial tensors, by name."""
+
+    @abstractmethod
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        """(B,): the loss of each example."""
+
+    @abstractmethod
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        """Metrics of test examples, each (B,); the report of a test set is their mean."""
+
+
+class Stateless:
+    """A module as a function of its parameters: `call(p, x)`.
+
+    It puts the tensors where the module's parameters are. `torch.func.functional_call` does the same with more checks,
+    and costs 40 to 90 microseconds a call on LeNet, 4 to 8 % of a local step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.slots = [
+            (f"{prefix}.{leaf}" if prefix else leaf, owner._parameters, leaf)
+            for prefix, owner in module.named_modules()
+            for leaf, value in owner._parameters.items()
+            if value is not None
+        ]
+
+    def __call__(self, p: Params, x: Tensor) -> Tensor:
+        for name, parameters, leaf in self.slots:
+            parameters[leaf] = p[name]  # pyright: ignore[reportArgumentType] torch runs on plain tensors too
+        return self.module(x)
+
+
+def initial(build: Any, seed: int) -> nn.Module:
+    """Build a module with weights from the seed, torch's global random state left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(counted.key(seed, "init")))
+        return build()
+
+
+@dataclass(frozen=True)
+class Classification(Workload):
+    """Images (or vectors) with labels, cross-entropy, accuracy. A data set fills `load` and the class constants.
+
+    `mean`, `std`: per channel, applied to inputs scaled to [0, 1] where they are stored as bytes.
+    """
+
+    model: Model
+    partition: Partition
+
+    classes: ClassVar[int]
+    shape: ClassVar[tuple[int, ...]]
+    mean: ClassVar[tuple[float, ...]] = (0.0,)
+    std: ClassVar[tuple[float, ...]] = (1.0,)
+
+    @abstractmethod
+    def load(self) -> tuple[Columns, Columns]:
+        """(train, test), each with "input" (n, *shape), bytes or floats, and "label" (n,) int64."""
+
+    def split(self, seed: int, clients: int) -> Split:
+        train, test = self.load()
+        return Split(train, test, self.partition.deal(train["label"], clients, seed))
+
+    def init(self, seed: int) -> dict[str, Tensor]:
+        module = initial(lambda: self.model.build(self.shape, self.classes), seed)
+        return {name: value.detach().clone() for name, value in module.named_parameters()}
+
+    @cached_property
+    def network(self) -> Stateless:
+        return Stateless(initial(lambda: self.model.build(self.shape, self.classes), 0))
+
+    def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """(B, *shape), normalised."""
+        x = batch["input"]
+        scale = 255.0 if x.dtype == torch.uint8 else 1.0
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return x.to(dtype) / scale
+        channels = (-1,) + (1,) * (len(self.shape) - 1)
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(channels)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(channels)
+        return (x.to(dtype) / scale - mean) / std
+
+    def logits(self, p: Params, batch: Batch) -> Tensor:
+        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype))
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.logits(p, batch), batch["label"], reduction="none")
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        logits = self.logits(p, batch)
+        loss = F.cross_entropy(logits, batch["label"], reduction="none")
+        return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).to(loss.dtype)}
