@@ -114,6 +114,21 @@ class Momentum:
         return add(y, way, -self.lr), {"u": u}
 
 
+class EmaMomentum:
+    """m <- mu m + (1 - mu) d; y <- y - lr m, or with Nesterov y - lr ((1 - mu) d + mu m)."""
+
+    def __init__(self, lr, mu, nesterov=True):
+        self.lr, self.mu, self.nesterov = lr, mu, nesterov
+
+    def start(self, x):
+        return {"m": zeros(x)}
+
+    def step(self, y, d, state):
+        m = add(times(state["m"], self.mu), d, 1 - self.mu)
+        way = add(times(d, 1 - self.mu), m, self.mu) if self.nesterov else m
+        return add(y, way, -self.lr), {"m": m}
+
+
 class Adam:
     """Adam with bias correction, the counter 1 in the first step; `weight_decay` decoupled (AdamW)."""
 
@@ -245,7 +260,7 @@ def scaffold(
     server_lr=1.0,
     over="cohort",
     control="mean",
-    start="zero",
+    start="zeros",
 ):
     """y <- rule(g - c_i + c); c_i <- mean (or last) of the raw gradients; c <- c + (1/N) sum of the changes."""
     x, history = copy(x0), History([], [], [])
@@ -271,7 +286,7 @@ def scaffold(
     return history
 
 
-def local_muon(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0, over="all", start="zero"):
+def local_muon(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0, over="all", start="zeros"):
     """m_i <- (1 - alpha) m_i + alpha g; y <- rule(m_i); the client keeps m_i."""
     x, history = copy(x0), History([], [], [])
     own = opening(gradient, x, clients, start)
@@ -289,7 +304,7 @@ def local_muon(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0
     return history
 
 
-def fedmuon_bc(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0, over="all", start="zero"):
+def fedmuon_bc(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0, over="all", start="zeros"):
     """c_i = m_i for the round; m_i <- (1 - alpha) m_i + alpha g; y <- rule(m_i - c_i + c); c as in SCAFFOLD."""
     x, history = copy(x0), History([], [], [])
     own = opening(gradient, x, clients, start)

@@ -1,0 +1,78 @@
+"""The smallest engine: runs any method of the contract, one client after another, and keeps every state.
+
+`gradient(i, x, r, k)`: gradient of client i at x, a dict of numpy arrays, in round r (0, 1, ...) at local step k; the
+opening pass has r = -1. The same function feeds the reference implementations.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fedfleet.algorithms.contract import Round
+from fedfleet.algorithms.tree import Tree
+
+torch.set_num_threads(1)
+
+
+class Run(NamedTuple):
+    """After each round: the server's state, and every client's."""
+
+    method: object
+    servers: list
+    clients: list
+
+    def models(self):
+        return [self.method.model(server) for server in self.servers]
+
+
+def tree(x):
+    return Tree.of({name: torch.as_tensor(value) for name, value in x.items()})
+
+
+def arrays(x):
+    return {name: value.numpy() for name, value in x.items()}
+
+
+def visit(method, public, client, oracles):
+    """One client's round: begin, one step an oracle, finish."""
+    local = method.client_begin(public, client)
+    for oracle in oracles:
+        local = method.client_step(public, client, local, oracle)
+    return method.client_finish(public, client, local)
+
+
+def play(method, server, clients, cohort, where):
+    """One round over the cohort; `clients` is updated. `where`: (Round, i -> oracles of client i)."""
+    round, oracles = where
+    messages = []
+    for i in cohort:
+        message, clients[i] = visit(method, server.public, clients[i], oracles(i))
+        messages.append(message)
+    mean = pytree.tree_map(lambda *leaves: sum(leaves) / len(leaves), *messages)
+    return method.server_update(server, mean, round)
+
+
+def run(method, problem, cohorts, steps):
+    """`problem`: start, clients, gradient; `cohorts`: clients per round; `steps`: (round, client) -> K."""
+
+    def oracles(r):
+        def of(i):
+            count = steps[r, i] if r >= 0 else 1
+            return [lambda y, k=k: tree(problem.gradient(i, arrays(y), r, k)) for k in range(count)]
+
+        return of
+
+    n = problem.clients
+    server = method.server_init(tree(problem.start))
+    clients = [method.client_init(server.public) for _ in range(n)]
+    if method.opening is not None:
+        whole = Round(0, len(cohorts), n, n)
+        server = play(method.opening, server, clients, range(n), (whole, oracles(-1)))
+    result = Run(method, [], [])
+    for r, cohort in enumerate(cohorts):
+        where = Round(r + 1, len(cohorts), len(cohort), n)
+        server = play(method, server, clients, cohort, (where, oracles(r)))
+        result.servers.append(server)
+        result.clients.append(list(clients))
+    return result

@@ -1,0 +1,170 @@
+"""Settings under which two methods, or a method and a formula, must agree.
+
+Exact equality is asked where both sides do the same operations in the same order. ROUNDING elsewhere: float64 and some
+100 roundings of values near 1, with step sizes that do not amplify them; 1e-12 leaves a factor of 1e2.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
+from fedfleet.algorithms.local_muon import local_muon
+from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
+from fedfleet.algorithms.rules import Adam, Averaged, Momentum, Sgd
+from fedfleet.algorithms.scaffold import scaffold
+from tests.algorithms.driver import run, tree
+from tests.algorithms.problems import Quadratic, everyone, partial
+
+ROUNDING = 1e-12
+NOISY = Quadratic()
+STARTS = pytest.mark.parametrize("start", ["zeros", "gradient"])
+
+
+def paths(first, second, problem=NOISY, timetable=None):
+    """(R, P) of each: all models along the way."""
+    cohorts, steps = timetable or partial(problem.clients)
+    runs = (run(method, problem, cohorts, steps) for method in (first, second))
+    return [torch.stack([model.flat for model in result.models()]) for result in runs]
+
+
+def close(first, second, problem=NOISY, timetable=None):
+    one, other = paths(first, second, problem, timetable)
+    torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
+
+
+def equal(first, second, problem=NOISY, timetable=None):
+    one, other = paths(first, second, problem, timetable)
+    assert torch.equal(one, other), f"largest difference {(one - other).abs().max()}"
+
+
+@STARTS
+def test_fedmuon_without_lmo_is_scaffold_with_the_last_gradient(start):
+    fedmuon = fedmuon_bc(0.1, 0.1, alpha=1.0, ball=Identity(), scale="none", start=start, over="all")
+    equal(fedmuon, scaffold(Sgd(0.1), control="last", start=start, over="all"))
+
+
+@pytest.mark.parametrize("method", [fedmuon_bc, local_muon], ids=lambda method: method.__name__)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_one_client_is_muon(method, steps):
+    """Averaged momentum, no Nesterov, kept over rounds: with one client c = c_i, so m_i - c_i + c = m_i."""
+    plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
+    close(
+        method(0.02, 0.1, alpha=0.25),
+        fedavg(plain, carry="keep"),
+        Quadratic(clients=1),
+        everyone(1, 8, steps),
+    )
+
+
+def test_local_muon_is_fedavg_with_kept_muon():
+    """Any clients, any cohort: the momentum is the estimator's in one, the rule's in the other (mu = 1 - alpha)."""
+    plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
+    equal(local_muon(0.02, 0.1, alpha=0.25), fedavg(plain, carry="keep", over="all"))
+
+
+def test_local_muon_without_lmo_is_fedavg_with_kept_averaged_momentum():
+    muonless = local_muon(0.1, 0.1, alpha=0.25, ball=Identity(), scale="none")
+    equal(muonless, fedavg(Averaged(Sgd(0.1), mu=0.75, nesterov=False), carry="keep", over="all"))
+
+
+class Twins(Quadratic):
+    """Every client is client 0, noise and all."""
+
+    def gradient(self, i, x, r, k):
+        return super().gradient(0, x, r, k)
+
+
+def test_identical_clients_share_one_momentum():
+    """The correction cancels between equal clients that meet equal batches: FedMuon is LocalMuon, both are Muon."""
+    fast, slow = fedmuon_bc(0.02, 0.1), local_muon(0.02, 0.1)
+    together, alone = paths(fast, slow, Twins(clients=3), everyone(3, 6, 2))
+    single = paths(fast, slow, Twins(clients=1), everyone(1, 6, 2))[1]
+    torch.testing.assert_close(together, alone, rtol=ROUNDING, atol=ROUNDING)
+    torch.testing.assert_close(alone, single, rtol=ROUNDING, atol=ROUNDING)
+
+
+@STARTS
+@pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)
+def test_scaffold_of_one_client_is_fedavg(rule, start):
+    close(scaffold(rule, start=start), fedavg(rule), Quadratic(clients=1), everyone(1, 6, 3))
+
+
+def test_scaffold_with_one_step_and_everyone_is_fedavg():
+    """The corrections cancel in the mean; linear rules only."""
+    close(scaffold(Sgd(0.1)), fedavg(Sgd(0.1)), timetable=everyone(5, 6, 1))
+
+
+def test_scaffold_mean_is_last_at_one_step_only():
+    mean, last = scaffold(Sgd(0.1)), scaffold(Sgd(0.1), control="last")
+    cohorts, steps = partial()
+    equal(mean, last, timetable=(cohorts, dict.fromkeys(steps, 1)))
+    one, other = paths(mean, last)
+    assert (one - other).abs().max() > 1e-3
+
+
+def test_momentum_zero_is_sgd():
+    equal(scaffold(Momentum(0.1, 0.0)), scaffold(Sgd(0.1)))
+    equal(fedavg(Momentum(0.1, 0.0), carry="keep"), fedavg(Sgd(0.1)))
+
+
+def test_fedavg_of_one_client_is_sgd():
+    problem, x = Quadratic(clients=1, noise=0.0), tree(Quadratic(clients=1).start)
+    cohorts, steps = everyone(1, 5, 3)
+    for _ in range(15):
+        x = x - 0.1 * tree(problem.gradient(0, {name: leaf.numpy() for name, leaf in x.items()}, 0, 0))
+    torch.testing.assert_close(
+        run(fedavg(Sgd(0.1)), problem, cohorts, steps).models()[-1].flat, x.flat, rtol=ROUNDING, atol=ROUNDING
+    )
+
+
+METHODS = {
+    "fedavg": lambda over, lr: fedavg(Sgd(0.1), lr, over),
+    "scaffold": lambda over, lr: scaffold(Sgd(0.1), lr, over=over),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sum_over_all_is_a_server_step_of_s_over_n(method):
+    equal(METHODS[method]("all", 1.0), METHODS[method]("cohort", 3 / 5))
+
+
+CONTROLLED = {
+    "scaffold": lambda start: scaffold(Sgd(0.1), start=start),
+    "scaffold last": lambda start: scaffold(Momentum(0.05), control="last", start=start),
+    "scaffold all": lambda start: scaffold(Adam(0.05), start=start, over="all"),
+    "fedmuon": lambda start: fedmuon_bc(0.05, 0.1, start=start),
+}
+
+
+@STARTS
+@pytest.mark.parametrize("method", CONTROLLED)
+def test_c_is_the_mean_of_all_c_i(method, start):
+    result = run(CONTROLLED[method](start), NOISY, *partial(rounds=12))
+    for server, clients in zip(result.servers, result.clients, strict=True):
+        own = torch.stack([client.own.flat for client in clients]).mean(0)
+        torch.testing.assert_close(server.public.shared.flat, own, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_scaffold_control_is_the_papers_option_two():
+    """c_i - c + (x - y_K) / (K lr) is the mean raw gradient; a cohort of one shows y_K as the next x."""
+    cohorts, steps = [[i] for i in (0, 3, 1, 0, 4, 3, 0)], {(r, i): 1 + (r + i) % 4 for r in range(7) for i in range(5)}
+    result = run(scaffold(Sgd(0.1)), NOISY, cohorts, steps)
+    for r in range(1, 7):
+        i, before, after = cohorts[r][0], result.servers[r - 1].public, result.servers[r].public
+        c_i = result.clients[r - 1][i].own
+        printed = c_i - before.shared + (before.x - after.x) / (steps[r, i] * 0.1)
+        torch.testing.assert_close(result.clients[r][i].own.flat, printed.flat, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", [fedmuon_bc, local_muon], ids=lambda method: method.__name__)
+@pytest.mark.parametrize("norm", ["spectral", "max", "euclidean"])
+def test_the_start_is_every_clients_gradient(method, norm):
+    """Nobody is sampled in the opening: c_i = grad F_i(x0) for all, c their mean, x as it was."""
+    result = run(method(0.01, 0.1, norm=norm, start="gradient"), NOISY, [[0]], {(0, 0): 1})
+    gradients = [tree(NOISY.gradient(i, NOISY.start, -1, 0)).flat for i in range(5)]
+    for i in range(1, 5):
+        assert torch.equal(result.clients[0][i].own.flat, gradients[i])
+    moved = (result.models()[0].flat - tree(NOISY.start).flat).abs().max()
+    assert 0 < moved < 0.1 * max(1.0, float(np.max(np.abs(gradients))))

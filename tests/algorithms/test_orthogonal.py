@@ -1,0 +1,235 @@
+"""The orthogonalisation operator: properties, spectra of the published schemes, agreement with the numpy reference.
+
+Ranges and factors are those of the schemes' published tables, printed to three or four digits: half a unit of the last
+digit is the tolerance there. Elsewhere float64 rounding, amplified by at most the slope of a scheme at 0, which is 2e5
+for `jordan` after ten iterations and 2e4 for `polar_express`: 1e-10.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz, svd
+from tests.reference import newton_schulz as reference
+
+SHAPES = [(5, 5), (3, 8), (8, 3), (1, 6), (6, 1)]
+SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
+SCHEME = pytest.mark.parametrize("scheme", SCHEMES)
+ITERATIONS = pytest.mark.parametrize("iterations", range(11))
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+torch.set_num_threads(1)
+
+
+def draw(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+def rotation(n, seed):
+    return torch.linalg.qr(draw(n, n, seed=seed))[0]
+
+
+def operators(iterations=5):
+    """name -> orthogonalisation, the exact one among them."""
+    made = {scheme: lambda m, s=scheme: newton_schulz(m, s, iterations) for scheme in SCHEMES}
+    return {**made, "svd": svd}
+
+
+OPERATOR = pytest.mark.parametrize("name", operators())
+
+
+@SHAPE
+@SCHEME
+@ITERATIONS
+def test_equals_the_reference(scheme, iterations, shape):
+    m = draw(*shape)
+    expected = reference.orthogonalise(m.numpy(), scheme, iterations, clamp=True)
+    torch.testing.assert_close(newton_schulz(m, scheme, iterations), torch.from_numpy(expected), **CLOSE)
+
+
+@SCHEME
+def test_the_clamp_agrees_with_an_added_eps(scheme):
+    """The formula as printed divides by |M| + 1e-7: a relative change of 1e-7 / |M|, amplified by a slope <= 5e2."""
+    m = draw(4, 7)
+    expected = reference.orthogonalise(m.numpy(), scheme, 5)
+    torch.testing.assert_close(newton_schulz(m, scheme, 5), torch.from_numpy(expected), rtol=0, atol=5e-5)
+
+
+@SHAPE
+def test_svd_equals_the_reference(shape):
+    m = draw(*shape)
+    torch.testing.assert_close(svd(m), torch.from_numpy(reference.svd(m.numpy())), **CLOSE)
+
+
+def test_svd_drops_what_is_below_1e_7_of_the_largest():
+    u, v = rotation(4, 1), rotation(6, 2)[:, :4]
+    m = u @ torch.diag(torch.tensor([1.0, 0.5, 1e-6, 1e-9], dtype=torch.float64)) @ v.T
+    torch.testing.assert_close(svd(m), u[:, :3] @ v[:, :3].T, rtol=0, atol=1e-8)  # 1e-16 / 1e-6 per singular vector
+
+
+@pytest.mark.parametrize(
+    ("scheme", "safety", "cushion"), [("polar_express", 0.0, None), ("polar_express_5", 0.02, 0.02)]
+)
+def test_tables_come_from_the_generator(scheme, safety, cushion):
+    """To 1e-13 relative; the raw rows 7 and 8 to 1e-10 and 1e-8, where the interval has almost closed."""
+    table = np.array(SCHEMES[scheme].triples)
+    if scheme == "polar_express":  # the table in use is divided for safety, all but its last row
+        table[:-1] *= 1.01 ** np.array([1, 3, 5])
+    built = np.array(reference.generate(len(table), cushion=cushion or reference.CUSHION, safety=safety))
+    bound = np.array([1e-13] * 6 + [1e-10, 1e-8])[: len(table), None]
+    assert (np.abs(built / table - 1) < bound).all()
+
+
+@SCHEME
+@ITERATIONS
+def test_coefficients_repeat_the_last(scheme, iterations):
+    ours = np.array(SCHEMES[scheme].coefficients(iterations)).reshape(-1, 3)
+    expected = np.array(reference.coefficients(scheme, iterations)).reshape(-1, 3)
+    np.testing.assert_allclose(ours, expected, rtol=1e-15)
+
+
+@SHAPE
+@OPERATOR
+@pytest.mark.parametrize("factor", [1e-4, 3.0, 1e6])
+def test_homogeneous(name, shape, factor):
+    """orth(a M) = orth(M) for a > 0, as long as |a M| is above the clamp."""
+    orth, m = operators()[name], draw(*shape)
+    torch.testing.assert_close(orth(factor * m), orth(m), **CLOSE)
+
+
+@SHAPE
+@OPERATOR
+def test_transposed(name, shape):
+    orth, m = operators()[name], draw(*shape)
+    torch.testing.assert_close(orth(m.mT), orth(m).mT, **CLOSE)
+
+
+@SHAPE
+@OPERATOR
+def test_odd(name, shape):
+    orth, m = operators()[name], draw(*shape)
+    torch.testing.assert_close(orth(-m), -orth(m), **CLOSE)
+
+
+@SHAPE
+@OPERATOR
+def test_orthogonally_equivariant(name, shape):
+    orth, m, q, r = operators()[name], draw(*shape), rotation(shape[0], 3), rotation(shape[1], 4)
+    torch.testing.assert_close(orth(q @ m @ r.mT), q @ orth(m) @ r.mT, **CLOSE)
+
+
+@SHAPE
+@SCHEME
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("iterations", [0, 5, 10])
+def test_zero_maps_to_zero(scheme, shape, dtype, iterations):
+    zero = torch.zeros(shape)
+    assert torch.equal(newton_schulz(zero, scheme, iterations, dtype), zero)
+    assert torch.equal(svd(zero), zero)
+
+
+@SHAPE
+@SCHEME
+def test_no_iteration_normalises(scheme, shape):
+    """By |M|, times the 1 + delta of Polar Express."""
+    m = draw(*shape)
+    expected = m / m.norm() / (1 + reference.delta(scheme))
+    torch.testing.assert_close(newton_schulz(m, scheme, 0), expected, **CLOSE)
+
+
+RANK_ONE = [
+    *[("classic", t, 1.0) for t in range(11)],
+    *[("jordan", t, f) for t, f in enumerate([1.0, 0.701, 1.1136, 0.7207, 1.0900, 0.6964])],
+    ("you", 5, 0.9783),
+    *[("polar_express", t, f) for t, f in ((5, 0.8771), (6, 0.9981), (8, 1.0000))],
+]
+
+
+@pytest.mark.parametrize(("scheme", "iterations", "factor"), RANK_ONE)
+def test_rank_one(scheme, iterations, factor):
+    """s u v^T becomes f u v^T."""
+    u, v = rotation(4, 5)[:, :1], rotation(7, 6)[:, :1]
+    out = newton_schulz(2.5 * u @ v.T, scheme, iterations)
+    assert abs(float(u.T @ out @ v) - factor) < 6e-5
+    torch.testing.assert_close(out, float(u.T @ out @ v) * u @ v.T, **CLOSE)
+
+
+def spectrum(scheme, iterations, low):
+    """Values to which singular values s / |M| in [low, 1] are mapped: diag(cos, sin) has |M| = 1, keeps its form."""
+    angle = torch.linspace(np.arcsin(low), np.pi / 4, 20001, dtype=torch.float64)
+    out = newton_schulz(torch.diag_embed(torch.stack([angle.cos(), angle.sin()], -1)), scheme, iterations)
+    return torch.cat([out[:, 0, 0], out[:, 1, 1]])
+
+
+RANGES = [
+    ("jordan", 5, 1e-2, 0.682, 1.134, 5e-4),
+    ("jordan", 5, 1e-3, 0.47, 1.20, 5e-3),
+    ("you", 5, 1e-2, 0.978, 1.032, 5e-4),
+    ("polar_express", 5, 1e-3, 0.840, 1.124, 5e-4),
+    ("polar_express", 6, 1e-3, 0.9935, 1.0012, 5e-5),
+    ("polar_express_5", 5, 1e-3, 0.847, 1.141, 5e-4),
+]
+
+
+@pytest.mark.parametrize(("scheme", "iterations", "low", "least", "most", "digit"), RANGES)
+def test_range_of_the_spectrum(scheme, iterations, low, least, most, digit):
+    s = spectrum(scheme, iterations, low)
+    assert float(s.min()) == pytest.approx(least, abs=digit)
+    assert float(s.max()) == pytest.approx(most, abs=digit)
+
+
+def test_classic_on_a_small_singular_value():
+    """0.01 becomes 0.2285 after five iterations and 1 to nine digits after ten."""
+    for iterations, value, digit in ((5, 0.2285, 5e-5), (10, 1.0, 1e-9)):
+        assert float(spectrum("classic", iterations, 0.01)[20001]) == pytest.approx(value, abs=digit)
+
+
+@SHAPE
+@ITERATIONS
+def test_classic_never_exceeds_spectral_norm_one(iterations, shape):
+    for seed in range(5):
+        norm = torch.linalg.matrix_norm(newton_schulz(draw(*shape, seed=seed), "classic", iterations), 2)
+        assert float(norm) <= 1 + 1e-14
+
+
+def test_orthogonal_input_starts_at_one_over_root_n():
+    q = rotation(6, 7)
+    torch.testing.assert_close(newton_schulz(q, "classic", 0), q / 6**0.5, **CLOSE)
+    one = torch.tensor(6**-0.5, dtype=torch.float64)
+    for triple in reference.coefficients("jordan", 5):
+        one = reference.apply(triple, one)
+    torch.testing.assert_close(newton_schulz(q, "jordan", 5), one * q, **CLOSE)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(None, 0.96), (torch.bfloat16, 0.95)])
+@pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8)], ids=str)
+def test_jordan_points_along_the_exact_factor(shape, dtype, least):
+    """Singular values in [0.68, 1.14] are within arccos(0.96) of equal ones, where all begin above 0.01 |M|."""
+    rank, rng = min(shape), np.random.default_rng(8)
+    for seed in range(5):
+        s = torch.from_numpy(rng.uniform(0.05, 1.0, rank))
+        assert s.min() / s.norm() >= 0.01
+        m = rotation(shape[0], seed)[:, :rank] @ torch.diag(s) @ rotation(shape[1], seed + 50)[:, :rank].T
+        out, exact = newton_schulz(m, "jordan", 5, dtype), svd(m)
+        assert float((out * exact).sum() / out.norm() / exact.norm()) >= least
+
+
+@SHAPE
+@OPERATOR
+def test_together_equals_alone(name, shape):
+    """A stack, vmap, and vmap over stacks (clients x layers) do what one matrix at a time does."""
+    orth, m = operators()[name], draw(4, 3, *shape)
+    alone = torch.stack([torch.stack([orth(layer) for layer in client]) for client in m])
+    torch.testing.assert_close(orth(m), alone, **CLOSE)
+    torch.testing.assert_close(torch.func.vmap(orth)(m), alone, **CLOSE)
+    torch.testing.assert_close(torch.func.vmap(torch.func.vmap(orth))(m), alone, **CLOSE)
+    torch.testing.assert_close(torch.func.vmap(orth, in_dims=1, out_dims=1)(m), alone, **CLOSE)
+
+
+@SHAPE
+def test_the_callers_tensor_is_left_alone(shape):
+    m, dim = draw(*shape).float(), draw(*shape).float()
+    for iterations in (0, 5):
+        out = newton_schulz(m, "jordan", iterations, torch.bfloat16)
+        assert out.dtype == m.dtype
+        assert torch.equal(m, dim)
+        assert out.data_ptr() != m.data_ptr()

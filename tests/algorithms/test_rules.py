@@ -1,0 +1,234 @@
+"""Local rules: torch.optim's bits, many clients at once, layer scales, refused settings."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
+from fedfleet.algorithms.local_muon import local_muon
+from fedfleet.algorithms.muon import NewtonSchulz, Sign, Spectral, Svd, as_matrix, lmo, muon
+from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
+from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.servers import Mean
+from fedfleet.algorithms.tree import Tree
+from tests.algorithms.problems import SHAPES
+
+torch.set_num_threads(1)
+TORCH = {"jordan": "original", "moonlight": "match_rms_adamw"}
+
+
+def draw(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+def random_tree(seed):
+    return Tree.of({name: draw(*shape, seed=(seed, n)) for n, (name, shape) in enumerate(SHAPES.items())})
+
+
+def walk(rule, x, gradients):
+    state = rule.init(x)
+    for g in gradients:
+        x, state = rule.step(x, g, state)
+    return x
+
+
+def torch_walk(optimiser, leaves, gradients):
+    for g in gradients:
+        for name, leaf in leaves.items():
+            leaf.grad = g[name].clone()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("scale", TORCH)
+def test_muon_has_the_bits_of_torch(scale, weight_decay, nesterov):
+    """Five steps, square, wide and tall matrices, float32 parameters and bfloat16 iterations."""
+    shapes = {"square": (16, 16), "wide": (8, 24), "tall": (24, 8)}
+    x = Tree.of({name: draw(*shape, seed=n).float() for n, (name, shape) in enumerate(shapes.items())})
+    gradients = [x.map(lambda _, leaf, s=s: draw(*leaf.shape, seed=s).float()) for s in range(10, 15)]
+    ball = NewtonSchulz(5, "jordan", "bfloat16")
+    ours = walk(muon(0.02, 0.1, 0.95, nesterov, ball, scale, weight_decay), x, gradients)
+    leaves = {name: torch.nn.Parameter(leaf.clone()) for name, leaf in x.items()}
+    settings = {"lr": 0.02, "weight_decay": weight_decay, "nesterov": nesterov, "adjust_lr_fn": TORCH[scale]}
+    torch_walk(torch.optim.Muon(leaves.values(), momentum=0.95, **settings), leaves, gradients)
+    for name, leaf in leaves.items():
+        assert torch.equal(ours[name], leaf), f"{name}: {(ours[name] - leaf).abs().max()}"
+        assert (ours[name] - x[name]).abs().max() > 1e-3
+
+
+TORCH_RULES = {
+    "sgd": (Sgd(0.1), torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (Momentum(0.1, 0.9), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "nesterov": (Momentum(0.1, 0.9, True), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": (Adam(0.01), torch.optim.Adam, {"lr": 0.01}),
+    "adamw": (adamw(0.01), torch.optim.AdamW, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", TORCH_RULES)
+def test_rules_are_torchs(name, dtype, tolerance):
+    """Twenty steps. float64: rounding. float32: 20 roundings of 6e-8, and Adam's 1 - 0.999^t, which is 1e-3 at first
+    and in float32 has a relative error of 1e-5, of which a step of 0.01 shows 1e-7."""
+    rule, optimiser, settings = TORCH_RULES[name]
+    x, gradients = random_tree(0).to(dtype), [random_tree(s).to(dtype) for s in range(1, 21)]
+    leaves = {name: torch.nn.Parameter(leaf.clone()) for name, leaf in x.items()}
+    torch_walk(optimiser(leaves.values(), **settings), leaves, gradients)
+    ours = walk(rule, x, gradients)
+    for leaf_name, leaf in leaves.items():
+        torch.testing.assert_close(ours[leaf_name], leaf.data, rtol=tolerance, atol=tolerance)
+
+
+RULES = {
+    "sgd": Sgd(0.1),
+    "momentum": Momentum(0.1),
+    "nesterov": Momentum(0.1, nesterov=True),
+    "adam": Adam(0.1),
+    "adamw": adamw(0.1, weight_decay=0.2),
+    "averaged": Averaged(Sgd(0.1)),
+    "normalised": Normalised(0.1),
+    "clip": Clip(Momentum(0.1), 5.0),
+    "muon": muon(0.1, 0.1),
+    "muon, adam on vectors": muon(0.1, Adam(0.1), ball=NewtonSchulz(6, "polar_express"), weight_decay=0.1),
+    "lmo spectral": lmo("spectral", 0.1),
+    "lmo svd": lmo("spectral", 0.1, ball=Svd()),
+    "lmo euclidean": lmo("euclidean", 0.1),
+    "lmo max": lmo("max", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_many_clients_at_once_equal_one_at_a_time(name):
+    """Three steps under vmap, x common to all; 1e-12: float64 rounding in another order, times the slope at 0 of the
+    iterations on these well-conditioned matrices."""
+    rule, x, clients = RULES[name], random_tree(0), 4
+    gradients = [[random_tree(10 * i + k) for k in range(1, 4)] for i in range(clients)]
+
+    def trip(flats):
+        return walk(rule, x, [Tree(flat, x.layout) for flat in flats]).flat
+
+    together = torch.func.vmap(trip)(torch.stack([torch.stack([g.flat for g in own]) for own in gradients]))
+    alone = torch.stack([walk(rule, x, own).flat for own in gradients])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_state_keeps_structure_shapes_and_types(name):
+    rule, x = RULES[name], random_tree(0).to(torch.float32)
+    before = rule.init(x)
+    y, after = rule.step(x, random_tree(1).to(torch.float32), before)
+    leaves, structure = torch.utils._pytree.tree_flatten(before)
+    next_leaves, next_structure = torch.utils._pytree.tree_flatten(after)
+    assert structure == next_structure
+    assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [(leaf.shape, leaf.dtype) for leaf in next_leaves]
+    assert (y.flat.dtype, y.layout) == (x.flat.dtype, x.layout)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_zero_direction_does_not_move(name):
+    """Nor give NaN; weight decay apart."""
+    rule, x = RULES[name], random_tree(0)
+    if name not in ("adamw", "muon, adam on vectors"):
+        assert torch.equal(walk(rule, x, [x.zeros()] * 2).flat, x.flat)
+    assert walk(rule, x, [x.zeros()]).flat.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", ["none", "jordan", "moonlight", "spectral"])
+def test_scale_of_the_flattened_matrix(scale):
+    """With the exact factor the step of a (2, 3, 2, 2) kernel is that of its 2 x 12 matrix."""
+    factor = {"none": 1.0, "jordan": 1.0, "moonlight": 0.2 * 12**0.5, "spectral": (2 / 12) ** 0.5}[scale]
+    v = draw(2, 3, 2, 2)
+    moved = walk(Spectral(1.0, ball=Svd(), scale=scale), Tree.of({"w": torch.zeros_like(v)}), [Tree.of({"w": v})])
+    singular = torch.linalg.svdvals(moved["w"].reshape(2, 12))
+    torch.testing.assert_close(singular, torch.full((2,), factor, dtype=v.dtype), rtol=1e-12, atol=0)
+    assert as_matrix((2, 3, 2, 2)) == (2, 12)
+    assert as_matrix((3,)) is None
+    assert as_matrix(()) is None
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 8), (8, 3), (2, 3, 2, 2)], ids=str)
+def test_moonlight_gives_an_rms_of_one_fifth(shape):
+    v = Tree.of({"w": draw(*shape)})
+    moved = walk(lmo("spectral", 1.0, ball=Svd()), v.zeros(), [v])["w"]
+    assert float(moved.square().mean().sqrt()) == pytest.approx(0.2, rel=1e-12)
+    close = walk(lmo("spectral", 1.0, ball=NewtonSchulz(8, "polar_express")), v.zeros(), [v])["w"]
+    assert float(close.square().mean().sqrt()) == pytest.approx(0.2, rel=1e-2)
+
+
+def test_norms_that_see_one_vector():
+    """euclidean has length lr over all leaves together, max moves each number by lr."""
+    x, v = random_tree(0), random_tree(1)
+    assert float((walk(lmo("euclidean", 0.3), x, [v]) - x).norm()) == pytest.approx(0.3, rel=1e-12)
+    step = walk(lmo("max", 0.3), x, [v]).flat - x.flat
+    torch.testing.assert_close(step, -0.3 * v.flat.sign(), rtol=1e-12, atol=1e-12)
+
+
+def test_clip_leaves_short_directions():
+    x, v = random_tree(0), random_tree(1)
+    assert torch.equal(walk(Clip(Sgd(0.1), 1e9), x, [v]).flat, walk(Sgd(0.1), x, [v]).flat)
+    assert float((walk(Clip(Sgd(1.0), 2.0), x, [v]) - x).norm()) == pytest.approx(2.0, rel=1e-12)
+
+
+# builder, setting, refused value, key to be named in the message
+BAD = [
+    (Sgd, "lr", 0.0, "lr"),
+    (Sgd, "lr", -0.5, "lr"),
+    (Sgd, "lr", float("nan"), "lr"),
+    (Momentum, "lr", -0.5, "lr"),
+    (Momentum, "mu", 1.0, "mu"),
+    (Momentum, "mu", -0.25, "mu"),
+    (Adam, "lr", -0.5, "lr"),
+    (Adam, "eps", 0.0, "eps"),
+    (Adam, "betas", (1.0, 0.9), "beta1"),
+    (Adam, "betas", (0.9, -0.5), "beta2"),
+    (Adam, "weight_decay", -0.5, "weight_decay"),
+    (Normalised, "lr", -0.5, "lr"),
+    (Normalised, "eps", 0.0, "eps"),
+    (Clip, "radius", 0.0, "radius"),
+    (Sign, "lr", -0.5, "lr"),
+    (Spectral, "lr", -0.5, "lr"),
+    (Spectral, "scale", "huge", "scale"),
+    (Spectral, "weight_decay", -0.5, "weight_decay"),
+    (NewtonSchulz, "scheme", "newton", "scheme"),
+    (NewtonSchulz, "iterations", -1, "iterations"),
+    (NewtonSchulz, "iterations", 11, "iterations"),
+    (NewtonSchulz, "dtype", "float8", "dtype"),
+    (muon, "lr", -0.5, "lr"),
+    (muon, "mu", 1.5, "mu"),
+    (muon, "scale", "huge", "scale"),
+    (lmo, "norm", "nuclear", "norm"),
+    (lmo, "matrices", -0.5, "matrices"),
+    (lmo, "vectors", -0.5, "vectors"),
+    (Mean, "over", "some", "over"),
+    (Mean, "lr", -0.5, "lr"),
+    (fedavg, "carry", "drop", "carry"),
+    (fedavg, "over", "some", "over"),
+    (fedavg, "server_lr", -0.5, "(server_)?lr"),
+    (scaffold, "control", "first", "control"),
+    (scaffold, "start", "warm", "start"),
+    (scaffold, "over", "some", "over"),
+    *[
+        (method, *case)
+        for method in (local_muon, fedmuon_bc)
+        for case in (
+            ("alpha", 0.0, "alpha"),
+            ("alpha", 1.5, "alpha"),
+            ("norm", "nuclear", "norm"),
+            ("start", "warm", "start"),
+            ("over", "some", "over"),
+            ("scale", "huge", "scale"),
+            ("matrices", -0.5, "matrices"),
+            ("vectors", -0.5, "vectors"),
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize(("build", "setting", "value", "key"), BAD, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_bad_settings_are_refused_by_name_and_value(build, setting, value, key):
+    with pytest.raises(ValueError, match=rf"\b{key}\b") as refused:
+        build(**{setting: value})
+    shown = value[0 if key == "beta1" else 1] if isinstance(value, tuple) else value
+    assert str(shown) in str(refused.value)
