@@ -75,7 +75,7 @@ class Model(ABC):
 class Workload(ABC):
     table: ClassVar[str] = "WORKLOADS"
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 nothing to check unless a workload says so
         """Raise ValueError, quickly, where the data cannot be had; called before anything is started."""
 
     @abstractmethod
@@ -117,9 +117,9 @@ class Stateless:
 
 
 def initial(build: Any, seed: int) -> nn.Module:
-    """Build a module with weights from the seed, torch's global random state left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(counted.key(seed, "init")))
+    """Build a module on the CPU with weights from the seed, torch's global random states left as they were."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(int(counted.key(seed, "init")))  # torch.manual_seed reseeds GPUs too
         return build()
 
 
@@ -138,6 +138,10 @@ class Classification(Workload):
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
+    def check(self) -> None:
+        with torch.device("meta"):
+            self.model.build(self.shape, self.classes)
+
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
         """(train, test), each with "input" (n, *shape), bytes or floats, and "label" (n,) int64."""
@@ -148,7 +152,12 @@ class Classification(Workload):
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(lambda: self.model.build(self.shape, self.classes), seed)
+        vars(self)["network"] = Stateless(module)  # now, outside of vectorised code, where modules cannot be built
         return {name: value.detach().clone() for name, value in module.named_parameters()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings alone: `network` keeps tensors of its last call, and those of a vectorised one do not pickle."""
+        return {name: value for name, value in self.__dict__.items() if name != "network"}
 
     @cached_property
     def network(self) -> Stateless:

@@ -9,7 +9,10 @@ state is read or written.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,14 +33,22 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+@lru_cache(1024)
+def _word(part: int | str) -> int:
+    """A signed 64-bit integer: numbers modulo 2^64, strings by their digest."""
+    if isinstance(part, str):
+        return int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "little", signed=True)
+    return (int(part) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def key(*parts: int | str | Tensor) -> Tensor:
     """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw."""
     folded = torch.zeros((), dtype=torch.int64)
     for part in parts:
-        if isinstance(part, str):
-            part = int.from_bytes(part.encode()[:7].ljust(7, b"\0"), "little") ^ (len(part) << 56)
         if isinstance(part, Tensor):
             folded = folded.to(part.device)
+        else:
+            part = _word(part)
         folded = _mix((folded ^ part) + _GOLDEN)
     return folded
 
@@ -48,9 +59,14 @@ def bits(key: Tensor, count: int) -> Tensor:
     return _mix(key.unsqueeze(-1) + counter * _GOLDEN)
 
 
+def high_bits(draws: Tensor, count: int) -> Tensor:
+    """The upper `count` bits of uniform int64 draws, as non-negative integers."""
+    return _shift(draws, 64 - count)
+
+
 def uniform(key: Tensor, count: int) -> Tensor:
     """(..., count) float64 in [0, 1)."""
-    return _shift(bits(key, count), 11).to(torch.float64) * 2.0**-53
+    return high_bits(bits(key, count), 53).to(torch.float64) * 2.0**-53
 
 
 def normal(key: Tensor, count: int) -> Tensor:
@@ -63,5 +79,10 @@ def normal(key: Tensor, count: int) -> Tensor:
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A torch generator of its own, for draws that happen once (initial weights, partitions)."""
+    """A torch generator of its own, for draws that happen once."""
     return torch.Generator().manual_seed(int(_shift(key(*parts), 1)))
+
+
+def numpy_generator(*parts: int | str) -> np.random.Generator:
+    """A numpy generator of its own, for draws that happen once and want numpy's distributions (partitions)."""
+    return np.random.Generator(np.random.Philox(key=int(key(*parts)) % (1 << 64)))

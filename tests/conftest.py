@@ -1,0 +1,22 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> str:
+    """The folder of the real data sets: $FEDFLEET_DATA, else shared/data beside or in the repository."""
+    given = os.environ.get("FEDFLEET_DATA")
+    here = Path(__file__).resolve().parents[1]
+    for root in [Path(given)] if given else [here.parent / "shared" / "data", here / "shared" / "data"]:
+        if root.is_dir():
+            return str(root)
+    pytest.skip("the real data sets are not here; set FEDFLEET_DATA to their folder")

@@ -1,0 +1,34 @@
+"""torchvision can be imported beside any torch, and is not imported before it is wanted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fedfleet.workloads import vision
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_imported_only_when_called_and_operators_declared_only_where_the_extension_fails():
+    names = ["digits", "fashion_mnist", "models", "partitions", "quadratic", "vision"]
+    code = f"""
+import sys, torch
+{"; ".join("import fedfleet.workloads." + name for name in names)}
+from fedfleet.workloads import vision
+print("torchvision" in sys.modules)
+loads = vision._extension_loads(vision._folders())
+print(hasattr(torch.ops.torchvision, "nms") == loads)
+print(vision.torchvision_datasets().FashionMNIST.__name__, hasattr(torch.ops.torchvision, "qnms"))
+"""
+    assert run(code).split() == ["False", "True", "FashionMNIST", "True"]
+
+
+def test_without_torchvision(monkeypatch):
+    monkeypatch.setattr(vision, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install torchvision"):
+        vision._folders()
