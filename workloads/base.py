@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -152,7 +153,6 @@ class Classification(Workload):
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(lambda: self.model.build(self.shape, self.classes), seed)
-        vars(self)["network"] = Stateless(module)  # now, outside of vectorised code, where modules cannot be built
         return {name: value.detach().clone() for name, value in module.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,7 +161,9 @@ class Classification(Workload):
 
     @cached_property
     def network(self) -> Stateless:
-        return Stateless(initial(lambda: self.model.build(self.shape, self.classes), 0))
+        """Built in a thread of its own: its first use may be in vectorised code, where weights cannot be drawn."""
+        with ThreadPoolExecutor(1) as apart:
+            return Stateless(apart.submit(initial, lambda: self.model.build(self.shape, self.classes), 0).result())
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape), normalised."""

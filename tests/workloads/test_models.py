@@ -91,8 +91,14 @@ def test_a_workload_pickles_after_use(model):
     workload = Clothes(model, Digits().partition)
     p = {name: value.expand(2, *value.shape) for name, value in workload.init(0).items()}
     x, label = torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)
-    vmap(grad(lambda p: workload.losses(p, {"input": x, "label": label}).sum()))(p)
-    assert pickle.loads(pickle.dumps(workload)) == workload
+
+    def gradient(workload):
+        return vmap(grad(lambda p: workload.losses(p, {"input": x, "label": label}).sum()))(p)["out.bias"]
+
+    before = gradient(workload)
+    other = pickle.loads(pickle.dumps(workload))
+    assert other == workload
+    assert torch.equal(gradient(other), before)  # its first use, in vectorised code: the module is built there
 
 
 def test_the_seed_decides_the_weights_and_no_global_state_does(monkeypatch):
