@@ -1,0 +1,35 @@
+# `make test` and `make demo` set up .venv by themselves. Another interpreter: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: test demo slow lint clean
+
+test: $(READY)
+	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+demo: $(READY)
+	@$(BIN)/python -m fedfleet.tune.demo
+
+slow: $(READY)
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Written last: an environment without it is the rest of an interrupted installation and is made anew.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python >= 3.10 is needed, got %d.%d; say make PYTHON=python3.x" % sys.version_info[:2])'
+	@echo "setting up $(VENV), a few minutes the first time"
+	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@rm -f $@
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,164 @@
+"""The layers: which folder may import what, no circles, no method's name in the engine, light imports, short files."""
+
+import ast
+import re
+import tokenize
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fedfleet.algorithms.table import METHODS
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "algorithms": (r"algorithms\b",),
+    "workloads": (r"workloads\b",),
+    "engine": (r"engine\b", r"algorithms\.(contract|tree)$", r"workloads\.(base|counted)$"),
+    "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
+}
+"""folder -> patterns of the modules it may import, as in the layout of the design."""
+
+LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotlib", "safetensors"}
+"""Imported inside functions only, so that a bare machine can run without them and `--help` does not wait for them."""
+
+EXCEPTIONS = {
+    "engine.ray_backend": {"ray"},  # all of it is Ray: actors, references, scheduling; it is imported on use itself
+}
+"""module -> packages of LAZY that it may import at its head."""
+
+LINES = 220
+SKIPPED = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.COMMENT,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+class Import(NamedTuple):
+    target: str  # of ours "folder.module" or "folder", else the name of the package
+    ours: bool
+    relative: bool
+    at_head: bool  # run when the module is imported: not in a function, not under TYPE_CHECKING
+    where: str
+
+
+def name_of(path: Path) -> str:
+    """engine/host.py -> engine.host, engine/__init__.py -> engine."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def statements(node: ast.AST, at_head: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Import statements below a node, and whether they run when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, at_head
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for part in child.body:
+                yield from statements(ast.Module([part], []), False)
+            for part in child.orelse:
+                yield from statements(ast.Module([part], []), at_head)
+        else:
+            lazy = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from statements(child, at_head and not lazy)
+
+
+def targets(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
+    """What a statement names, ours as "fedfleet.…"; `from . import tree` names the module tree where there is one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        package = ["fedfleet", *module.split(".")]
+        package = package if MODULES[module].name == "__init__.py" else package[:-1]
+        base = ".".join(package[: len(package) - node.level + 1] + ([base] if base else []))
+    inner = [f"{base}.{alias.name}" for alias in node.names]
+    return [name if name.removeprefix("fedfleet.") in MODULES else base for name in inner]
+
+
+def imports(module: str) -> Iterator[Import]:
+    for node, at_head in statements(TREES[module]):
+        relative = isinstance(node, ast.ImportFrom) and node.level > 0
+        where = f"{MODULES[module].relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for target in targets(module, node):
+            root = target.partition(".")[0]
+            ours = root == "fedfleet" or root in ALLOWED
+            yield Import(target.removeprefix("fedfleet.") if ours else root, ours, relative, at_head, where)
+
+
+def code_lines(path: Path) -> int:
+    """Lines with code on them: no blanks, no comments, no docstrings (also those below a constant)."""
+    lines: set[int] = set()
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type not in SKIPPED:
+                lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(TREES[name_of(path)]):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows(module: str):
+    folder = module.partition(".")[0]
+    wrong = [
+        found.where
+        for found in imports(module)
+        if found.ours and not any(re.match(pattern, found.target) for pattern in ALLOWED[folder])
+    ]
+    assert not wrong, f"{folder} may import {', '.join(ALLOWED[folder])} of the project, no more:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_own_modules_are_imported_relatively(module: str):
+    wrong = [found.where for found in imports(module) if found.ours and not found.relative]
+    assert not wrong, "write `from .` or `from ..`, which editors and type checkers follow:\n" + "\n".join(wrong)
+
+
+def test_no_circles():
+    graph = {
+        module: {found.target for found in imports(module) if found.ours and found.at_head} - {module}
+        for module in MODULES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("modules import each other in a circle: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.partition(".")[0] == "engine"])
+def test_engine_knows_no_method(module: str):
+    names = re.compile(rf"\b({'|'.join(map(re.escape, METHODS))})\b")
+    lines = MODULES[module].read_text(encoding="utf-8").splitlines()
+    wrong = [
+        f"{MODULES[module].relative_to(ROOT)}:{n}: {line}" for n, line in enumerate(lines, 1) if names.search(line)
+    ]
+    assert not wrong, "the engine runs any method and names none:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.partition(".")[0] != "tune"])
+def test_heavy_packages_are_imported_where_they_are_used(module: str):
+    heavy = LAZY - EXCEPTIONS.get(module, set())
+    wrong = [found.where for found in imports(module) if not found.ours and found.at_head and found.target in heavy]
+    wrong += [found.where for found in imports(module) if found.at_head and found.target in EXCEPTIONS]
+    assert not wrong, "import these inside the function that needs them:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_are_short(module: str):
+    count = code_lines(MODULES[module])
+    assert count <= LINES, (
+        f"{MODULES[module].relative_to(ROOT)} has {count} lines of code, at most {LINES} are allowed; "
+        "move one idea into a file of its own"
+    )

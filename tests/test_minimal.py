@@ -1,0 +1,60 @@
+"""The in-process backend, untracked, runs on torch, numpy, pyarrow, pydantic and PyYAML alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = '''
+import json
+import sys
+from importlib.machinery import PathFinder
+
+MISSING = set(
+    "ray optuna mlflow torchvision sklearn scipy pandas matplotlib sqlalchemy rich click safetensors".split()
+)
+
+
+class Bare(PathFinder):
+    """Finds what PathFinder finds, as if MISSING were not installed."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in MISSING else super().find_spec(name, path, target)
+
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+for name in MISSING:
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    sys.exit(f"{name} is not hidden")
+
+from torch import Tensor
+
+from fedfleet.engine import Experiment, run
+
+experiment = Experiment.model_validate({
+    "workload": "quadratic",
+    "method": "fedavg",
+    "federation": {"clients": 6, "cohort": 3, "rounds": 4, "local": {"steps": 2}},
+    "engine": {"backend": "local", "block": 2},
+    "tracking": {"uri": "none"},
+})
+results = [run(experiment), run(experiment)]
+assert all(isinstance(value, Tensor) for result in results for value in result.model.values())
+print(json.dumps([[r.run_id, r.records.num_rows, len(r.model), r.model_sha256] for r in results]))
+'''
+
+
+def test_in_process_run_without_the_other_packages(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    for run_id, rounds, tensors, sha in results:
+        assert run_id
+        assert rounds == 4
+        assert tensors >= 1
+        assert len(bytes.fromhex(sha)) == 32
+    assert results[0][3] == results[1][3]

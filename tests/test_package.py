@@ -1,0 +1,74 @@
+"""The wheel is whole: installed in a clean environment, the command line runs from it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from fedfleet.algorithms.table import METHODS
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("engine", "algorithms", "workloads", "tune")
+
+
+def call(*command: object, cwd: Path) -> str:
+    """Standard output of a command that must succeed; nothing of this process's import path is passed on."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")} | {"COLUMNS": "200"}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves build/ behind, and would pack deleted files that still lie there."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", out, source, cwd=source)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and the dependencies of this one.
+
+    They come by a .pth line, which appends a folder to the path and reads no .pth file there: the hook of an editable
+    installation stays out. It is written after the installation, for pip would take that for an installed fedfleet.
+    """
+    folder = tmp_path_factory.mktemp("clean")
+    call(sys.executable, "-m", "venv", folder, cwd=folder)
+    call(folder / "bin/python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    packages = call(folder / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    Path(packages.strip(), "dependencies.pth").write_text("\n".join(sorted(here)) + "\n")
+    return folder
+
+
+def test_wheel_has_every_file(wheel: Path):
+    packed = set(ZipFile(wheel).namelist())
+    files = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
+    files += (ROOT / "tune/experiments").glob("*.yaml")
+    assert {f"fedfleet/{path.relative_to(ROOT).as_posix()}" for path in files} <= packed
+    assert "fedfleet/tune/experiments/digits.yaml" in packed
+    assert any(re.fullmatch(r"fedfleet-[^/]*\.dist-info/licenses/LICENSE", name) for name in packed)
+
+
+def test_installed_modules_are_the_wheels(clean: Path):
+    where = call(clean / "bin/python", "-c", "import fedfleet.tune.cli as cli; print(cli.__file__)", cwd=clean)
+    assert Path(where.strip()).resolve().is_relative_to(clean.resolve())
+
+
+def test_list_methods(clean: Path):
+    words = set(re.findall(r"\w+", call(clean / "bin/fedfleet", "list", "methods", cwd=clean)))
+    assert {"fedavg", "scaffold", "local_muon", "fedmuon_bc"} <= words
+    assert set(METHODS) <= words
