@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
-from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import NewtonSchulz, Sign, Spectral, Svd, as_matrix, lmo, muon
+from fedfleet.algorithms.muon import NewtonSchulz, Spectral, Svd, as_matrix, lmo, muon
 from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
-from fedfleet.algorithms.scaffold import scaffold
-from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.problems import SHAPES
 
@@ -169,66 +164,3 @@ def test_clip_leaves_short_directions():
     x, v = random_tree(0), random_tree(1)
     assert torch.equal(walk(Clip(Sgd(0.1), 1e9), x, [v]).flat, walk(Sgd(0.1), x, [v]).flat)
     assert float((walk(Clip(Sgd(1.0), 2.0), x, [v]) - x).norm()) == pytest.approx(2.0, rel=1e-12)
-
-
-# builder, setting, refused value, key to be named in the message
-BAD = [
-    (Sgd, "lr", 0.0, "lr"),
-    (Sgd, "lr", -0.5, "lr"),
-    (Sgd, "lr", float("nan"), "lr"),
-    (Momentum, "lr", -0.5, "lr"),
-    (Momentum, "mu", 1.0, "mu"),
-    (Momentum, "mu", -0.25, "mu"),
-    (Adam, "lr", -0.5, "lr"),
-    (Adam, "eps", 0.0, "eps"),
-    (Adam, "betas", (1.0, 0.9), "beta1"),
-    (Adam, "betas", (0.9, -0.5), "beta2"),
-    (Adam, "weight_decay", -0.5, "weight_decay"),
-    (Normalised, "lr", -0.5, "lr"),
-    (Normalised, "eps", 0.0, "eps"),
-    (Clip, "radius", 0.0, "radius"),
-    (Sign, "lr", -0.5, "lr"),
-    (Spectral, "lr", -0.5, "lr"),
-    (Spectral, "scale", "huge", "scale"),
-    (Spectral, "weight_decay", -0.5, "weight_decay"),
-    (NewtonSchulz, "scheme", "newton", "scheme"),
-    (NewtonSchulz, "iterations", -1, "iterations"),
-    (NewtonSchulz, "iterations", 11, "iterations"),
-    (NewtonSchulz, "dtype", "float8", "dtype"),
-    (muon, "lr", -0.5, "lr"),
-    (muon, "mu", 1.5, "mu"),
-    (muon, "scale", "huge", "scale"),
-    (lmo, "norm", "nuclear", "norm"),
-    (lmo, "matrices", -0.5, "matrices"),
-    (lmo, "vectors", -0.5, "vectors"),
-    (Mean, "over", "some", "over"),
-    (Mean, "lr", -0.5, "lr"),
-    (fedavg, "carry", "drop", "carry"),
-    (fedavg, "over", "some", "over"),
-    (fedavg, "server_lr", -0.5, "(server_)?lr"),
-    (scaffold, "control", "first", "control"),
-    (scaffold, "start", "warm", "start"),
-    (scaffold, "over", "some", "over"),
-    *[
-        (method, *case)
-        for method in (local_muon, fedmuon_bc)
-        for case in (
-            ("alpha", 0.0, "alpha"),
-            ("alpha", 1.5, "alpha"),
-            ("norm", "nuclear", "norm"),
-            ("start", "warm", "start"),
-            ("over", "some", "over"),
-            ("scale", "huge", "scale"),
-            ("matrices", -0.5, "matrices"),
-            ("vectors", -0.5, "vectors"),
-        )
-    ],
-]
-
-
-@pytest.mark.parametrize(("build", "setting", "value", "key"), BAD, ids=lambda v: getattr(v, "__name__", str(v)))
-def test_bad_settings_are_refused_by_name_and_value(build, setting, value, key):
-    with pytest.raises(ValueError, match=rf"\b{key}\b") as refused:
-        build(**{setting: value})
-    shown = value[0 if key == "beta1" else 1] if isinstance(value, tuple) else value
-    assert str(shown) in str(refused.value)

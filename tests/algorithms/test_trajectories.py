@@ -17,6 +17,7 @@ from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run
 from tests.algorithms.problems import Logistic, Quadratic, partial
 from tests.reference import methods as reference
+from tests.reference import rules
 
 TOLERANCE = 1e-9
 COHORTS, STEPS = partial()
@@ -54,23 +55,23 @@ def agree(fast, expected):
 def pair(mu, nesterov, scheme, scale, weight_decay):
     """Muon here and there; vectors take plain steps of 0.1 along the same momentum."""
     fast = muon(0.02, 0.1, mu, nesterov, NewtonSchulz(5, scheme), scale, weight_decay)
-    vectors = reference.EmaMomentum(0.1, mu, nesterov)
-    return fast, reference.Muon(
+    vectors = rules.EmaMomentum(0.1, mu, nesterov)
+    return fast, rules.Muon(
         0.02, mu, vectors, nesterov, weight_decay, scheme=scheme, iterations=5, scaling=scale, clamp=True
     )
 
 
 RULES = {
-    "sgd": (Sgd(0.1), reference.Sgd(0.1)),
-    "momentum": (Momentum(0.05, 0.9), reference.Momentum(0.05, 0.9)),
-    "nesterov": (Momentum(0.05, 0.8, nesterov=True), reference.Momentum(0.05, 0.8, nesterov=True)),
-    "adam": (Adam(0.03), reference.Adam(0.03)),
-    "adam betas": (Adam(0.03, (0.7, 0.8), 1e-3), reference.Adam(0.03, 0.7, 0.8, 1e-3)),
-    "adamw": (adamw(0.03, weight_decay=0.1), reference.Adam(0.03, weight_decay=0.1)),
+    "sgd": (Sgd(0.1), rules.Sgd(0.1)),
+    "momentum": (Momentum(0.05, 0.9), rules.Momentum(0.05, 0.9)),
+    "nesterov": (Momentum(0.05, 0.8, nesterov=True), rules.Momentum(0.05, 0.8, nesterov=True)),
+    "adam": (Adam(0.03), rules.Adam(0.03)),
+    "adam betas": (Adam(0.03, (0.7, 0.8), 1e-3), rules.Adam(0.03, 0.7, 0.8, 1e-3)),
+    "adamw": (adamw(0.03, weight_decay=0.1), rules.Adam(0.03, weight_decay=0.1)),
     "muon": pair(0.95, True, "jordan", "jordan", 0.1),
     "muon heavy ball": pair(0.9, False, "polar_express", "spectral", 0.0),
-    "normalised": (Normalised(0.05), reference.Normalised(0.05)),
-    "clip": (Clip(Sgd(0.1), 2.0), reference.Clip(0.1, 2.0)),
+    "normalised": (Normalised(0.05), rules.Normalised(0.05)),
+    "clip": (Clip(Sgd(0.1), 2.0), rules.Clip(0.1, 2.0)),
 }
 
 
@@ -84,7 +85,7 @@ def test_fedavg(problem, rule, carry):
 @pytest.mark.parametrize("over", ["cohort", "all"])
 def test_fedavg_server_step(problem, over):
     fast = run(fedavg(Sgd(0.1), server_lr=0.7, over=over), problem, COHORTS, STEPS)
-    agree(fast, slow(reference.fedavg, problem, reference.Sgd(0.1), server_lr=0.7, over=over))
+    agree(fast, slow(reference.fedavg, problem, rules.Sgd(0.1), server_lr=0.7, over=over))
 
 
 @pytest.mark.parametrize("start", ["zeros", "gradient"])
@@ -101,7 +102,7 @@ def test_scaffold(problem, rule, control, start):
 @pytest.mark.parametrize("over", ["cohort", "all"])
 def test_scaffold_server_step(problem, over):
     fast = run(scaffold(Sgd(0.1), server_lr=0.7, over=over), problem, COHORTS, STEPS)
-    agree(fast, slow(reference.scaffold, problem, reference.Sgd(0.1), server_lr=0.7, over=over))
+    agree(fast, slow(reference.scaffold, problem, rules.Sgd(0.1), server_lr=0.7, over=over))
 
 
 def ball(matrices, vectors, scheme, iterations, scale):
@@ -109,7 +110,7 @@ def ball(matrices, vectors, scheme, iterations, scale):
     exact = Svd() if scheme == "svd" else NewtonSchulz(iterations, scheme)
     fast = {"matrices": matrices, "vectors": vectors, "norm": "spectral", "ball": exact, "scale": scale}
     norms = {"scheme": scheme, "iterations": iterations, "scaling": scale, "clamp": True}
-    return fast, reference.Lmo("spectral", matrices, vectors, **norms)
+    return fast, rules.Lmo("spectral", matrices, vectors, **norms)
 
 
 NORMS = {
@@ -117,8 +118,8 @@ NORMS = {
     "classic": ball(0.05, 0.2, "classic", 5, "moonlight"),
     "jordan": ball(0.05, 0.2, "jordan", 5, "jordan"),
     "no iteration": ball(0.05, 0.1, "classic", 0, "none"),
-    "euclidean": ({"matrices": 0.05, "norm": "euclidean"}, reference.Lmo("euclidean", 0.05)),
-    "max": ({"matrices": 0.02, "norm": "max"}, reference.Lmo("max", 0.02)),
+    "euclidean": ({"matrices": 0.05, "norm": "euclidean"}, rules.Lmo("euclidean", 0.05)),
+    "max": ({"matrices": 0.02, "norm": "max"}, rules.Lmo("max", 0.02)),
 }
 
 
