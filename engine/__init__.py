@@ -1,0 +1,24 @@
+"""Runs rounds of federated optimisation: `run(Experiment(...))`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Experiment
+    from .launch import Result, run
+
+__all__ = ["Experiment", "Result", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: naming an experiment must not wait for torch."""
+    if name == "Experiment":
+        from .config import Experiment
+
+        return Experiment
+    if name in ("Result", "run"):
+        from . import launch
+
+        return getattr(launch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

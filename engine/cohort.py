@@ -1,0 +1,72 @@
+"""Who takes part in a round, and how the cohort is cut into blocks and tasks.
+
+Everything here depends on the configuration and the round alone, never on hosts: that is why one host, eight hosts and
+the in-process backend give the same bits. A block is what runs at once (vectorised); a task is a run of consecutive
+blocks that one host is handed at a time and whose sums come back as one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..workloads import counted
+from .config import Local
+
+TASKS = 32
+"""Tasks a round at most: enough to balance hosts, few enough that handing them out costs little."""
+
+
+class Task(NamedTuple):
+    """Consecutive blocks: `clients` in order, cut after every position in `cuts`."""
+
+    index: int
+    clients: np.ndarray  # (c,) int64
+    cuts: tuple[int, ...]  # ends of blocks, the last is c
+
+
+def philox(*parts: int | str) -> np.random.Generator:
+    """A numpy generator of its own for one counted draw."""
+    return np.random.Generator(np.random.Philox(key=int(counted.key(*parts)) & (1 << 64) - 1))
+
+
+def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
+    """(S,) distinct client numbers, ascending: uniform without replacement."""
+    if cohort == clients:
+        return np.arange(clients)
+    drawn = philox(seed, "cohort", round).choice(clients, cohort, replace=False, shuffle=False)
+    return np.sort(drawn.astype(np.int64))
+
+
+def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
+    """(c,) local steps of clients with so many examples."""
+    if local.epochs is None:
+        return np.full(len(sizes), local.steps, dtype=np.int64)
+    return local.epochs * -(-sizes // local.batch)
+
+
+def plan(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[Task]:
+    """Blocks of equal size, but for one client more or less; the longest first, so that no host is left with one at
+    the end and clients of like length share a block."""
+    steps = steps_of(sizes, local)
+    ordered = clients[np.lexsort((clients, -steps))]
+    blocks = np.array_split(ordered, -(-len(ordered) // block))
+    groups = np.array_split(np.arange(len(blocks)), min(TASKS, len(blocks)))
+    tasks = []
+    for index, group in enumerate(groups):
+        members = [blocks[i] for i in group]
+        cuts = np.cumsum([len(member) for member in members])
+        tasks.append(Task(index, np.concatenate(members), tuple(int(cut) for cut in cuts)))
+    return tasks
+
+
+def auto_block(parameters: int, cohort: int, device: str) -> int:
+    """Clients to vectorise over where the experiment leaves it open: a rule, so that runs repeat.
+
+    On a processor vectorising pays while a step's cost is the dispatch of its operations, which
+    `benchmarks/blocks.py` finds to be so below 50,000 parameters; convolutions and large layers run faster one client
+    at a time. A GPU needs many clients to be busy at all.
+    """
+    wanted = 64 if device == "cuda" else 16 if parameters < 50_000 else 1
+    return min(cohort, wanted)

@@ -1,0 +1,160 @@
+"""An experiment: typed, validated, plain data that YAML can hold.
+
+`workload` and `method` are a name with arguments, {name: scaffold, rule: {name: momentum, lr: 0.1}}, a bare name, or in
+Python an object that is already built.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Local(Section):
+    """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""
+
+    steps: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    batch: int = Field(32, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_measure(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            given = [key for key in ("steps", "epochs") if values.get(key) is not None]
+            if len(given) == 2:
+                raise ValueError("give either steps or epochs, not both; drop one")
+            if not given:
+                values = {**values, "steps": 5}
+        return values
+
+
+class Federation(Section):
+    """`clients` is N, `cohort` is S, the clients sampled each round. `weights`: of the mean of the models."""
+
+    clients: int = Field(100, ge=1)
+    cohort: int = Field(20, ge=1)
+    rounds: int = Field(50, ge=1)
+    local: Local = Field(default_factory=lambda: Local.model_validate({}))
+    weights: Literal["uniform", "examples"] = "uniform"
+
+    @model_validator(mode="after")
+    def _cohort_fits(self) -> Federation:
+        if self.cohort > self.clients:
+            raise ValueError(
+                f"cohort <= clients must hold, got cohort={self.cohort}, clients={self.clients}; lower federation.cohort"
+            )
+        return self
+
+
+class Engine(Section):
+    """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `vectorise`,
+    `threads`, `dtype` and `device` may, within rounding."""
+
+    backend: Literal["ray", "local"] = "ray"
+    hosts: int | Literal["auto"] = "auto"
+    cpus: float = Field(1.0, gt=0)
+    gpus: float = Field(0.0, ge=0)
+    block: int | Literal["auto"] = "auto"
+    vectorise: bool = True
+    device: str = "auto"
+    threads: int = Field(1, ge=1)
+    dtype: Literal["float32", "float64"] = "float32"
+    store: str | None = None
+    address: str | None = None
+
+    @field_validator("hosts", "block")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be a positive integer or auto")
+        return value
+
+    def count_hosts(self) -> int:
+        """Hosts to start: as given, or as many as this machine's processors allow."""
+        return max(1, int((os.cpu_count() or 1) / self.cpus)) if self.hosts == "auto" else self.hosts
+
+
+class Evaluate(Section):
+    """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only."""
+
+    every: int = Field(5, ge=0)
+    batch: int = Field(500, ge=1)
+
+
+class Tracking(Section):
+    """`uri`: an MLflow store: auto (SQLite beside the runs), none, sqlite:///…, or a server's http(s)://…"""
+
+    uri: str = "auto"
+    experiment: str = "default"
+    name: str = "mlflow"
+
+
+class Experiment(Section):
+    seed: int = Field(0, ge=0)
+    name: str = ""
+    plugins: tuple[str, ...] = ()
+    workload: Any = "digits"
+    method: Any = "fedavg"
+    federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
+    engine: Engine = Field(default_factory=Engine)
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    tracking: Tracking = Field(default_factory=Tracking)
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("workload", "method")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not isinstance(value.get("name"), str):
+            raise ValueError("needs a name, as in {name: digits}")
+        if value is None or isinstance(value, int | float | list | tuple):
+            raise ValueError("must be a name or {name: …, arguments}")
+        return value
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML can hold it; built objects by their representation."""
+        data = self.model_dump(mode="python", exclude={"workload", "method"})
+        data["plugins"] = list(self.plugins)
+        for key in ("workload", "method"):
+            value = getattr(self, key)
+            data[key] = value if isinstance(value, str | dict) else repr(value)
+        return data
+
+
+def experiment(data: dict[str, Any]) -> Experiment:
+    """Validate; ConfigError with one sentence per mistake."""
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("; ".join(dict.fromkeys(_sentence(e) for e in error.errors()))) from None
+
+
+def _sentence(error: Any) -> str:
+    path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int", "function-"))]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1]))}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
+    if error["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} {message}, got {error['input']!r}"
+
+
+def _keys(path: list[str]) -> list[str]:
+    """The valid keys of a section."""
+    model: Any = Experiment
+    for part in path:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -1,0 +1,64 @@
+"""A run on its way to other processes: the experiment as data, the users' plug-ins as source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..algorithms.contract import Algorithm
+from ..algorithms.tree import Tree
+from ..workloads.base import Workload
+from . import schedules
+from .config import Experiment
+from .errors import ConfigError
+from .parts import Parts, Plugin, find_plugin
+
+
+@dataclass(frozen=True)
+class Job:
+    run_id: str
+    experiment: Experiment
+    plugins: tuple[Plugin, ...] = ()
+
+    @staticmethod
+    def of(run_id: str, experiment: Experiment) -> Job:
+        return Job(run_id, experiment, tuple(find_plugin(name) for name in experiment.plugins))
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Parts(self.plugins)
+
+    @cached_property
+    def workload(self) -> Workload:
+        return self.parts.build("WORKLOADS", self.experiment.workload, "workload")
+
+    def method(self, round: int = 1) -> Algorithm:
+        """The method with its schedules resolved for a round (1 … R)."""
+        spec = schedules.at(self.experiment.method, round, self.experiment.federation.rounds, "method")
+        built = self.parts.build("METHODS", spec, "method")
+        if not isinstance(built, Algorithm):
+            raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
+        return built
+
+    @property
+    def changes(self) -> bool:
+        """Whether the method differs from round to round."""
+        return schedules.has_schedule(self.experiment.method)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.experiment.engine.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        wanted, gpus = self.experiment.engine.device, self.experiment.engine.gpus
+        if wanted == "auto":
+            wanted = "cuda" if gpus > 0 else "cpu"
+        return torch.device(wanted)
+
+    def start(self) -> Tree:
+        """The model before round 1."""
+        tensors = self.workload.init(self.experiment.seed)
+        return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
