@@ -62,7 +62,6 @@ class Rule(ABC):
 
     table: ClassVar[str] = "RULES"
 
-
     def init(self, x: Tree) -> Any:
         return ()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .local import Rule
 from .orthogonal import SCHEMES, newton_schulz, svd
-from .rules import Averaged, Normalised, Sgd, positive
+from .rules import Averaged, Normalised, Sgd, nonnegative, positive
 from .tree import Layout, Tree
 
 
@@ -100,6 +100,7 @@ class Spectral(Rule):
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
+        nonnegative(weight_decay=self.weight_decay)
         if self.scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {self.scale!r}")
 
@@ -113,8 +114,10 @@ class Spectral(Rule):
         for name, kind in kinds(y.layout).items():
             groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
         for shape, names in groups.items():
-            moves = self.ball.orthogonal(v[names[0]].reshape(shape))[None] if len(names) == 1 else (
-                self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names]))
+            moves = (
+                self.ball.orthogonal(v[names[0]].reshape(shape))[None]
+                if len(names) == 1
+                else (self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names])))
             )
             step = -self.lr * SCALES[self.scale](*shape)
             for name, move in zip(names, moves, strict=True):
@@ -152,13 +155,21 @@ def lmo(
     vectors: SGD step size, or a rule, for what is not a matrix. ball: how matrices are orthogonalised (default:
     five classic Newton-Schulz iterations). scale: none, jordan, moonlight, spectral.
     """
+    positive(matrices=matrices)
     if norm == "euclidean":
         return Normalised(matrices)
     if norm == "max":
         return Sign(matrices)
     if norm != "spectral":
         raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
-    return Spectral(matrices, vectors if isinstance(vectors, Rule) else Sgd(vectors), ball or NewtonSchulz(), scale)
+    return Spectral(matrices, _on_vectors(vectors), ball or NewtonSchulz(), scale)
+
+
+def _on_vectors(vectors: float | Rule) -> Rule:
+    if isinstance(vectors, Rule):
+        return vectors
+    positive(vectors=vectors)
+    return Sgd(vectors)
 
 
 def muon(
@@ -173,6 +184,5 @@ def muon(
     """Muon: orthogonalised momentum on matrices, `vectors` (an SGD step size or a rule) on the same momentum for all
     else. The defaults are Jordan's but for the arithmetic, which stays in the parameters' dtype; with
     ball = {name: newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
-    rule = vectors if isinstance(vectors, Rule) else Sgd(vectors)
-    step = Spectral(lr, rule, ball or NewtonSchulz(scheme="jordan"), scale, weight_decay)
+    step = Spectral(lr, _on_vectors(vectors), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay)
     return Averaged(step, mu, nesterov)

@@ -23,6 +23,13 @@ def positive(**values: float) -> None:
             raise ValueError(f"{name} > 0 must hold, got {name}={value}")
 
 
+def nonnegative(**values: float) -> None:
+    """Refuse weight decays and the like below zero."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name} >= 0 must hold, got {name}={value}")
+
+
 def fraction(**values: float) -> None:
     """Refuse momenta and the like outside [0, 1)."""
     for name, value in values.items():
@@ -80,6 +87,7 @@ class Adam(Rule):
 
     def __post_init__(self) -> None:
         positive(lr=self.lr, eps=self.eps)
+        nonnegative(weight_decay=self.weight_decay)
         fraction(beta1=self.betas[0], beta2=self.betas[1])
 
     def init(self, x: Tree) -> Moments:

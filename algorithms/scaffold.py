@@ -29,7 +29,7 @@ from .tree import Tree
 
 @dataclass(frozen=True)
 class ControlVariates(Estimator):
-    """Shared: c. Own: c_i. Trace: the sum of the gradients met, or the last. Sent: the change of c_i. All shaped like x."""
+    """Shared: c. Own: c_i. Trace: the sum of the gradients met, or the last. Sent: the change of c_i. All like x."""
 
     control: Literal["mean", "last"] = "mean"
     start: Literal["zeros", "gradient"] = "zeros"

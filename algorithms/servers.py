@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from .contract import Round
 from .local import ServerRule
+from .rules import positive
 from .tree import Tree
 
 
@@ -22,6 +23,7 @@ class Mean(ServerRule):
     over: Literal["cohort", "all"] = "cohort"
 
     def __post_init__(self) -> None:
+        positive(lr=self.lr)
         if self.over not in ("cohort", "all"):
             raise ValueError(f"over must be cohort or all, got {self.over!r}")
 

@@ -30,40 +30,16 @@ _HERE = "fedfleet.algorithms."
 
 METHODS = {
     "fedavg": Recipe(
-        _HERE + "fedavg:fedavg",
-        "local steps of any rule, then the mean",
-        "McMahan et al. 2017",
-        "0",
-        "1",
-        "1",
-        "1",
+        _HERE + "fedavg:fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0", "1", "1", "1"
     ),
     "scaffold": Recipe(
-        _HERE + "scaffold:scaffold",
-        "control variates cancel client drift",
-        "Karimireddy et al. 2020",
-        "1",
-        "2",
-        "2",
-        "1",
+        _HERE + "scaffold:scaffold", "control variates cancel drift", "Karimireddy et al. 2020", "1", "2", "2", "1"
     ),
     "local_muon": Recipe(
-        _HERE + "local_muon:local_muon",
-        "Muon on every client's own momentum, models averaged",
-        "Takezawa et al. 2025, Alg. 4",
-        "1",
-        "1",
-        "1",
-        "1",
+        _HERE + "local_muon:local_muon", "Muon on own momenta, averaged", "Takezawa et al. 2025", "1", "1", "1", "1"
     ),
     "fedmuon_bc": Recipe(
-        _HERE + "fedmuon_bc:fedmuon_bc",
-        "Muon steps on a bias-corrected momentum",
-        "Takezawa et al. 2025, Alg. 1",
-        "1",
-        "2",
-        "2",
-        "1",
+        _HERE + "fedmuon_bc:fedmuon_bc", "Muon on corrected momenta", "Takezawa et al. 2025", "1", "2", "2", "1"
     ),
 }
 

@@ -1,7 +1,7 @@
 """An experiment: typed, validated, plain data that YAML can hold.
 
-`workload` and `method` are a name with arguments, {name: scaffold, rule: {name: momentum, lr: 0.1}}, a bare name, or in
-Python an object that is already built.
+`workload` and `method` are a name with arguments, {name: digits, model: mlp}, a bare name, or in Python an object that
+is already built.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Section(BaseModel):
 class Local(Section):
     """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""
 
-    steps: int | None = Field(None, ge=1)
-    epochs: int | None = Field(None, ge=1)
-    batch: int = Field(32, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    batch: int = Field(default=32, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -40,9 +40,9 @@ class Local(Section):
 class Federation(Section):
     """`clients` is N, `cohort` is S, the clients sampled each round. `weights`: of the mean of the models."""
 
-    clients: int = Field(100, ge=1)
-    cohort: int = Field(20, ge=1)
-    rounds: int = Field(50, ge=1)
+    clients: int = Field(default=100, ge=1)
+    cohort: int = Field(default=20, ge=1)
+    rounds: int = Field(default=50, ge=1)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
 
@@ -50,7 +50,8 @@ class Federation(Section):
     def _cohort_fits(self) -> Federation:
         if self.cohort > self.clients:
             raise ValueError(
-                f"cohort <= clients must hold, got cohort={self.cohort}, clients={self.clients}; lower federation.cohort"
+                f"cohort <= clients must hold, got cohort={self.cohort}, clients={self.clients}; "
+                "lower federation.cohort"
             )
         return self
 
@@ -61,12 +62,12 @@ class Engine(Section):
 
     backend: Literal["ray", "local"] = "ray"
     hosts: int | Literal["auto"] = "auto"
-    cpus: float = Field(1.0, gt=0)
-    gpus: float = Field(0.0, ge=0)
+    cpus: float = Field(default=1.0, gt=0)
+    gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
     vectorise: bool = True
     device: str = "auto"
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     store: str | None = None
     address: str | None = None
@@ -86,8 +87,8 @@ class Engine(Section):
 class Evaluate(Section):
     """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only."""
 
-    every: int = Field(5, ge=0)
-    batch: int = Field(500, ge=1)
+    every: int = Field(default=5, ge=0)
+    batch: int = Field(default=500, ge=1)
 
 
 class Tracking(Section):
@@ -99,11 +100,11 @@ class Tracking(Section):
 
 
 class Experiment(Section):
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     name: str = ""
     plugins: tuple[str, ...] = ()
-    workload: Any = "digits"
-    method: Any = "fedavg"
+    workload: Any
+    method: Any
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
     evaluate: Evaluate = Field(default_factory=Evaluate)
@@ -147,6 +148,8 @@ def _sentence(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1]))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
+    if error["type"] == "missing":
+        return f"{key} is missing; add {key}: {{name: …}}"
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
     return f"{key} {message}, got {error['input']!r}"

@@ -1,4 +1,4 @@
-"""The driver: holds the server's state, samples cohorts, adds up what hosts send, applies the server's rule, commits."""
+"""The driver: holds the server's state, samples cohorts, adds up what hosts send, applies the rule, commits."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ class Shared(NamedTuple):
 
 
 def keep_heap() -> None:
-    """Have malloc keep freed memory. By default every tensor above a megabyte or so is a fresh mapping, whose page faults
-    cost more than the arithmetic on it: 0.9 of 1.2 ms in a step of a 200,000-parameter network."""
+    """Have malloc keep freed memory. By default every large tensor is a fresh mapping, whose page faults cost more than
+    the arithmetic on it: 0.9 of 1.2 ms in a step of a 200,000-parameter network."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         mmap_threshold, trim_threshold = -3, -1

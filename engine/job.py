@@ -9,7 +9,7 @@ import torch
 
 from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Tree
-from ..workloads.base import Workload
+from ..workloads.base import Split, Workload
 from . import schedules
 from .config import Experiment
 from .errors import ConfigError
@@ -62,3 +62,11 @@ class Job:
         """The model before round 1."""
         tensors = self.workload.init(self.experiment.seed)
         return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
+
+    def split(self) -> Split:
+        """The data and who has which rows."""
+        plan = self.experiment.federation
+        try:
+            return self.workload.split(self.experiment.seed, plan.clients)
+        except ValueError as error:
+            raise ConfigError(f"workload: {error}") from error

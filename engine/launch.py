@@ -11,12 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from .config import Experiment
 from .driver import Driver, Record, Setup
 from .errors import ConfigError
 from .fleet import InProcess
+from .forms import Forms
 from .host import Data
 from .job import Job
 
@@ -92,15 +94,25 @@ def new_run_id() -> str:
 def prepare(experiment: Experiment, run_id: str) -> Job:
     """Resolve every name, so that a mistake is told before anything starts."""
     job = Job.of(run_id, experiment)
+    method, engine = job.method(), experiment.engine
     try:
         job.workload.check()
+        Forms(method, job.start())
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
-    job.method()
+    if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
+        raise ConfigError(
+            f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
+        )
     return job
 
 
-def run(experiment: Experiment, out: str | Path | None = None, observers: Iterable[Observer] = ()) -> Result:
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    observers: Iterable[Observer] = (),
+    run_id: str | None = None,
+) -> Result:
     """Run to the last round.
 
     out: a folder for the run's files (configuration, environment, rounds.parquet, model, log); None writes none.
@@ -108,7 +120,7 @@ def run(experiment: Experiment, out: str | Path | None = None, observers: Iterab
     """
     from .directory import RunDirectory
 
-    job = prepare(experiment, new_run_id())
+    job = prepare(experiment, run_id or new_run_id())
     watching: list[Observer] = list(observers)
     directory = RunDirectory(Path(out)) if out is not None else None
     if directory is not None:
@@ -164,8 +176,7 @@ def _on_ray(job: Job) -> Iterator[Record]:
 
 def in_process(job: Job) -> Iterator[Record]:
     """Run in this process; yields records, returns the final model's tensors."""
-    experiment = job.experiment
-    split = job.workload.split(experiment.seed, experiment.federation.clients)
+    split = job.split()
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
     driver = Driver(job, setup, lambda store: InProcess(job, data, store))

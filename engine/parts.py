@@ -1,7 +1,7 @@
 """Parts by name: methods, rules, workloads, models, partitions, trackers, and those of a user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, WORKLOADS, MODELS, PARTITIONS, TRACKERS): name -> a callable, or
-an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The project's own parts
+A plug-in is a module with tables (METHODS, RULES, BALLS, WORKLOADS, MODELS, PARTITIONS, TRACKERS): name -> a callable,
+or an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The project's own parts
 come in through the same door, the entry points of the group "fedfleet.plugins".
 """
 
@@ -93,7 +93,8 @@ class Parts:
             try:
                 module = plugin.load()
             except Exception as error:
-                raise ConfigError(f"plugins: {plugin.path} cannot be loaded: {type(error).__name__}: {error}") from error
+                what = f"{type(error).__name__}: {error}"
+                raise ConfigError(f"plugins: {plugin.path} cannot be loaded: {what}") from error
             if not self._add(module):
                 raise ConfigError(f"plugins: {plugin.path} has none of the tables {', '.join(TABLES)}; add one")
 

@@ -16,19 +16,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from ..workloads.base import Columns, Parts
+from .columns import from_arrow, to_arrow
 from .driver import Driver, Record, Setup
 from .errors import ConfigError
 from .fleet import Call
 from .host import Data, Host, Shared, Sums
 from .job import Job
-from .columns import from_arrow, to_arrow
 
 AHEAD = 2
 """Tasks a host is given at a time: one to run and one waiting, so that it is never idle while work is left."""
 
 
-@ray.remote
-class HostActor(Host):
+class HostProcess(Host):
     def __init__(self, job: Job, train: Any, test: Any, parts: Parts, store: tuple[str, int]) -> None:
         super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), store)
 
@@ -37,12 +36,13 @@ class HostActor(Host):
 
 
 class RayFleet:
-    def __init__(self, job: Job, data: tuple[Any, Any, Any], store: tuple[str, int]) -> None:
+    def __init__(self, job: Job, data: Sequence[Any], store: tuple[str, int]) -> None:
         engine = job.experiment.engine
         # The store is a file of this node, so are its readers.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here}
-        self.hosts = [HostActor.options(**options).remote(job, *data, store) for _ in range(engine.count_hosts())]
+        options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here}
+        actor: Any = ray.remote(**options)(HostProcess)
+        self.hosts: list[Any] = [actor.remote(job, *data, store) for _ in range(engine.count_hosts())]
         ray.get([host.ready.remote() for host in self.hosts])
 
     def map(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
@@ -66,8 +66,7 @@ class RayFleet:
             ray.kill(host)
 
 
-@ray.remote(num_cpus=0, max_concurrency=4)
-class DriverActor:
+class DriverProcess:
     """Runs the rounds in one thread; other calls look at what has been recorded so far."""
 
     def __init__(self, job: Job) -> None:
@@ -80,7 +79,7 @@ class DriverActor:
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            split = self.job.workload.split(self.job.experiment.seed, self.job.experiment.federation.clients)
+            split = self.job.split()
             data = tuple(ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts))
             setup = Setup(split.parts, examples(split.test))
             driver = Driver(self.job, setup, lambda store: RayFleet(self.job, data, store))
@@ -152,7 +151,9 @@ def _fits(job: Job) -> None:
 def play(job: Job) -> Iterator[Record]:
     """Run on Ray; yields records, returns the final model's tensors."""
     started = start_ray(job)
-    driver = DriverActor.remote(job)
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4}
+    actor: Any = ray.remote(**options)(DriverProcess)
+    driver = actor.remote(job)
     try:
         final, seen, over = driver.run.remote(), 0, False
         while not over:

@@ -1,12 +1,12 @@
 """The record of a run: a row a round, a column a number, empty where it was not measured.
 
-    round                               1 … R
-    train/loss                          mean over the cohort of each client's mean loss over its local steps
-    eval/…                              the workload's report on the test set, where the round was evaluated
-    client/count, steps, gradients      clients that took part, their local steps and gradients in all
-    client/norm2                        mean of |y_K - x|^2
-    comm/bytes_down, bytes_up           of this round
-    time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
+round                               1 … R
+train/loss                          mean over the cohort of each client's mean loss over its local steps
+eval/…                              the workload's report on the test set, where the round was evaluated
+client/count, steps, gradients      clients that took part, their local steps and gradients in all
+client/norm2                        mean of |y_K - x|^2
+comm/bytes_down, bytes_up           of this round
+time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class Trips:
         weight = batch.get("weight")
         return losses.mean() if weight is None else (losses * weight).sum()
 
-    def step(self, gradient: Callable[[Tree, Batch], tuple[Tree, Tensor]], public: Any, client: Any, local: Any,
-             batch: Batch) -> tuple[Any, Tensor]:
+    def step(
+        self, gradient: Callable[[Tree, Batch], tuple[Tree, Tensor]], public: Any, client: Any, local: Any, batch: Batch
+    ) -> tuple[Any, Tensor]:
         """(next local state, loss at the first gradient)."""
         losses = []
 
@@ -79,7 +80,7 @@ class Trips:
         """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""
         # Stateless clients have no tensor to vectorise over; their steps always are one.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
-        step = vmap(lambda c, l, b: self.step(self._gradient_in_block, public, c, l, b))
+        step = vmap(lambda client, local, batch: self.step(self._gradient_in_block, public, client, local, batch))
         finish = vmap(lambda client, local: self.algorithm.client_finish(public, client, local))
         local = begin(steps, client)
         total = torch.zeros(len(steps), dtype=torch.float64)

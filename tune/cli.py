@@ -1,0 +1,118 @@
+"""The command line. Light to import: torch, Ray and MLflow load only when a run starts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..engine.errors import ConfigError, FedFleetError
+
+
+def told(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One sentence and a status instead of a traceback: 2 for what cannot run as written, 1 for what failed."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except ConfigError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+        except FedFleetError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+
+    return wrapped
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fedfleet")
+def main() -> None:
+    """FedFleet: federated optimisation at scale, stateful clients, runs that repeat to the bit."""
+
+
+@main.command()
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the run's files (default: runs/<run id>).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@told
+def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
+    from .files import load
+
+    loaded = load(experiment, overrides)
+
+    from ..engine.launch import new_run_id
+    from ..engine.launch import run as start
+    from .progress import Progress
+
+    run_id = new_run_id()
+    result = start(loaded, out or Path("runs") / run_id, [Progress()], run_id)
+    click.echo(json.dumps(result.summary()) if as_json else report(result))
+
+
+def report(result: Any) -> str:
+    summary = result.summary()
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
+    return "\n".join(
+        [
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s   {metrics}",
+            f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
+            f"model sha256 {summary['model_sha256'][:16]}…",
+            f"run {summary['run_id']} in {summary['directory']}",
+        ]
+    )
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+@main.command()
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@told
+def show(experiment: str, overrides: tuple[str, ...]) -> None:
+    """Print the resolved configuration, the parameters by kind and the bytes that a round will move."""
+    from .files import load
+
+    loaded = load(experiment, overrides)
+    from .show import describe
+
+    click.echo(describe(loaded))
+
+
+KINDS = {
+    "methods": "METHODS",
+    "workloads": "WORKLOADS",
+    "models": "MODELS",
+    "partitions": "PARTITIONS",
+    "rules": "RULES",
+    "balls": "BALLS",
+    "experiments": "",
+}
+
+
+@main.command(name="list")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.option("--plugin", "plugins", multiple=True, help="Also load this file or module (may be repeated).")
+@told
+def list_(kind: str, plugins: tuple[str, ...]) -> None:
+    """List what can be chosen by name."""
+    from .listing import listing
+
+    click.echo(listing(kind, KINDS[kind], plugins))
+
+
+if __name__ == "__main__":
+    main()

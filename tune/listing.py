@@ -1,0 +1,31 @@
+"""What can be chosen by name, as a table of text. Imports no torch for the project's own parts."""
+
+from __future__ import annotations
+
+from ..engine.parts import Parts, find_plugin, summary
+
+COSTS = ("paper", "state", "down", "up", "gradients")
+HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients/step")
+
+
+def listing(kind: str, table: str, plugins: tuple[str, ...] = ()) -> str:
+    if kind == "experiments":
+        from .files import shipped
+
+        return columns([("name", "first line"), *((n, headline(p.read_text())) for n, p in shipped().items())])
+    entries = Parts(find_plugin(name) for name in plugins).tables[table]
+    if kind == "methods":
+        rows = [(n, summary(e), *(str(getattr(e, c, "?")) for c in COSTS)) for n, e in entries.items()]
+        note = "state, down, up: trees of the model's size, per client and round"
+        return columns([HEADS, *rows]) + "\n" + note
+    return columns([("name", "what it is"), *((n, summary(e)) for n, e in entries.items())])
+
+
+def headline(text: str) -> str:
+    return text.split("\n")[0].lstrip("# ")
+
+
+def columns(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,53 @@
+"""A live line for a run on a terminal: round, loss, accuracy, clients per second, time left."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..engine.driver import Record
+from ..engine.job import Job
+from ..engine.launch import Result
+
+
+class Progress:
+    """An observer; shows nothing where standard error is not a terminal."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.task: Any = None
+        self.shown: dict[str, str] = {}
+
+    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.bar.start()
+        self.task = self.bar.add_task("starting", total=job.experiment.federation.rounds)
+
+    def record(self, record: Record) -> None:
+        if self.bar is None:
+            return
+        self.shown["loss"] = f"{record['train/loss']:.4f}"
+        if "eval/accuracy" in record:
+            self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
+        self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"
+        text = "  ".join(f"{name} {value}" for name, value in self.shown.items())
+        self.bar.update(self.task, completed=record["round"], description=text)
+
+    def end(self, result: Result) -> None:
+        self.failed(None)
+
+    def failed(self, error: BaseException | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()

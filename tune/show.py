@@ -1,0 +1,43 @@
+"""What an experiment comes to before it runs: configuration, parameters by kind, bytes."""
+
+from __future__ import annotations
+
+import yaml
+
+from ..algorithms.muon import kinds
+from ..algorithms.tree import Tree
+from ..engine.config import Experiment
+from ..engine.driver import block_size
+from ..engine.forms import Forms
+from ..engine.job import Job
+from ..engine.launch import new_run_id, prepare
+from .listing import columns
+
+
+def describe(experiment: Experiment) -> str:
+    job = prepare(experiment, new_run_id())
+    x = job.start()
+    return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), parameters(x), "", traffic(job, x)])
+
+
+def parameters(x: Tree) -> str:
+    """Each tensor with its shape, and whether Muon's rules take it as a matrix or as a vector."""
+    rows = [("tensor", "shape", "numbers", "kind")]
+    for (name, kind), leaf in zip(kinds(x.layout).items(), x.views(), strict=True):
+        what = f"matrix {kind[0]} x {kind[1]}" if kind else "vector"
+        rows.append((name, " x ".join(map(str, leaf.shape)) or "()", f"{leaf.numel():,}", what))
+    return columns([*rows, ("total", "", f"{x.flat.numel():,}", "")])
+
+
+def traffic(job: Job, x: Tree) -> str:
+    forms, plan = Forms(job.method(), x), job.experiment.federation
+    rows = [
+        ("per client", f"keeps {forms.kept:,} B", f"down {forms.down:,} B", f"up {forms.up:,} B"),
+        (
+            "per round",
+            f"{plan.cohort} clients",
+            f"down {plan.cohort * forms.down:,} B",
+            f"up {plan.cohort * forms.up:,} B",
+        ),
+    ]
+    return columns(rows) + f"\nblocks of {block_size(job, x.flat.numel())} clients"
