@@ -26,6 +26,10 @@ class Job:
     def of(run_id: str, experiment: Experiment) -> Job:
         return Job(run_id, experiment, tuple(find_plugin(name) for name in experiment.plugins))
 
+    def __reduce__(self) -> tuple[type, tuple[str, Experiment, tuple[Plugin, ...]]]:
+        """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
+        return Job, (self.run_id, self.experiment, self.plugins)
+
     @cached_property
     def parts(self) -> Parts:
         return Parts(self.plugins)
