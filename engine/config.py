@@ -7,6 +7,7 @@ is already built.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -72,6 +73,13 @@ class Engine(Section):
     store: str | None = None
     address: str | None = None
 
+    @field_validator("device")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|(cuda|xpu)(:\d+)?|mps", value):
+            raise ValueError("must be auto, cpu, cuda or cuda:0")
+        return value
+
     @field_validator("hosts", "block")
     @classmethod
     def _positive(cls, value: Any) -> Any:
@@ -128,10 +136,16 @@ class Experiment(Section):
         """As YAML can hold it; built objects by their representation."""
         data = self.model_dump(mode="python", exclude={"workload", "method"})
         data["plugins"] = list(self.plugins)
+        data["tracking"]["uri"] = redacted(self.tracking.uri)
         for key in ("workload", "method"):
             value = getattr(self, key)
             data[key] = value if isinstance(value, str | dict) else repr(value)
         return data
+
+
+def redacted(text: str) -> str:
+    """Without the user and password of any address in it."""
+    return re.sub(r"(?<=://)[^/\s]*@|(?<=password=)[^&\s]*", lambda m: "***@" if m[0].endswith("@") else "***", text)
 
 
 def experiment(data: dict[str, Any]) -> Experiment:
@@ -151,7 +165,9 @@ def _sentence(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
     if error["type"] == "value_error":
-        return f"{key}: {message}" if key else message
+        got = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+        return f"{key}: {message}{got}" if key else message
+    message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
     return f"{key} {message}, got {error['input']!r}"
 
 

@@ -8,15 +8,19 @@ come in through the same door, the entry points of the group "fedfleet.plugins".
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import linecache
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,22 +31,27 @@ TABLES = ("METHODS", "RULES", "BALLS", "WORKLOADS", "MODELS", "PARTITIONS", "TRA
 
 
 class Plugin(NamedTuple):
-    """A user's module on its way to other processes: by source where it is one file, else by name."""
+    """A user's module on its way to other processes: by source where it is one file, else by name.
+
+    One that travels by source is called after its text, so that two versions of it do not get in each other's way.
+    """
 
     module: str
     path: str
     source: str | None
+
+    def __str__(self) -> str:
+        return self.module if self.source is None else self.path
 
     def load(self) -> types.ModuleType:
         if self.source is None:
             if self.path not in sys.path:
                 sys.path.append(self.path)
             return importlib.import_module(self.module)
-        known = sys.modules.get(self.module)
-        if known is not None and getattr(known, "__fedfleet_source__", None) == self.source:
-            return known
+        if self.module in sys.modules:
+            return sys.modules[self.module]
         module = types.ModuleType(self.module)
-        vars(module).update(__file__=self.path, __fedfleet_source__=self.source)
+        module.__file__ = self.path
         linecache.cache[self.path] = (len(self.source), None, self.source.splitlines(True), self.path)
         sys.modules[self.module] = module
         try:
@@ -59,27 +68,55 @@ def find_plugin(name: str) -> Plugin:
         path = Path(name).expanduser().resolve()
         if not path.is_file():
             raise ConfigError(f"plugins: there is no file {name}; give a path to a .py file or a module's name")
-        return Plugin(f"fedfleet_plugin_{path.stem}", str(path), path.read_text())
+        return _by_source(path)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
+    found = _spec(name)
     if found is None:
         raise ConfigError(f"plugins: no module {name} can be imported; give a path to a .py file or a module's name")
-    single = found.origin is not None and found.submodule_search_locations is None and "." not in name
-    if single and "site-packages" not in str(found.origin):
-        return Plugin(name, str(found.origin), Path(str(found.origin)).read_text())
+    origin, package = str(found.origin), found.submodule_search_locations is not None
+    if origin.endswith(".py") and not package and "." not in name and "site-packages" not in origin:
+        return _by_source(Path(origin))
     return Plugin(name, here, None)
 
 
+def _by_source(path: Path) -> Plugin:
+    source = path.read_text(encoding="utf-8")
+    digest = hashlib.sha256(f"{path}\0{source}".encode()).hexdigest()
+    return Plugin(f"fedfleet_plugin_{path.stem}_{digest[:12]}", str(path), source)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module would come from, None for one that is not there; finding a.b imports a."""
+    try:
+        return importlib.util.find_spec(name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ImportError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None
+        raise _broken(name, error) from error
+
+
+def _broken(what: object, error: Exception, file: str = "") -> ConfigError:
+    """One sentence on a module that raised as it was imported, with the line of `file` where it did."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    at = f" (line {lines[-1]})" if lines else ""
+    said = (str(error).splitlines() or [""])[0]
+    return ConfigError(f"plugins: {what} cannot be loaded{at}: {type(error).__name__}: {said}")
+
+
 @functools.cache
-def _installed() -> tuple[types.ModuleType, ...]:
-    """Modules behind the entry points. ours first, so that a plug-in of a user's can shadow a name."""
+def _installed() -> tuple[Any, ...]:
+    """What the entry points name; ours first, so that a plug-in of a user's can shadow a name."""
     points = sorted(metadata.entry_points(group=GROUP), key=lambda p: (not p.value.startswith("fedfleet."), p.name))
-    return tuple(importlib.import_module(point.value) for point in points)
+    found = []
+    for point in points:
+        try:
+            found.append(point.load())
+        except Exception as error:
+            raise _broken(f"the entry point {point.name} = {point.value}", error) from error
+    return tuple(found)
 
 
 class Parts:
@@ -88,19 +125,20 @@ class Parts:
     def __init__(self, plugins: Iterable[Plugin] = ()) -> None:
         self.tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
         for module in _installed():
-            self._add(module)
+            self._add(module, getattr(module, "__name__", str(module)))
         for plugin in plugins:
             try:
                 module = plugin.load()
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                raise ConfigError(f"plugins: {plugin.path} cannot be loaded: {what}") from error
-            if not self._add(module):
-                raise ConfigError(f"plugins: {plugin.path} has none of the tables {', '.join(TABLES)}; add one")
+                raise _broken(plugin, error, plugin.path) from error
+            if not self._add(module, str(plugin)):
+                raise ConfigError(f"plugins: {plugin} has none of the tables {', '.join(TABLES)}; add one")
 
-    def _add(self, module: types.ModuleType) -> bool:
+    def _add(self, module: Any, where: str) -> bool:
         found = {table: getattr(module, table) for table in TABLES if hasattr(module, table)}
         for table, entries in found.items():
+            if not isinstance(entries, Mapping):
+                raise ConfigError(f"plugins: {table} in {where} must be a table, name -> callable, got {entries!r}")
             self.tables[table].update(entries)
         return bool(found)
 
@@ -111,11 +149,12 @@ class Parts:
         if not isinstance(spec, Mapping):
             return spec
         name = spec.get("name")
+        if not isinstance(name, str):
+            raise ConfigError(f"{path} needs a name, got {spec!r}; {nearest('', self.tables[table])}")
         if name not in self.tables[table]:
             what = table.lower().rstrip("s").replace("ie", "y")
             raise ConfigError(f"{path}.name: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
-        target = resolve(self.tables[table][name])
-        hints, parameters = signature(target)
+        target, hints, parameters = self._target(table, name, f"{path}.name")
         arguments = {key: value for key, value in spec.items() if key != "name"}
         for key in arguments:
             if key not in parameters:
@@ -128,6 +167,16 @@ class Parts:
             return target(**values, **more)
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+    def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
+        """(callable, annotations, parameters) behind a name."""
+        try:
+            target = resolve(self.tables[table][name])
+            if inspect.isabstract(target):
+                raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
+            return target, *signature(target)
+        except (ImportError, AttributeError, NameError, TypeError) as error:
+            raise ConfigError(f"{path}: {name} cannot be built: {error}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
@@ -169,8 +218,13 @@ def resolve(entry: Any) -> Any:
 
 
 def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """(annotations resolved, parameters) of a function or a dataclass."""
-    return typing.get_type_hints(target), dict(inspect.signature(target).parameters)
+    """(annotations resolved, parameters by name) of a function, a partial one, or a class."""
+    function = target.func if isinstance(target, functools.partial) else target
+    if inspect.isclass(function) and not is_dataclass(function):
+        function = function.__init__
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = {k: p for k, p in inspect.signature(target).parameters.items() if p.kind not in several}
+    return typing.get_type_hints(function), parameters
 
 
 def summary(entry: Any) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,32 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except ConfigError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(2)
-        except FedFleetError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(1)
+            fail(error, 2)
+        except (FedFleetError, OSError) as error:
+            fail(error, 1)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
 
     return wrapped
+
+
+def fail(error: Exception, status: int) -> None:
+    click.echo(f"error: {' '.join(str(error).split())}", err=True)
+    sys.exit(status)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A polite kill ends the run as Ctrl-C does, with its records closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,15 +68,19 @@ def main() -> None:
 def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     from .files import load
+    from .leftovers import check_out, nothing_left
 
     loaded = load(experiment, overrides)
+    check_out(out or Path("runs"))
 
     from ..engine.launch import new_run_id
     from ..engine.launch import run as start
     from .progress import Progress
 
     run_id = new_run_id()
-    result = start(loaded, out or Path("runs") / run_id, [Progress()], run_id)
+    folder = out or Path("runs") / run_id
+    with stoppable(), nothing_left(folder):
+        result = start(loaded, folder, [Progress()], run_id)
     click.echo(json.dumps(result.summary()) if as_json else report(result))
 
 

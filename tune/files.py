@@ -17,14 +17,22 @@ EXCLUSIVE = {"federation.local": ("steps", "epochs")}
 """Keys of which an override of one drops the file's other."""
 
 
+MERGE = "tag:yaml.org,2002:merge"
+"""Of the key <<, whose mapping gives defaults to the one it stands in."""
+
+
 class Loader(yaml.SafeLoader):
     """The safe loader, refusing keys given twice, and reading 1e-3 as the number it is."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {min(twice)} is given twice", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -43,8 +51,8 @@ def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment of a file or a shipped name, overridden."""
     path = shipped().get(source, Path(source))
     if not path.is_file():
-        raise ConfigError(f"there is no experiment {source}; give a YAML file or a name: {nearest(source, shipped())}")
-    data = parse(path.read_text(), source)
+        raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
+    data = parse(read(path), source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} must hold a mapping of keys such as method and workload, got {data!r}")
     data = override(data, overrides)
@@ -53,17 +61,33 @@ def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
     return experiment(data)
 
 
+def own(value: Any) -> Any:
+    """A copy in which the places of an alias no longer share one mapping, so that an override changes one of them."""
+    if isinstance(value, dict):
+        return {key: own(inner) for key, inner in value.items()}
+    return [own(inner) for inner in value] if isinstance(value, list) else value
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give a YAML file in UTF-8") from None
+
+
 def parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader)
+        return own(yaml.load(text, Loader))
+    except RecursionError:
+        raise ConfigError(f"{where} is not valid YAML: it holds itself; remove the alias") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where} is not valid YAML{at}: {getattr(error, 'problem', None) or error}") from None
 
 
-def listed(value: Any) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
+def listed(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def located(plugin: Any, file: Path) -> Any:
@@ -78,22 +102,43 @@ def override(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Apply `a.b=c`. Another name for a part starts from that part's own defaults: what the file said to the old one
     is dropped, what the command line says to the new one is kept."""
     pairs = [pair(text) for text in overrides]
-    pairs.sort(key=lambda p: p[0][-1] != "name")  # names first, whatever the order they were given in
+    pairs.sort(key=earliness)
+    for keys, _ in pairs:
+        drop_rivals(data, keys)
     for keys, value in pairs:
-        place = data
-        for key in keys[:-1]:
-            inner = place.get(key)
-            if not isinstance(inner, dict):
-                inner = {} if inner is None else {"name": inner}
-            place[key] = inner
-            place = inner
+        place = inside(data, keys[:-1])
         if keys[-1] == "name" and len(keys) > 1 and place.get("name") != value:
             place.clear()
-        for rival in EXCLUSIVE.get(".".join(keys[:-1]), ()):
-            if keys[-1] in EXCLUSIVE[".".join(keys[:-1])] and rival != keys[-1]:
-                place.pop(rival, None)
         place[keys[-1]] = value
     return data
+
+
+def earliness(override: tuple[list[str], Any]) -> tuple[int, bool]:
+    """A whole part before its name, its name before its arguments, whatever order they were given in."""
+    keys, _ = override
+    named = keys[-1] == "name" and len(keys) > 1
+    return len(keys) - named, named
+
+
+def inside(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """The mapping at a path, made where there is none; a part given by its bare name becomes {name: …}."""
+    for at, key in enumerate(keys, 1):
+        inner = data.get(key)
+        if inner is not None and not isinstance(inner, str | dict):
+            path = ".".join(keys[:at])
+            raise ConfigError(f"{path} is {inner!r}, which has no keys of its own; write {path}=value")
+        if not isinstance(inner, dict):
+            data[key] = {} if inner is None else {"name": inner}
+        data = data[key]
+    return data
+
+
+def drop_rivals(data: dict[str, Any], keys: list[str]) -> None:
+    rivals = EXCLUSIVE.get(".".join(keys[:-1]), ())
+    if keys[-1] in rivals:
+        place = inside(data, keys[:-1])
+        for rival in rivals:
+            place.pop(rival, None)
 
 
 def pair(text: str) -> tuple[list[str], Any]:

@@ -9,6 +9,8 @@ from ..engine.driver import Record
 from ..engine.job import Job
 from ..engine.launch import Result
 
+SHOWN = ("loss", "accuracy", "clients/s")
+
 
 class Progress:
     """An observer; shows nothing where standard error is not a terminal."""
@@ -42,7 +44,7 @@ class Progress:
         if "eval/accuracy" in record:
             self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
         self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"
-        text = "  ".join(f"{name} {value}" for name, value in self.shown.items())
+        text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)
         self.bar.update(self.task, completed=record["round"], description=text)
 
     def end(self, result: Result) -> None:

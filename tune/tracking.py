@@ -1,23 +1,25 @@
 """A run as an MLflow run: parameters flattened, metrics with step = round, tags, artifacts.
 
 One thread does all the writing, in batches: SQLite has one writer, and importing mlflow and creating its database take
-seconds that the run need not wait for. A store that fails costs the record in MLflow, never the run: the reason is
-printed at the end.
+seconds that the run need not wait for. Nothing is written before the first round is over, so an experiment that cannot
+start leaves no trace. A store that fails costs the record in MLflow, never the run: the reason is printed at once. One
+that fails for a while, such as a server that is restarted, gets what it missed with the next batch.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..engine.config import redacted
 from ..engine.driver import Record
 from ..engine.errors import ConfigError, Diverged
 from ..engine.job import Job
@@ -28,6 +30,20 @@ BATCH = 100
 """Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""
 
 DONE = object()
+NEVER = ("", "")
+"""Status and reason of a run that could not begin."""
+
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Unless the environment says otherwise: an absent server is given up after seconds (MLflow's own: minutes), `--json`
+has its line for itself, and a run talks to no server but the user's."""
+
+STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, str]:
@@ -44,8 +60,10 @@ def store(uri: str) -> str:
     """The store's URI; "auto" is a SQLite file in the current folder."""
     if uri == "auto":
         return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    if not re.match(r"(sqlite|https?|postgresql|mysql|mssql|databricks)[:+]", uri):
-        raise ConfigError(f"tracking.uri must be auto, none, sqlite:///… or a server's http(s)://…, got {uri!r}")
+    if not re.fullmatch(STORES, uri):
+        raise ConfigError(
+            f"tracking.uri must be auto, none, sqlite:///… or a server's http(s)://…, got {redacted(uri)!r}"
+        )
     return uri
 
 
@@ -56,24 +74,29 @@ class MlflowTracker:
     directory: str | None = None
     waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
     writer: threading.Thread | None = None
-    error: Exception | None = None
+    began: int = 0  # milliseconds
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         self.uri = store(self.uri)
 
     # --- an observer ----------------------------------------------------------------------------------------------
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
+        self.began = now()
         self.writer = threading.Thread(target=self._write, args=(job,), name="mlflow", daemon=True)
         self.writer.start()
 
     def record(self, record: Record) -> None:
-        self.waiting.put((int(time.time() * 1000), record))
+        self.rounds += 1
+        self.waiting.put((now(), record))
 
     def end(self, result: Result) -> None:
         self._close("FINISHED", "finished")
 
     def failed(self, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, ConfigError) and self.rounds == 0:
+            self._close(*NEVER)
+        elif isinstance(error, KeyboardInterrupt | SystemExit):
             self._close("KILLED", "interrupted")
         else:
             self._close("FAILED", "diverged" if isinstance(error, Diverged) else type(error).__name__)
@@ -82,46 +105,68 @@ class MlflowTracker:
         self.waiting.put((status, reason, DONE))
         if self.writer is not None:
             self.writer.join()
-        if self.error is not None:
-            print(f"warning: not tracked in MLflow: {self.error}; the run itself is complete", file=sys.stderr)
 
     # --- the writer's thread --------------------------------------------------------------------------------------
     def _write(self, job: Job) -> None:
         try:
             self._track(job)
         except Exception as error:  # any failure of the store, of whatever kind it raises
-            self.error = error
+            reason = " ".join(redacted(str(error) or type(error).__name__).split())
+            print(f"warning: not tracked in MLflow: {reason}; the run itself goes on", file=sys.stderr)
 
     def _track(self, job: Job) -> None:
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
 
+        first = self.waiting.get()
+        if first == (*NEVER, DONE):
+            return
         client = MlflowClient(self.uri)
-        run = client.create_run(experiment_id(client, self.experiment, self.uri), tags=tags(job), run_name=label(job))
-        self._parameters(client, run.info.run_id, job)
-        status, reason = "", ""
-        while not status:
-            batch = [self.waiting.get()]
-            deadline = time.monotonic() + FLUSH_SECONDS
-            while batch[-1][-1] is not DONE and (left := deadline - time.monotonic()) > 0:
-                try:
-                    batch.append(self.waiting.get(timeout=left))
-                except queue.Empty:
-                    break
-            if batch[-1][-1] is DONE:
-                status, reason, _ = batch.pop()
-            self._metrics(client, run.info.run_id, batch)
-        client.set_tag(run.info.run_id, "status", reason)
-        self._artifacts(client, run.info.run_id, job)
-        client.set_terminated(run.info.run_id, status)
+        experiment = experiment_id(client, self.experiment, self.uri)
+        run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
+        run_id = run.info.run_id
+        self._parameters(client, run_id, job)
+        status, reason = self._rounds(client, run_id, first)
+        try:
+            client.set_tag(run_id, "status", reason)
+            self._artifacts(client, run_id, job)
+        finally:
+            client.set_terminated(run_id, status)
+
+    def _rounds(self, client: Any, run_id: str, first: Any) -> tuple[str, str]:
+        """Write the rounds' metrics as they come; how it ended."""
+        batch = [first]
+        while True:
+            self._gather(batch)
+            end = batch.pop() if batch[-1][-1] is DONE else None
+            try:
+                self._metrics(client, run_id, batch)
+                batch = []
+            except Exception:
+                if end is not None:
+                    raise
+            if end is not None:
+                return end[0], end[1]
+            batch.append(self.waiting.get())
+
+    def _gather(self, batch: list[Any]) -> None:
+        """Add what comes within FLUSH_SECONDS."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while batch[-1][-1] is not DONE and (left := deadline - time.monotonic()) > 0:
+            try:
+                batch.append(self.waiting.get(timeout=left))
+            except queue.Empty:
+                return
 
     def _parameters(self, client: Any, run_id: str, job: Job) -> None:
         from mlflow.entities import Param
 
         plain = job.experiment.plain()
-        plain.pop("tracking")  # a store's address may hold a password
+        plain.pop("tracking")
         params = [Param(key, value[:6000]) for key, value in flatten(plain).items()]
         for at in range(0, len(params), BATCH):
             client.log_batch(run_id, params=params[at : at + BATCH])
@@ -141,15 +186,14 @@ class MlflowTracker:
     def _artifacts(self, client: Any, run_id: str, job: Job) -> None:
         import yaml
 
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "config.yaml"
-            plain = job.experiment.plain()
-            plain.pop("tracking")
-            config.write_text(yaml.safe_dump(plain, sort_keys=False))
-            client.log_artifact(run_id, str(config))
+        client.log_text(run_id, yaml.safe_dump(job.experiment.plain(), sort_keys=False), "config.yaml")
         for name in ("rounds.parquet", "result.json", "environment.json"):
             if self.directory and (Path(self.directory) / name).is_file():
                 client.log_artifact(run_id, str(Path(self.directory) / name))
+
+
+def now() -> int:
+    return int(time.time() * 1000)
 
 
 def label(job: Job) -> str:
@@ -163,17 +207,24 @@ def name_of(spec: Any) -> str:
 def tags(job: Job) -> dict[str, str]:
     from importlib.metadata import version
 
-    workload = job.experiment.workload
     found = {
         "method": name_of(job.experiment.method),
-        "workload": name_of(workload),
+        "workload": name_of(job.experiment.workload),
         "seed": str(job.experiment.seed),
         "fedfleet.run_id": job.run_id,
         "fedfleet.version": version("fedfleet"),
     }
-    if isinstance(workload, dict) and "partition" in workload:
-        found["partition"] = name_of(workload["partition"])
-    return found
+    partition = partition_of(job)
+    return {**found, "partition": partition} if partition else found
+
+
+def partition_of(job: Job) -> str:
+    """By the name that was chosen, else the workload's default by its class."""
+    spec = job.experiment.workload
+    if isinstance(spec, dict) and "partition" in spec:
+        return name_of(spec["partition"])
+    default = getattr(job.workload, "partition", None)
+    return "" if default is None else name_of(default).lower()
 
 
 def experiment_id(client: Any, name: str, uri: str) -> str:
@@ -185,7 +236,8 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         return known.experiment_id
     beside = None
     if uri.startswith("sqlite:///"):
-        beside = (Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / name).resolve().as_uri()
+        folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
+        beside = folder.resolve().as_uri()
     try:
         return client.create_experiment(name, artifact_location=beside)
     except MlflowException:  # another process was quicker
