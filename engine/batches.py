@@ -22,7 +22,7 @@ class Stream(NamedTuple):
     """The batches of some clients for one visit; K is the longest client's number of steps."""
 
     rows: Tensor  # (c, K, B) int64, rows of the training set; short batches repeat their first row
-    weight: Tensor | None  # (c, K, B) float, 1 / examples in the batch, 0 on repeats; None if all batches are full
+    weight: Tensor | None  # (c, K, B) float64, 1 / examples in the batch, 0 on repeats; None if all batches are full
     steps: Tensor  # (c,) int64
     keys: Tensor  # (c, K) int64, this step's source of randomness
 
@@ -44,7 +44,7 @@ def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, 
     within = torch.where(real, within, within[..., :1])
     chosen = shuffled[origin.unsqueeze(-1) + within] + offsets.view(-1, 1, 1)
     rows = torch.from_numpy(parts.rows)[chosen]
-    weight = None if bool(real.all()) else real / real.sum(-1, keepdim=True)
+    weight = None if bool(real.all()) else real.to(torch.float64) / real.sum(-1, keepdim=True)
     return Stream(rows, weight, steps, counted.key(seed, "step", who.unsqueeze(1), first.unsqueeze(1) + step))
 
 

@@ -7,6 +7,7 @@ blocks that one host is handed at a time and whose sums come back as one.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy as np
 from ..workloads import counted
 from .config import Local
 
-TASKS = 32
-"""Tasks a round at most: enough to balance hosts, few enough that handing them out costs little."""
+FEWEST, MOST = 16, 128
+"""Tasks a round, where there are blocks enough: a task costs a message as long as the model, whatever it holds."""
 
 
 class Task(NamedTuple):
@@ -52,13 +53,23 @@ def plan(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> li
     steps = steps_of(sizes, local)
     ordered = clients[np.lexsort((clients, -steps))]
     blocks = np.array_split(ordered, -(-len(ordered) // block))
-    groups = np.array_split(np.arange(len(blocks)), min(TASKS, len(blocks)))
+    edges = task_edges(len(blocks))
     tasks = []
-    for index, group in enumerate(groups):
-        members = [blocks[i] for i in group]
+    for index, (begin, end) in enumerate(pairwise(edges)):
+        members = blocks[begin:end]
         cuts = np.cumsum([len(member) for member in members])
         tasks.append(Task(index, np.concatenate(members), tuple(int(cut) for cut in cuts)))
     return tasks
+
+
+def task_edges(blocks: int) -> list[int]:
+    """Where tasks begin among so many blocks: a block each if they are few, else a quarter of the tasks with half of
+    the blocks, a quarter with half of the rest, and so on, so that hosts that pull them finish together."""
+    count = min(max(FEWEST, blocks // 8), MOST)
+    if blocks <= count:
+        return list(range(blocks + 1))
+    shares = np.cumsum(np.repeat([8, 4, 2, 1], count // 4))
+    return sorted({0, *np.rint(shares / shares[-1] * blocks).astype(int).tolist()})
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:

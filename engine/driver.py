@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..algorithms.contract import Algorithm, Message, Round
+from ..algorithms.contract import Message, Round
 from ..workloads.base import Parts
 from . import cohort
 from .config import Local
 from .errors import Diverged
 from .fleet import Fleet
 from .forms import Forms
-from .host import Shared, Slice, Sums, Work
+from .host import Shared, Slice, Sums, Work, keep_heap
 from .job import Job
 from .store import Table
 
@@ -38,6 +38,7 @@ class Driver:
         """fleet: makes the hosts, given the store's (folder, capacity)."""
         experiment = job.experiment
         self.job, self.setup, self.plan = job, setup, experiment.federation
+        keep_heap()
         torch.set_num_threads(experiment.engine.threads)
         x = job.start()
         self.method = job.method()
@@ -78,10 +79,10 @@ class Driver:
             return {}
         started = time.perf_counter()
         everyone = np.arange(self.plan.clients)
-        mean, _ = self._train(method, everyone, opening=True)
+        forms = Forms(method, self.model())
+        mean, _ = self._train(forms, everyone, opening=True)
         self.server = method.server_update(self.server, mean, self._where(len(everyone)))
         self.table.commit()
-        forms = Forms(method, method.model(self.server))
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
     @torch.no_grad()
@@ -91,7 +92,7 @@ class Driver:
         if self.job.changes:
             self.method = self.job.method(self.round)
         sampled = cohort.sample(self.job.experiment.seed, self.round, self.plan.clients, self.plan.cohort)
-        mean, facts = self._train(self.method, sampled)
+        mean, facts = self._train(self.forms, sampled)
         trained = time.perf_counter()
         self.server = self.method.server_update(self.server, mean, self._where(len(sampled)))
         self._check(mean)
@@ -109,7 +110,7 @@ class Driver:
     def _where(self, size: int) -> Round:
         return Round(self.round, self.plan.rounds, size, self.plan.clients)
 
-    def _train(self, method: Algorithm, sampled: np.ndarray, opening: bool = False) -> tuple[Message, Record]:
+    def _train(self, forms: Forms, sampled: np.ndarray, opening: bool = False) -> tuple[Message, Record]:
         sizes = self.setup.parts.sizes
         local = Local(epochs=1, batch=self.plan.local.batch) if opening else self.plan.local
         tasks = cohort.plan(sampled, sizes[sampled], local, self.block)
@@ -131,7 +132,7 @@ class Driver:
             "client/gradients": facts["gradients"],
             "time/hosts": seconds,
         }
-        return self.forms.mean([torch.as_tensor(leaf) for leaf in leaves], len(sampled)), record
+        return forms.mean([torch.as_tensor(leaf) for leaf in leaves], len(sampled)), record
 
     def _share(self, state: Any) -> Shared:
         self.version += 1
@@ -147,7 +148,7 @@ class Driver:
             waiting[result.index] = result
             while following in waiting:
                 part = waiting.pop(following)
-                leaves = [a + b for a, b in zip(leaves, part.leaves, strict=True)] if following else part.leaves
+                leaves = add(leaves, part.leaves) if following else [np.array(leaf) for leaf in part.leaves]
                 for name, value in part.facts.items():
                     facts[name] = facts.get(name, 0.0) + value
                 following += 1
@@ -176,6 +177,13 @@ class Driver:
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: leaf.detach().clone() for name, leaf in self.model().items()}
+
+
+def add(total: list[np.ndarray], part: list[np.ndarray]) -> list[np.ndarray]:
+    """total + part, in total's memory."""
+    for a, b in zip(total, part, strict=True):
+        np.add(a, b, out=a)
+    return total
 
 
 def traffic(forms: Forms, clients: int) -> Record:

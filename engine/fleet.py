@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
-import torch
-
 from .host import Data, Host, Shared, Sums
 from .job import Job
 
@@ -22,10 +20,9 @@ class Fleet(Protocol):
 
 
 class InProcess:
-    """One host, here. Leaves torch's number of threads as it was."""
+    """One host, here."""
 
     def __init__(self, job: Job, data: Data, store: tuple[str, int]) -> None:
-        self.threads = torch.get_num_threads()
         self.host = Host(job, data, store)
 
     def map(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
@@ -33,4 +30,4 @@ class InProcess:
             yield getattr(self.host, call)(task, shared)
 
     def close(self) -> None:
-        torch.set_num_threads(self.threads)
+        """Nothing was started."""

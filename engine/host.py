@@ -113,7 +113,7 @@ class Host:
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
-        total = Total(self.forms)
+        total = Total(trips.forms)
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
@@ -180,7 +180,7 @@ class Host:
             method = self.job.method(version[0])
             chosen = method.opening if opening else method
             assert chosen is not None
-            self.trips = version, Trips(chosen, self.job.workload)
+            self.trips = version, Trips(chosen, self.job.workload, self.x)
         return self.trips[1]
 
     def _public(self, shared: Shared) -> Any:

@@ -179,9 +179,11 @@ def in_process(job: Job) -> Iterator[Record]:
     split = job.split()
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
+    threads = torch.get_num_threads()
     driver = Driver(job, setup, lambda store: InProcess(job, data, store))
     try:
         yield from driver.rounds()
         return driver.tensors()
     finally:
         driver.close()
+        torch.set_num_threads(threads)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Batch, Workload
+from .forms import Forms
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -28,8 +29,9 @@ class Outcome(NamedTuple):
 
 
 class Trips:
-    def __init__(self, algorithm: Algorithm, workload: Workload) -> None:
+    def __init__(self, algorithm: Algorithm, workload: Workload, x: Tree) -> None:
         self.algorithm, self.workload = algorithm, workload
+        self.forms = Forms(algorithm, x)
         self.gradients = 0
 
     def loss(self, layout: Layout, views: list[Tensor], batch: Batch) -> Tensor:
@@ -56,10 +58,10 @@ class Trips:
     # --- one client ---------------------------------------------------------------------------------------------
     def _gradient(self, y: Tree, batch: Batch) -> tuple[Tree, Tensor]:
         with torch.enable_grad():
-            views = [view.detach().requires_grad_() for view in y.views()]
-            loss = self.loss(y.layout, views, batch)
-            gradients = torch.autograd.grad(loss, views)
-        return Tree(torch.cat([g.reshape(-1) for g in gradients]), y.layout), loss.detach()
+            point = Tree(y.flat.detach().requires_grad_(), y.layout)
+            loss = self.loss(y.layout, point.views(), batch)
+            (gradient,) = torch.autograd.grad(loss, point.flat)
+        return Tree(gradient, y.layout), loss.detach()
 
     def alone(self, public: Any, client: Any, steps: int, batches: Batches) -> Outcome:
         """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
@@ -73,8 +75,11 @@ class Trips:
 
     # --- a block --------------------------------------------------------------------------------------------------
     def _gradient_in_block(self, y: Tree, batch: Batch) -> tuple[Tree, Tensor]:
-        gradients, loss = grad_and_value(lambda views: self.loss(y.layout, views, batch))(y.views())
-        return Tree(torch.cat([g.reshape(-1) for g in gradients]), y.layout), loss
+        def loss_at(flat: Tensor) -> Tensor:
+            return self.loss(y.layout, Tree(flat, y.layout).views(), batch)
+
+        gradient, loss = grad_and_value(loss_at)(y.flat)
+        return Tree(gradient, y.layout), loss
 
     def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> Outcome:
         """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""

@@ -20,3 +20,13 @@ def data_root() -> str:
         if root.is_dir():
             return str(root)
     pytest.skip("the real data sets are not here; set FEDFLEET_DATA to their folder")
+
+
+@pytest.fixture(scope="session")
+def ray_here():
+    """One Ray for all tests that need it; four logical processors, so that two or three hosts fit anywhere."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+    yield
+    ray.shutdown()

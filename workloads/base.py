@@ -168,13 +168,13 @@ class Classification(Workload):
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape), normalised."""
         x = batch["input"]
-        scale = 255.0 if x.dtype == torch.uint8 else 1.0
+        x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         if self.mean == (0.0,) and self.std == (1.0,):
-            return x.to(dtype) / scale
+            return x
         channels = (-1,) + (1,) * (len(self.shape) - 1)
         mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(channels)
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(channels)
-        return (x.to(dtype) / scale - mean) / std
+        return (x - mean) / std
 
     def logits(self, p: Params, batch: Batch) -> Tensor:
         return self.network(p, self.inputs(batch, next(iter(p.values())).dtype))

@@ -43,14 +43,24 @@ def _word(part: int | str) -> int:
 
 def key(*parts: int | str | Tensor) -> Tensor:
     """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw."""
-    folded = torch.zeros((), dtype=torch.int64)
-    for part in parts:
+    lead = next((i for i, part in enumerate(parts) if isinstance(part, Tensor)), len(parts))
+    folded = torch.tensor(_constant(parts[:lead]))
+    for part in parts[lead:]:
         if isinstance(part, Tensor):
             folded = folded.to(part.device)
         else:
             part = _word(part)
         folded = _mix((folded ^ part) + _GOLDEN)
     return folded
+
+
+@lru_cache(1024)
+def _constant(parts: tuple[int | str, ...]) -> int:
+    """Leading numbers and strings, folded: much the same ones head every key of a run."""
+    folded = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        folded = _mix((folded ^ _word(part)) + _GOLDEN)
+    return int(folded)
 
 
 def bits(key: Tensor, count: int) -> Tensor:

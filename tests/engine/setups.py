@@ -1,0 +1,44 @@
+"""Small experiments for the engine's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedfleet.engine.config import Experiment, experiment
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
+    "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
+    "local_muon": {"name": "local_muon", "matrices": 0.01, "vectors": 0.1},
+    "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
+}
+
+STEPS = {"steps": 3, "batch": 16}
+EPOCHS = {"epochs": 1, "batch": 8}
+"""Clients have unequal numbers of rows, hence of steps."""
+
+
+def digits(method: Any, local: dict[str, int], rounds: int = 3, **engine: Any) -> Experiment:
+    """30 unequal clients, 9 a round."""
+    return experiment(
+        {
+            "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [16]}},
+            "method": METHODS.get(method, method) if isinstance(method, str) else method,
+            "federation": {"clients": 30, "cohort": 9, "rounds": rounds, "local": local},
+            "engine": {"backend": "local", "block": 4, **engine},
+            "evaluate": {"every": 2, "batch": 100},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def quadratic(method: Any, workload: dict[str, Any], plan: dict[str, Any], **engine: Any) -> Experiment:
+    return experiment(
+        {
+            "workload": {"name": "quadratic", **workload},
+            "method": method,
+            "federation": {"local": {"steps": 5, "batch": 1}, **plan},
+            "engine": {"backend": "local", "dtype": "float64", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )

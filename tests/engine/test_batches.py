@@ -1,0 +1,77 @@
+"""The stream of batches against its slow definition: shuffled passes, one after the other, continued over visits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine.batches import stream
+from fedfleet.engine.config import Local
+from fedfleet.workloads.base import Parts
+
+SIZES = [1, 5, 7, 16, 30]
+PARTS = Parts.of(np.array_split(np.random.default_rng(0).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+
+
+def rows_of(client: int) -> list[int]:
+    return PARTS.rows[PARTS.offsets[client] : PARTS.offsets[client + 1]].tolist()
+
+
+def batches(client: int, visit: int, local: Local) -> list[list[int]]:
+    """A client's batches of one visit, run alone."""
+    found = stream(PARTS, np.array([client]), np.array([visit]), local, seed=3)
+    weight = torch.ones_like(found.rows, dtype=torch.float64) if found.weight is None else found.weight
+    return [
+        [int(r) for r, w in zip(found.rows[0, k], weight[0, k], strict=True) if w > 0]
+        for k in range(int(found.steps[0]))
+    ]
+
+
+@pytest.mark.parametrize("local", [Local(steps=3, batch=4), Local(epochs=2, batch=4), Local(steps=11, batch=100)])
+@pytest.mark.parametrize("client", range(len(SIZES)))
+def test_every_pass_has_every_row_once(client, local):
+    passes = -(-SIZES[client] // local.batch)
+    found = [batch for visit in range(2 * passes) for batch in batches(client, visit, local)]
+    for begin in range(0, len(found) - passes + 1, passes):
+        one = found[begin : begin + passes]
+        assert sorted(row for batch in one for row in batch) == sorted(rows_of(client))
+        assert all(len(batch) == local.batch for batch in one[:-1])
+
+
+def test_passes_are_shuffled_anew():
+    orders = {tuple(batches(4, visit, Local(epochs=1, batch=30))[0]) for visit in range(5)}
+    assert len(orders) == 5
+
+
+@pytest.mark.parametrize("local", [Local(steps=3, batch=4), Local(epochs=2, batch=4)])
+def test_a_client_draws_the_same_in_any_company(local):
+    clients, visits = np.array([3, 0, 4, 2]), np.array([5, 0, 2, 7])
+    company = stream(PARTS, clients, visits, local, seed=3)
+    for i, (client, visit) in enumerate(zip(clients, visits, strict=True)):
+        alone = stream(PARTS, clients[i : i + 1], visits[i : i + 1], local, seed=3)
+        steps = int(alone.steps[0])
+        assert torch.equal(company.keys[i, :steps], alone.keys[0, :steps])
+        assert company.weight is not None
+        real = company.weight[i, :steps] > 0
+        expected = [row for batch in batches(int(client), int(visit), local) for row in batch]
+        assert company.rows[i, :steps][real].tolist() == expected
+        assert torch.allclose(company.weight[i, :steps].sum(-1), torch.ones(steps, dtype=torch.float64))
+
+
+def test_keys_differ_by_client_and_step_and_visit():
+    clients = np.arange(5)
+    keys = [stream(PARTS, clients, np.full(5, visit), Local(steps=4, batch=2), seed=0).keys for visit in range(3)]
+    assert len(set(torch.cat(keys).flatten().tolist())) == 5 * 4 * 3
+
+
+def test_every_order_is_about_as_likely():
+    """720 shuffles of three rows: each of the six orders 120 times, give or take 4 standard deviations (10 each)."""
+    parts = Parts.of([np.arange(3)])
+    found = [
+        tuple(stream(parts, np.array([0]), np.array([v]), Local(epochs=1, batch=3), seed=0).rows[0, 0].tolist())
+        for v in range(720)
+    ]
+    counts = [found.count(order) for order in set(found)]
+    assert len(counts) == 6
+    assert all(80 <= count <= 160 for count in counts)

@@ -1,0 +1,46 @@
+"""Training is federated: a host that runs some clients reads no row of any other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine import cohort
+from fedfleet.engine.host import Data, Host, Shared, Work
+from fedfleet.engine.job import Job
+from fedfleet.engine.launch import prepare
+
+from .setups import EPOCHS, STEPS, digits
+
+
+def task_of(job: Job, data: Data, clients: np.ndarray) -> Work:
+    plan = job.experiment.federation
+    tasks = cohort.plan(clients, data.parts.sizes[clients], plan.local, len(clients))
+    none = np.full(len(clients), -1)
+    return Work(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
+
+
+@pytest.mark.parametrize("local", [STEPS, EPOCHS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("block", [1, 4])
+def test_other_clients_rows_may_be_anything(local, block):
+    """Rows of all other clients are overwritten by NaN: not a bit of the result changes."""
+    job = prepare(digits("fedavg", local, block=block), "test")
+    split = job.split()
+    clients = np.array([3, 8, 11, 20])
+    own = np.concatenate([split.parts.rows[split.parts.offsets[c] : split.parts.offsets[c + 1]] for c in clients])
+    poisoned = {name: column.copy() for name, column in split.train.items()}
+    others = np.setdiff1d(np.arange(len(split.train["label"])), own)
+    poisoned["input"][others] = np.nan
+    assert len(others) > len(own) > 0
+    sums = []
+    for train in (split.train, poisoned):
+        data = Data.of(train, split.test, split.parts)
+        host = Host(job, data, ("", 0))
+        leaves = [leaf.numpy() for leaf in pytree.tree_leaves(host.forms.server.public)]
+        sums.append(host.train(task_of(job, data, clients), Shared(1, leaves)))
+    assert all(np.array_equal(a, b) for a, b in zip(sums[0].leaves, sums[1].leaves, strict=True))
+    assert np.isfinite(sums[1].leaves[0]).all()
+    assert sums[0].facts["loss"] == sums[1].facts["loss"]
+    assert torch.isfinite(torch.tensor(sums[1].facts["loss"]))

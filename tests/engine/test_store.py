@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine.store import Rows, Table
+
+
+class State(NamedTuple):
+    vector: torch.Tensor
+    count: torch.Tensor
+
+
+SAMPLE = State(torch.zeros(3, 2), torch.zeros((), dtype=torch.int64))
+
+
+@pytest.fixture
+def table(tmp_path):
+    table = Table(SAMPLE, clients=10, cohort=4, folder=str(tmp_path))
+    yield table
+    table.remove()
+
+
+def write(table: Table, clients: list[int], value: int) -> None:
+    rows = Rows(table.folder, SAMPLE, table.capacity)
+    _, fresh = table.reserve(np.array(clients))
+    states = State(torch.full((len(clients), 3, 2), float(value)), torch.full((len(clients),), value))
+    rows.write(torch.from_numpy(fresh), states)
+
+
+def read(table: Table, client: int) -> int:
+    rows = Rows(table.folder, SAMPLE, table.capacity)
+    state = rows.read(torch.tensor([int(table.row[client])]))
+    assert (state.vector == state.count).all()
+    return int(state.count)
+
+
+def test_a_round_that_is_given_up_leaves_what_was_committed(table):
+    write(table, [1, 2], 7)
+    table.commit()
+    write(table, [2, 3], 8)
+    table.abort()
+    assert read(table, 1) == read(table, 2) == 7
+    assert table.row[3] == -1
+
+
+def test_rows_are_reused_and_never_outgrow_the_file(table):
+    for value in range(50):
+        write(table, [value % 10, (value + 1) % 10, (value + 5) % 10, (value + 7) % 10], value)
+        table.commit()
+        assert read(table, (value + 7) % 10) == value
+    assert table.used <= table.capacity
+    rows = table.row.tolist()
+    assert len(set(rows)) == 10
+    assert not set(rows) & set(table.free)
+
+
+def test_the_file_is_sparse_and_goes_away(tmp_path):
+    big = Table((torch.zeros(1_000_000),), clients=1000, cohort=10, folder=str(tmp_path))
+    files = list(Path(big.folder).iterdir())
+    assert sum(f.stat().st_size for f in files) == 4 * 1_000_000 * 1010
+    assert sum(f.stat().st_blocks * 512 for f in files) < 1_000_000
+    big.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stateless_method_has_no_store():
+    table = Table((), clients=10, cohort=4, folder=None)
+    assert table.folder == ""
+    table.reserve(np.array([1, 2]))
+    table.commit()
