@@ -36,7 +36,10 @@ class Job:
 
     @cached_property
     def workload(self) -> Workload:
-        return self.parts.build("WORKLOADS", self.experiment.workload, "workload")
+        built = self.parts.build("WORKLOADS", self.experiment.workload, "workload")
+        if not isinstance(built, Workload):
+            raise ConfigError(f"workload: {self.experiment.workload!r} is not a workload; give a name or a Workload")
+        return built
 
     def method(self, round: int = 1) -> Algorithm:
         """The method with its schedules resolved for a round (1 … R)."""
@@ -69,8 +72,13 @@ class Job:
 
     def split(self) -> Split:
         """The data and who has which rows."""
-        plan = self.experiment.federation
+        clients = self.experiment.federation.clients
         try:
-            return self.workload.split(self.experiment.seed, plan.clients)
+            split = self.workload.split(self.experiment.seed, clients)
         except ValueError as error:
             raise ConfigError(f"workload: {error}") from error
+        sizes = split.parts.sizes
+        if len(sizes) != clients or not sizes.all():
+            got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
+            raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
+        return split

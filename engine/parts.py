@@ -175,7 +175,7 @@ class Parts:
             if inspect.isabstract(target):
                 raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
             return target, *signature(target)
-        except (ImportError, AttributeError, NameError, TypeError) as error:
+        except (ImportError, AttributeError, NameError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: {name} cannot be built: {error}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:

@@ -1,0 +1,348 @@
+"""Plug-ins: found by path, by name and by entry point; loaded by every host; mistakes told in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.job import Job
+from fedfleet.engine.launch import Result, run
+from fedfleet.engine.parts import Parts, find_plugin
+
+METHOD = """
+from dataclasses import dataclass
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.local import Rule
+from fedfleet.algorithms.rules import Sgd
+
+def halved(rule: Rule = Sgd(0.1)):
+    "fedavg with half a step of the server"
+    return fedavg(rule, server_lr=0.5)
+
+METHODS = {"halved": halved}
+"""
+RULE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from fedfleet.algorithms.local import Rule
+
+@dataclass(frozen=True)
+class Signed(Rule):
+    "y - lr sign(v)"
+    lr: float = 0.01
+
+    def step(self, y, v, state):
+        return y.add(v.sign(), -self.lr), state
+
+RULES = {"signed": Signed}
+"""
+WORKLOAD = """
+from dataclasses import dataclass
+import numpy as np
+from torch import nn
+from fedfleet.workloads.base import Classification, Model, Partition, Parts
+from fedfleet.workloads.models import Logistic
+from fedfleet.workloads.partitions import Iid
+
+@dataclass(frozen=True)
+class Bars(Classification):
+    "which half of a row of 4 is larger"
+    classes, shape = 2, (4,)
+    model: Model = Logistic()
+    partition: Partition = Iid()
+
+    def load(self):
+        x = np.sin(np.arange(240.0)).astype(np.float32).reshape(60, 4)
+        columns = {"input": x, "label": (x[:, :2].sum(1) > x[:, 2:].sum(1)).astype(np.int64)}
+        return columns, columns
+
+@dataclass(frozen=True)
+class Scaled(Model):
+    "linear, then a norm"
+    def build(self, shape, classes):
+        return nn.Sequential(nn.Linear(shape[0], classes), nn.LayerNorm(classes))
+
+@dataclass(frozen=True)
+class Rounds(Partition):
+    "row r to client r mod N"
+    def deal(self, labels, clients, seed):
+        return Parts.of([np.arange(i, len(labels), clients) for i in range(clients)])
+
+WORKLOADS = {"bars": Bars}
+MODELS = {"scaled": Scaled}
+PARTITIONS = {"rounds": Rounds}
+"""
+SPEC = {
+    "workload": {"name": "bars", "model": "scaled", "partition": "rounds"},
+    "method": {"name": "halved", "rule": {"name": "signed", "lr": 0.02}},
+}
+PLAN = {
+    "federation": {"clients": 6, "cohort": 4, "rounds": 2, "local": {"steps": 2, "batch": 8}},
+    "tracking": {"uri": "none"},
+}
+
+
+def described(plugins: list[str], spec: dict[str, Any] = SPEC, **engine: Any) -> Experiment:
+    return experiment({"plugins": plugins, **spec, **PLAN, "engine": {"backend": "local", "block": 2, **engine}})
+
+
+def finished(plugins: list[str], spec: dict[str, Any] = SPEC, **engine: Any) -> Result:
+    return run(described(plugins, spec, **engine))
+
+
+def refused(plugins: list[str], spec: dict[str, Any] = SPEC) -> str:
+    with pytest.raises(ConfigError) as caught:
+        finished(plugins, spec)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with the plug-ins as files, and those of them in a package."""
+    package = tmp_path / "mine" / "parts"
+    package.mkdir(parents=True)
+    for name, text in {"method": METHOD, "rule": RULE, "workload": WORKLOAD}.items():
+        (tmp_path / f"own_{name}.py").write_text(text)
+        (package / f"{name}.py").write_text(text)
+    (tmp_path / "mine" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "from .method import METHODS\nfrom .rule import RULES\nfrom .workload import MODELS, PARTITIONS, WORKLOADS\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in ("mine", "own_method", "own_rule", "own_workload", "broken"):
+            del sys.modules[name]
+
+
+BY_PATH = ["own_method.py", "own_rule.py", "own_workload.py"]
+BY_NAME = ["own_method", "own_rule", "own_workload"]
+
+
+# --- where it may be --------------------------------------------------------------------------------------------------
+def test_path_name_and_package_are_alike():
+    results = [finished(plugins) for plugins in (BY_PATH, BY_NAME, ["mine.parts"])]
+    assert len({result.model_sha256 for result in results}) == 1
+    assert set(results[0].metrics) == {"train/loss", "eval/loss", "eval/accuracy"}
+
+
+def test_named_again_in_the_same_process(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also after the user has imported the module, whose classes stay what they are."""
+    monkeypatch.syspath_prepend(str(folder))
+    import own_workload  # pyright: ignore[reportMissingImports]
+
+    first, second = finished(BY_NAME), finished(BY_NAME)
+    assert first.model_sha256 == second.model_sha256
+    assert sys.modules["own_workload"] is own_workload
+
+
+def test_an_edited_file_is_loaded_anew(folder: Path):
+    before = finished(BY_NAME).model_sha256
+    (folder / "own_method.py").write_text(METHOD.replace("0.5", "0.25"))
+    assert finished(BY_NAME).model_sha256 == finished(BY_PATH).model_sha256 != before
+
+
+def test_files_of_one_name_in_two_folders(folder: Path):
+    """Each class finds the names of its own module."""
+    (folder / "other").mkdir()
+    (folder / "other" / "own_rule.py").write_text(METHOD)
+    parts = Job.of("", described(["own_rule.py", "other/own_rule.py"])).parts
+    built = parts.build("METHODS", {"name": "halved", "rule": "signed"}, "method")
+    assert type(built.rule).__name__ == "Signed"
+
+
+def test_path_beside_the_experiment_file(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from fedfleet.tune.files import load
+
+    (folder / "e.yaml").write_text(json.dumps({"plugins": BY_PATH, **SPEC}))
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    loaded = load("../e.yaml", ["engine.backend=local", "tracking.uri=none", "federation.clients=20"])
+    assert run(loaded).metrics
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+SCRIPT = """
+import json
+import os
+import sys
+from dataclasses import dataclass
+
+import ray
+from fedfleet.engine.config import experiment
+from fedfleet.engine.launch import run
+from fedfleet.workloads.quadratic import Quadratic
+
+@dataclass(frozen=True)
+class Near(Quadratic):
+    "defined in the script itself"
+    heterogeneity: float = 0.1
+
+def sha(data, backend, hosts):
+    engine = {"backend": backend, "hosts": hosts, "block": 2}
+    return run(experiment({**data, "engine": engine})).model_sha256
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+os.chdir(sys.argv[1])
+data = json.loads(sys.argv[2])
+own = {**data, "workload": Near(), "method": "halved"}
+print(sha(data, "local", 1), sha(data, "ray", 2))
+print(sha(own, "local", 1), sha(own, "ray", 1))
+"""
+
+
+def installed(folder: Path, value: str) -> dict[str, str]:
+    """The environment in which a distribution with one entry point is installed."""
+    info = folder / "own_parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fedfleet.plugins]\nown = {value}\n")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_every_host_has_them(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """By path, by name, from a package, and by an entry point that no experiment names; Ray is started in one folder
+    and the run in another, of which Ray's processes have not heard. A class of the script's own travels, too."""
+    ours, elsewhere = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("elsewhere")
+    (ours / "by_entry_point.py").write_text(RULE)
+    (elsewhere / "script.py").write_text(SCRIPT)
+    data = {"plugins": ["own_method.py", "mine.parts.workload", "own_workload"], **SPEC, **PLAN}
+    command = [sys.executable, "script.py", str(folder), json.dumps(data)]
+    env = installed(ours, "by_entry_point")
+    done = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (line.split() for line in done.stdout.splitlines())
+    assert first[0] == first[1] == finished(BY_PATH).model_sha256
+    assert second[0] == second[1] != first[0]
+
+
+def test_entry_point_that_cannot_be_loaded(folder: Path):
+    code = "from fedfleet.tune.cli import main; main(['list', 'rules'])"
+    env = installed(folder, "mine.absent")
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: plugins: the entry point own = mine.absent cannot be loaded: ModuleNotFound")
+    assert done.stderr.count("\n") == 1
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+def test_tables_are_extended_and_shadowed(folder: Path):
+    """The last plug-in named wins, others keep the package's."""
+    (folder / "first.py").write_text(METHOD.replace('{"halved": halved}', '{"fedavg": halved, "halved": halved}'))
+    (folder / "last.py").write_text(METHOD.replace("0.5", "0.25"))
+    own = Parts([find_plugin("first.py"), find_plugin("last.py")])
+    for table, entries in Parts().tables.items():
+        assert entries.keys() <= own.tables[table].keys()
+    assert own.build("METHODS", "fedavg", "method").server.lr == 0.5
+    assert own.build("METHODS", "halved", "method").server.lr == 0.25
+    assert Parts().build("METHODS", "fedavg", "method").server.lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "built"),
+    [
+        ("functools.partial(halved, Sgd(0.3))", 0.3),
+        ("functools.partial(halved, rule=Sgd(0.3))", 0.3),
+        ("lambda **more: halved(Sgd(0.3))", 0.3),
+        ("'own_method:halved'", 0.1),
+    ],
+)
+def test_kinds_of_entries(folder: Path, entry: str, built: float):
+    (folder / "kinds.py").write_text(f"import functools\n{METHOD}\nMETHODS = {{'k': {entry}}}\n")
+    parts = Parts([find_plugin("kinds.py"), find_plugin("own_method")])
+    assert parts.build("METHODS", "k", "method").rule.lr == built
+
+
+def test_a_class_with_an_init_of_its_own(folder: Path):
+    own = RULE.replace("@dataclass(frozen=True)\n", "").replace(
+        "    lr: float = 0.01\n", "    def __init__(self, lr: float = 0.01):\n        self.lr = lr\n"
+    )
+    (folder / "init.py").write_text(own)
+    parts = Parts([find_plugin("init.py")])
+    assert parts.build("RULES", {"name": "signed", "lr": 1}, "rule").lr == 1.0
+    with pytest.raises(ConfigError, match=r"rule\.lr must be a valid number"):
+        parts.build("RULES", {"name": "signed", "lr": "much"}, "rule")
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["absent.py", "absent", "mine.absent", "absent.parts", "a/b"])
+def test_missing(name: str):
+    assert name in (said := refused([name]))
+    assert said.endswith("give a path to a .py file or a module's name")
+
+
+@pytest.mark.parametrize("name", ["broken.py", "broken", "mine"])
+def test_without_tables(folder: Path, name: str):
+    (folder / "broken.py").write_text("METHOD = {}\n")
+    assert "has none of the tables METHODS, RULES" in refused([name])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nraise RuntimeError('no\\nluck')", "cannot be loaded (line 2): RuntimeError: no"),
+        ("def f(:", "cannot be loaded: SyntaxError: invalid syntax"),
+        ("import absent_package", "cannot be loaded (line 1): ModuleNotFoundError: No module named 'absent_package'"),
+        ("METHODS = ['a']", "must be a table, name -> callable, got ['a']"),
+    ],
+)
+def test_broken(folder: Path, text: str, said: str):
+    (folder / "broken.py").write_text(text)
+    (folder / "mine" / "__init__.py").write_text(text)
+    for name in ("broken.py", "broken", "mine"):
+        message = refused([name])
+        assert message.startswith("plugins: ")
+        assert said.replace(" (line 1)", "").replace(" (line 2)", "").split(": ")[-1] in message
+        assert name in message
+        if name != "mine":
+            assert said in message
+
+
+def test_package_that_breaks_on_the_way(folder: Path):
+    (folder / "mine" / "__init__.py").write_text("import absent_package\n")
+    assert refused(["mine.parts"]) == (
+        "plugins: mine.parts cannot be loaded: ModuleNotFoundError: No module named 'absent_package'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("dict", "method.name: bad cannot be built: no signature found"),
+        ("5", "method.name: bad cannot be built: 5 is not a callable object"),
+        ("'absent_package:f'", "method.name: bad cannot be built: No module named 'absent_package'"),
+        ("Half", "method.name: bad cannot be built: it does not define client_begin, client_finish"),
+        ("lambda: {}", "is not a method; give a name or an Algorithm"),
+        ("unknown", "method.name: bad cannot be built: name 'Absent' is not defined"),
+    ],
+)
+def test_entries_that_cannot_be_built(folder: Path, entry: str, said: str):
+    (folder / "bad.py").write_text(
+        "from fedfleet.algorithms.contract import Algorithm\n"
+        "class Half(Algorithm): ...\n"
+        "def unknown(mu: 'Absent' = 1): ...\n"
+        f"METHODS = {{'bad': {entry}}}\n"
+    )
+    assert said in refused(["bad.py"], {"workload": "quadratic", "method": "bad"})
+
+
+def test_a_workload_that_is_none(folder: Path):
+    (folder / "bad.py").write_text("WORKLOADS = {'bad': lambda: {}}\n")
+    assert "is not a workload" in refused(["bad.py"], {"workload": "bad", "method": "fedavg"})
+
+
+def test_a_client_without_rows(folder: Path):
+    (folder / "bare.py").write_text(WORKLOAD.replace("arange(i, len(labels), clients)", "arange(i // 2 * 60) % 60"))
+    said = refused(["own_method", "own_rule", "bare.py"])
+    assert said == "workload: every client must have a row, got rows for 4 of 6 clients; lower federation.clients"
