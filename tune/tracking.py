@@ -8,10 +8,7 @@ that fails for a while, such as a server that is restarted, gets what it missed 
 
 from __future__ import annotations
 
-import logging
-import os
 import queue
-import re
 import sys
 import threading
 import time
@@ -24,6 +21,7 @@ from ..engine.driver import Record
 from ..engine.errors import ConfigError, Diverged
 from ..engine.job import Job
 from ..engine.launch import Result
+from .stores import load_mlflow, open_store, store
 
 FLUSH_SECONDS = 1.0
 BATCH = 100
@@ -32,18 +30,6 @@ BATCH = 100
 DONE = object()
 NEVER = ("", "")
 """Status and reason of a run that could not begin."""
-
-PATIENCE = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-"""Unless the environment says otherwise: an absent server is given up after seconds (MLflow's own: minutes), `--json`
-has its line for itself, and a run talks to no server but the user's."""
-
-STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, str]:
@@ -54,17 +40,6 @@ def flatten(data: Any, prefix: str = "") -> dict[str, str]:
             flat.update(flatten(value, f"{prefix}{key}."))
         return flat
     return {prefix[:-1]: str(data)}
-
-
-def store(uri: str) -> str:
-    """The store's URI; "auto" is a SQLite file in the current folder."""
-    if uri == "auto":
-        return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    if not re.fullmatch(STORES, uri):
-        raise ConfigError(
-            f"tracking.uri must be auto, none, sqlite:///… or a server's http(s)://…, got {redacted(uri)!r}"
-        )
-    return uri
 
 
 @dataclass
@@ -115,18 +90,11 @@ class MlflowTracker:
             print(f"warning: not tracked in MLflow: {reason}; the run itself goes on", file=sys.stderr)
 
     def _track(self, job: Job) -> None:
-        for name, value in PATIENCE.items():
-            os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
-
-        for noisy in ("mlflow", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-
+        load_mlflow()
         first = self.waiting.get()
         if first == (*NEVER, DONE):
             return
-        client = MlflowClient(self.uri)
-        experiment = experiment_id(client, self.experiment, self.uri)
+        client, experiment = open_store(self.uri, self.experiment)
         run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
         run_id = run.info.run_id
         self._parameters(client, run_id, job)
@@ -225,23 +193,3 @@ def partition_of(job: Job) -> str:
         return name_of(spec["partition"])
     default = getattr(job.workload, "partition", None)
     return "" if default is None else name_of(default).lower()
-
-
-def experiment_id(client: Any, name: str, uri: str) -> str:
-    """The experiment's id, made if it is new; a local store keeps artifacts beside its database."""
-    from mlflow.exceptions import MlflowException
-
-    known = client.get_experiment_by_name(name)
-    if known is not None:
-        return known.experiment_id
-    beside = None
-    if uri.startswith("sqlite:///"):
-        folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
-        beside = folder.resolve().as_uri()
-    try:
-        return client.create_experiment(name, artifact_location=beside)
-    except MlflowException:  # another process was quicker
-        known = client.get_experiment_by_name(name)
-        if known is None:
-            raise
-        return known.experiment_id

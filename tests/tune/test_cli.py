@@ -1,0 +1,375 @@
+"""The command line as a user meets it: messages, results, progress, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+from fedfleet.engine.launch import digest
+from fedfleet.tune.files import load
+
+from .commands import COMMAND, LOCAL, invoke, shell, until
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder, with no data root."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+    return tmp_path
+
+
+# --- what cannot run as it is written ---------------------------------------------------------------------------------
+BAD = {
+    "unknown key": ("federation.cohrt=3", ["federation.cohrt", "did you mean cohort?"]),
+    "wrong type": ("federation.rounds=many", ["federation.rounds", "integer", "'many'"]),
+    "cohort too large": ("federation.cohort=200", ["cohort=200", "clients=100", "lower federation.cohort"]),
+    "unknown method": ("method.name=scafold", ["method.name", "scafold", "did you mean scaffold?"]),
+    "unknown rule": ("method.rule.name=adm", ["method.rule.name", "adm", "did you mean adam?"]),
+    "rule without a name": ("method.rule={lr: 1}", ["method.rule", "needs a name", "valid: sgd"]),
+    "unknown workload": ("workload.name=digit", ["workload.name", "digit", "did you mean digits?"]),
+    "unknown partition": ("workload.partition=dirichle", ["workload.partition", "did you mean dirichlet?"]),
+    "unknown model": ("workload.model.name=lennet", ["workload.model.name", "did you mean lenet?"]),
+    "malformed override": ("rounds", ["rounds is not an override", "write key=value"]),
+    "unknown schedule": ("method.rule.lr={name: cosinee, start: 1}", ["method.rule.lr", "cosinee"]),
+    "no such plug-in": ("plugins=no/such.py", ["plugins", "no/such.py", "give a path"]),
+    "no such module": ("plugins=no.such", ["plugins", "no.such", "give a path"]),
+    "unknown argument": ("workload.partition.alpha=1", ["workload.partition.alpha", "valid: beta, minimum, cap"]),
+    "negative beta": ("workload.partition.beta=-1", ["workload.partition", "beta=-1.0", "0 < beta"]),
+    "LeNet on 8 x 8": ("workload.model=lenet", ["lenet", "(1, 8, 8)", "choose mlp or logistic"]),
+    "clients > rows": ("federation.clients=5000", ["clients=5000", "lower federation.clients"]),
+    "no CUDA device": ("engine.device=cuda", ["engine.device=cuda", "no CUDA device is here", "use cpu"]),
+    "unknown device": ("engine.device=gpu", ["engine.device", "'gpu'", "must be auto"]),
+    "store's scheme": ("tracking.uri=ftp://x", ["tracking.uri", "ftp://x", "sqlite:///"]),
+    "store as a folder": ("tracking.uri=./mlruns", ["tracking.uri", "./mlruns", "sqlite:///"]),
+    "YAML object": ("seed=!!python/object/apply:os.getpid []", ["seed", "line 1", "python/object"]),
+}
+
+
+def check_refused(status: int, stderr: str, says: list[str], folder: Path, held: set[Path]) -> None:
+    assert status == 2, stderr
+    assert len(stderr.splitlines()) == 1
+    assert stderr.startswith("error: ")
+    assert "Traceback" not in stderr
+    for words in says:
+        assert words in stderr
+    assert set(folder.iterdir()) == held
+
+
+@pytest.mark.parametrize("case", [case for case in BAD if case != "no CUDA device"])
+def test_bad_settings(case: str, here: Path):
+    text, says = BAD[case]
+    done = invoke("run", "digits", *LOCAL, text)
+    check_refused(done.exit_code, done.stderr, says, here, set())
+
+
+def test_a_device_that_is_not_here(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    text, says = BAD["no CUDA device"]
+    done = invoke("run", "digits", *LOCAL, text)
+    check_refused(done.exit_code, done.stderr, says, here, set())
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("fashion_mnist", ["data_root", "FEDFLEET_DATA", "FashionMNIST/raw"]),
+        ("missing.yaml", ["there is no experiment missing.yaml", "valid: "]),
+        ("broken.yaml", ["broken.yaml", "line 3"]),
+        ("plugin.yaml", ["plugins", "broken.py", "ZeroDivisionError"]),
+        ("tables.yaml", ["plugins", "empty.py", "METHODS", "add one"]),
+        ("slope.yaml", ["plugins", "lines.py", "ValueError: first"]),
+    ],
+)
+def test_bad_files(source: str, says: list[str], here: Path):
+    (here / "broken.yaml").write_text("workload: digits\nmethod: {name: fedavg\n")
+    for name, plugin, text in (
+        ("plugin", "broken", "1 / 0\n"),
+        ("tables", "empty", "x = 1\n"),
+        ("slope", "lines", "raise ValueError('first\\nsecond')\n"),
+    ):
+        (here / f"{plugin}.py").write_text(text)
+        (here / f"{name}.yaml").write_text(f"workload: digits\nmethod: fedavg\nplugins: {plugin}.py\n")
+    done = invoke("run", source, *LOCAL)
+    check_refused(done.exit_code, done.stderr, says, here, set(here.iterdir()))
+
+
+def test_a_tracked_run_that_cannot_start_leaves_no_database(here: Path):
+    """The tracker begins before the data is dealt: neither folder nor store may remain."""
+    done = shell(here, "run", "digits", "engine.backend=local", "federation.clients=5000")
+    check_refused(done.returncode, done.stderr, ["clients=5000"], here, set())
+    assert done.stdout == ""
+
+
+def test_more_hosts_than_the_machine_has(here: Path):
+    done = shell(here, "run", "digits", "engine.hosts=4096")
+    says = ["engine.hosts x engine.cpus <=", "got 4096 x 1", "lower engine.hosts"]
+    check_refused(done.returncode, done.stderr, says, here, set())
+
+
+def test_out_that_holds_a_run(here: Path):
+    assert invoke("run", "digits", *LOCAL, "--out", "mine").exit_code == 0
+    before = {path: path.read_bytes() for path in (here / "mine").iterdir()}
+    done = invoke("run", "digits", *LOCAL, "--out", "mine")
+    check_refused(
+        done.exit_code, done.stderr, ["--out mine already holds a run", "choose another"], here, {here / "mine"}
+    )
+    assert {path: path.read_bytes() for path in (here / "mine").iterdir()} == before
+
+
+def test_out_that_cannot_be_a_folder(here: Path):
+    (here / "taken").write_text("mine")
+    for out in ("taken", "taken/deeper"):
+        done = invoke("run", "digits", *LOCAL, "--out", out)
+        check_refused(done.exit_code, done.stderr, [f"--out {out}", "choose another"], here, {here / "taken"})
+
+
+def test_an_empty_folder_stays_empty_where_nothing_can_run(here: Path):
+    (here / "mine").mkdir()
+    done = invoke("run", "digits", *LOCAL, "federation.clients=5000", "--out", "mine")
+    check_refused(done.exit_code, done.stderr, ["clients=5000"], here, {here / "mine"})
+    assert not list((here / "mine").iterdir())
+    nested = invoke("run", "digits", *LOCAL, "federation.clients=5000", "--out", "a/b/c")
+    check_refused(nested.exit_code, nested.stderr, ["clients=5000"], here, {here / "mine"})
+
+
+def test_a_run_that_diverges_fails_with_one_line_and_keeps_its_record(here: Path):
+    done = invoke("run", "digits", *LOCAL, "method.rule.lr=1e30", "--out", "mine")
+    assert done.exit_code == 1
+    assert re.fullmatch(r"error: diverged in round \d: .*; lower the step size\n", done.stderr)
+    assert "failed: Diverged" in (here / "mine" / "run.log").read_text()
+
+
+def test_click_refuses_what_it_does_not_know():
+    for args in (["list", "methodz"], ["walk"], ["run"], ["run", "digits", "--jsn"]):
+        done = invoke(*args)
+        assert done.exit_code == 2
+        assert "Traceback" not in done.output
+
+
+# --- a run's result ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """(folder, the JSON object) of a run by a real shell."""
+    folder = tmp_path_factory.mktemp("finished")
+    overrides = ["engine.backend=local", "tracking.uri=none", "federation.rounds=7", "seed=5", "method.rule.lr=5e-2"]
+    done = shell(folder, "run", "digits", *overrides, "--out", "mine", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return folder / "mine", json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_json_line(finished: tuple[Path, Any]):
+    folder, result = finished
+    assert result["rounds"] == 7
+    assert set(result["metrics"]) == {"train/loss", "eval/loss", "eval/accuracy"}
+    assert re.fullmatch("[0-9a-f]{64}", result["model_sha256"])
+    assert result["run_id"]
+    assert 0 < result["seconds"] < 60
+    assert result["directory"] == str(folder)
+    assert json.loads((folder / "result.json").read_text()) == result
+
+
+def test_the_runs_files_agree(finished: tuple[Path, Any]):
+    folder, result = finished
+    rounds = pq.read_table(folder / "rounds.parquet").to_pydict()
+    assert rounds["round"] == [1, 2, 3, 4, 5, 6, 7]
+    assert sum(rounds["comm/bytes_down"]) == result["bytes_down"]
+    assert sum(rounds["comm/bytes_up"]) == result["bytes_up"]
+    assert [value is not None for value in rounds["eval/accuracy"]] == [False] * 4 + [True, False, True]
+    assert {name: rounds[name][-1] for name in result["metrics"]} == result["metrics"]
+    assert digest(load_file(folder / "model.safetensors")) == result["model_sha256"]
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert (folder / "run.log").read_text().splitlines()[-1].endswith("finished")
+
+
+def test_the_saved_configuration_repeats_the_run(finished: tuple[Path, Any]):
+    folder, result = finished
+    saved = str(folder / "config.yaml")
+    given = ["engine.backend=local", "tracking.uri=none", "federation.rounds=7", "seed=5", "method.rule.lr=5e-2"]
+    assert load(saved) == load("digits", given)
+    again = invoke("run", saved, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout.splitlines()[-1])["model_sha256"] == result["model_sha256"]
+
+
+def test_without_json_people_read_it(here: Path):
+    done = invoke("run", "digits", *LOCAL)
+    assert done.exit_code == 0
+    assert re.search(r"2 rounds in [\d.]+ s .*eval/accuracy 0\.\d{4}", done.stdout)
+    (folder,) = (here / "runs").iterdir()
+    assert f"run {folder.name} in {folder}" in done.stdout
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+def on_terminal(*args: str) -> tuple[str, str]:
+    """(standard output, what the terminal on standard error was sent)."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        sent = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # Linux's end of a pty
+                break
+            if not piece:
+                break
+            sent += piece
+        assert process.stdout is not None
+        return process.stdout.read(), sent.decode()
+
+
+def test_progress_on_a_terminal():
+    stdout, sent = on_terminal("run", "digits", *LOCAL, "federation.rounds=3", "evaluate.every=1", "--json")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent)
+    last = text.rstrip().split("\r")[-1]
+    assert re.search(r"round 3/3 .* loss \d\.\d{4}  accuracy \d+\.\d\d%  clients/s \d+ 0:00:00", last), text
+    assert "Traceback" not in text
+    assert json.loads(stdout)["rounds"] == 3
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("methods", "scaffold"),
+        ("workloads", "digits"),
+        ("models", "lenet"),
+        ("partitions", "dirichlet"),
+        ("rules", "adam"),
+        ("balls", "newton_schulz"),
+        ("experiments", "fashion_mnist"),
+    ],
+)
+def test_list(kind: str, line: str):
+    done = invoke("list", kind)
+    assert done.exit_code == 0
+    head, *rows = done.stdout.splitlines()
+    assert head.startswith("name")
+    found = next(row for row in rows if row.startswith(line))
+    assert len(found) > len(line) + 10
+
+
+def test_list_a_plugins_parts(here: Path):
+    (here / "mine.py").write_text('def mine(rule):\n    """My method."""\n\n\nMETHODS = {"mine": mine}\n')
+    done = invoke("list", "methods", "--plugin", "mine.py")
+    assert done.exit_code == 0
+    assert re.search(r"^mine +My method\.", done.stdout, re.M)
+    missing = invoke("list", "methods", "--plugin", "other.py")
+    assert (missing.exit_code, len(missing.stderr.splitlines())) == (2, 1)
+
+
+LIGHT = """
+import sys
+sys.argv = ["fedfleet", *sys.argv[1:]]
+from fedfleet.tune.cli import main
+if len(sys.argv) > 1:
+    main(standalone_mode=False)
+heavy = {"torch", "ray", "mlflow", "optuna", "pandas", "sklearn", "pyarrow"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("list", "methods"), ("list", "experiments"), ("--help",)])
+def test_looking_loads_nothing_heavy_and_is_quick(args: tuple[str, ...]):
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", LIGHT, *args], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - began)
+    assert statistics.median(seconds) < 1
+
+
+def test_show_kinds_and_bytes():
+    """An MLP 64-16-10 has 64*16 + 16 + 16*10 + 10 = 1210 numbers of 4 bytes; SCAFFOLD keeps one tree of them and sends
+    two each way."""
+    done = invoke("show", "digits", "workload.model.hidden=[16]", "federation.cohort=7")
+    assert done.exit_code == 0, done.output
+    text = re.sub(" +", " ", done.stdout)
+    for line in (
+        "fc1.weight 16 x 64 1,024 matrix 16 x 64",
+        "fc1.bias 16 16 vector",
+        "out.weight 10 x 16 160 matrix 10 x 16",
+        "out.bias 10 10 vector",
+        "total 1,210",
+        "per client keeps 4,840 B down 9,680 B up 9,680 B",
+        "per round 7 clients down 67,760 B up 67,760 B",
+    ):
+        assert line in text
+
+
+def test_show_equals_what_a_run_counts():
+    shown = invoke("show", "digits", *LOCAL).stdout
+    down, up = (
+        int(text.replace(",", "")) for text in re.findall(r"per round.*down ([\d,]+) B +up ([\d,]+) B", shown)[0]
+    )
+    result = json.loads(invoke("run", "digits", *LOCAL, "--json").stdout)
+    assert (result["bytes_down"], result["bytes_up"]) == (2 * down, 2 * up)
+
+
+def test_show_leaves_nothing(here: Path):
+    assert invoke("show", "digits").exit_code == 0
+    assert not list(here.iterdir())
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+def interrupted(here: Path, number: signal.Signals, *overrides: str) -> tuple[int, str, str]:
+    """A signal to the whole foreground group, as a terminal sends it, once rounds are being played."""
+    args = ["run", "digits", "federation.rounds=1000000", "evaluate.every=0", "--out", "mine", *overrides]
+    process = subprocess.Popen(
+        [*COMMAND, *args], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    log = here / "mine" / "run.log"
+    until(lambda: process.poll() is not None or (log.is_file() and "round=3" in log.read_text()), "round 3")
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    os.killpg(process.pid, number)
+    stdout, stderr = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive
+    assert stdout == ""
+    assert (here / "mine" / "rounds.parquet").is_file()
+    return process.returncode, stderr, log.read_text().splitlines()[-1]
+
+
+def status_in(database: Path) -> tuple[str, int]:
+    """(status, metrics' last step) of the only run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return run.info.status, max(m.step for m in client.get_metric_history(run.info.run_id, "train/loss"))
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_interrupted(here: Path, backend: str):
+    status, stderr, last = interrupted(
+        here, signal.SIGINT, f"engine.backend={backend}", "engine.hosts=1", f"engine.store={here / 'states'}"
+    )
+    assert (status, stderr) == (130, "interrupted\n")
+    assert "failed: KeyboardInterrupt" in last
+    kept = pq.read_table(here / "mine" / "rounds.parquet")["round"].to_pylist()
+    assert status_in(here / "mlflow.db") == ("KILLED", kept[-1])
+    assert kept == list(range(1, kept[-1] + 1))
+    if backend == "local":
+        assert not list((here / "states").iterdir())
+
+
+def test_terminated(here: Path):
+    status, stderr, _ = interrupted(here, signal.SIGTERM, "engine.backend=local", "tracking.uri=none")
+    assert (status, stderr) == (128 + signal.SIGTERM, "")

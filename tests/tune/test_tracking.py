@@ -1,0 +1,355 @@
+"""Tracking, read back through MLflow's own API."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from fedfleet.engine import Experiment
+from fedfleet.engine.config import redacted
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.files import load
+from fedfleet.tune.stores import PATIENCE, store
+from fedfleet.tune.tracking import MlflowTracker, flatten
+
+from .commands import COMMAND, invoke, shell, until
+
+RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--out", "mine")
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder, with MLflow's settings as they were before."""
+    monkeypatch.chdir(tmp_path)
+    for name in PATIENCE:
+        monkeypatch.setenv(name, os.environ.get(name) or PATIENCE[name])
+    return tmp_path
+
+
+def only_run(uri: str, experiment: str = "default") -> tuple[Any, Any]:
+    """(client, run) of a store with one run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    (run,) = client.search_runs([found.experiment_id])
+    return client, run
+
+
+def artifacts(client: Any, run: Any, folder: Path) -> dict[str, bytes]:
+    files = [item.path for item in client.list_artifacts(run.info.run_id)]
+    folder.mkdir()
+    return {path: Path(client.download_artifacts(run.info.run_id, path, str(folder))).read_bytes() for path in files}
+
+
+def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
+    """All of a run of RUN is in the store."""
+    client, run = only_run(uri)
+    assert run.info.status == "FINISHED"
+    assert 0 < run.info.start_time <= run.info.end_time
+    params = run.data.params
+    assert params["method.name"] == "scaffold"
+    assert params["method.rule.lr"] == "0.1"
+    assert params["workload.partition.beta"] == "0.1"
+    assert params["federation.local.steps"] == "5"
+    assert params["seed"] == "4"
+    told = {"method": "scaffold", "workload": "digits", "partition": "dirichlet", "seed": "4", "status": "finished"}
+    assert told.items() <= run.data.tags.items()
+    assert run.data.tags["fedfleet.run_id"] == result["run_id"]
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(metric.step for metric in history) == [1, 2, 3, 4, 5, 6, 7]
+    evaluated = client.get_metric_history(run.info.run_id, "eval/accuracy")
+    assert sorted(metric.step for metric in evaluated) == [5, 7]
+    assert {name: run.data.metrics[name] for name in result["metrics"]} == pytest.approx(result["metrics"])
+    stored = artifacts(client, run, here / "downloaded")
+    assert stored["config.yaml"] == (here / "mine" / "config.yaml").read_bytes()
+    assert stored["rounds.parquet"] == (here / "mine" / "rounds.parquet").read_bytes()
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+def test_a_run_in_sqlite(here: Path):
+    done = invoke(*RUN)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
+    assert {path.name for path in here.iterdir()} == {"mine", "mlflow.db", "mlartifacts", "downloaded"}
+
+
+def test_a_relative_path_and_an_experiment_of_any_name(here: Path):
+    (here / "deep").mkdir()
+    done = invoke(*RUN, "tracking.uri=sqlite:///deep/runs.db", "tracking.experiment=../a b/c")
+    assert (done.exit_code, done.stderr) == (0, "")
+    client, run = only_run("sqlite:///deep/runs.db", "../a b/c")
+    assert "rounds.parquet" in artifacts(client, run, here / "downloaded")
+    assert {path.name for path in (here / "deep").iterdir()} == {"runs.db", "mlartifacts"}
+
+
+def test_a_run_that_diverges_is_failed(here: Path):
+    done = invoke(*RUN, "method.rule.lr=1e30")
+    assert done.exit_code == 1
+    _, run = only_run(f"sqlite:///{here / 'mlflow.db'}")
+    assert run.info.status == "FAILED"
+    assert run.data.tags["status"] == "diverged"
+
+
+def test_two_runs_at_once_into_a_fresh_file(here: Path):
+    args = [*COMMAND, *RUN[:-2], "tracking.uri=sqlite:///both.db"]
+    both = [
+        subprocess.Popen([*args, f"seed={seed}"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for seed in (1, 2)
+    ]
+    for process in both:
+        _, stderr = process.communicate(timeout=120)
+        assert (process.returncode, stderr) == (0, "")
+    from mlflow import MlflowClient
+
+    client = MlflowClient("sqlite:///both.db")
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert sorted((run.data.params["seed"], run.info.status) for run in runs) == [("1", "FINISHED"), ("2", "FINISHED")]
+    for run in runs:
+        assert len(client.get_metric_history(run.info.run_id, "train/loss")) == 7
+
+
+def test_a_file_that_is_no_database_costs_a_warning(here: Path):
+    (here / "notes.db").write_text("these are notes, not a database\n" * 100)
+    done = invoke(*RUN, "tracking.uri=sqlite:///notes.db")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 7
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: not tracked in MLflow: ")
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_an_absent_server_costs_a_warning_and_seconds(here: Path):
+    began = time.monotonic()
+    done = shell(here, *RUN, f"tracking.uri=http://bob:{SECRET}@127.0.0.1:{free_port()}")
+    assert time.monotonic() - began < 45
+    assert done.returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 7
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: not tracked in MLflow: ")
+    assert line.endswith("; the run itself goes on")
+    assert SECRET not in done.stdout + done.stderr
+    assert not [path for path in here.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert {path.name for path in here.iterdir()} == {"mine"}
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real `mlflow server`."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    stores = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "files")]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, *stores], cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    try:
+        until(healthy, "the server's health")
+        yield address
+    finally:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in reversed(family):
+            member.kill()
+        psutil.wait_procs(family, timeout=10)
+
+
+def test_a_run_on_a_server(server: str, here: Path):
+    """With a password in the address, which such a server does not ask for and which must be found nowhere."""
+    address = server.replace("//", f"//bob:{SECRET}@")
+    done = invoke(*RUN, f"tracking.uri={address}")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+    check_complete(server, json.loads(done.stdout), here)
+    client, run = only_run(server)
+    assert SECRET not in str(run.to_dictionary())
+    assert not [path for path in here.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert "***@127.0.0.1" in (here / "mine" / "config.yaml").read_text()
+    assert not [value for value in client.get_run(run.info.run_id).data.params if value.startswith("tracking")]
+
+
+# --- a store that fails for a while -----------------------------------------------------------------------------------
+class Flaky:
+    """A client that writes metrics only from its third call on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.steps: list[int] = []
+
+    def log_batch(self, run_id: str, metrics: Any) -> None:
+        self.calls += 1
+        if self.calls < 3:
+            raise OSError("the server is being restarted")
+        self.steps += [metric.step for metric in metrics]
+
+
+def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedfleet.tune.tracking.FLUSH_SECONDS", 0.0)
+    tracker, client = MlflowTracker("sqlite:///unused.db"), Flaky()
+    for round in (1, 2, 3, 4):
+        tracker.record({"round": round, "train/loss": 1.0})
+    tracker.end(None)  # type: ignore[arg-type]
+    assert tracker._rounds(client, "run", tracker.waiting.get()) == ("FINISHED", "finished")
+    assert client.steps == [1, 2, 3, 4]
+
+
+def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedfleet.tune.tracking.FLUSH_SECONDS", 0.0)
+    tracker = MlflowTracker("sqlite:///unused.db")
+    tracker.record({"round": 1, "train/loss": 1.0})
+    tracker.end(None)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="restarted"):
+        tracker._rounds(Flaky(), "run", tracker.waiting.get())
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:///a.db",
+        "sqlite:////a/b.db",
+        "http://127.0.0.1:5000",
+        "https://host/path",
+        "postgresql+psycopg2://u@h/d",
+        "mysql+pymysql://h/d",
+        "databricks",
+        "databricks://profile",
+    ],
+)
+def test_stores(uri: str):
+    assert store(uri) == uri
+
+
+@pytest.mark.parametrize("uri", ["", "mlruns", "./mlruns", "/a/b", "file:///a", "ftp://h", "sqlite:a", "http://", "5"])
+def test_other_addresses_are_refused(uri: str, here: Path):
+    with pytest.raises(ConfigError, match=r"^tracking\.uri must be auto, none, sqlite:///"):
+        store(uri)
+    done = invoke(*RUN, f"tracking.uri='{uri}'")
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(here.iterdir())
+
+
+def test_auto_is_a_file_here(here: Path):
+    assert store("auto") == f"sqlite:///{here / 'mlflow.db'}"
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("https://bob:hunter2@h:5000/x", "https://***@h:5000/x"),
+        ("postgresql://bob:hun%40ter2@h/d", "postgresql://***@h/d"),
+        ("https://bob:hun@ter2@h/d", "https://***@h/d"),
+        ("https://:hunter2@h", "https://***@h"),
+        ("https://hunter2@h", "https://***@h"),
+        ("postgresql://h/d?user=bob&password=hunter2&ssl=1", "postgresql://h/d?user=bob&password=***&ssl=1"),
+        ("sqlite:////a/b@c.db", "sqlite:////a/b@c.db"),
+        ("http://h/a@b", "http://h/a@b"),
+        ("auto", "auto"),
+    ],
+)
+def test_redacted(text: str, safe: str):
+    assert redacted(text) == safe
+
+
+def test_a_refused_address_does_not_show_its_password():
+    done = invoke(*RUN, f"tracking.uri=ftp://bob:{SECRET}@h")
+    assert done.exit_code == 2
+    assert SECRET not in done.output
+    shown = invoke("show", "digits", f"tracking.uri=http://bob:{SECRET}@h")
+    assert shown.exit_code == 0
+    assert SECRET not in shown.output
+
+
+def test_the_saved_configuration_still_validates(here: Path):
+    experiment = load("digits", [f"tracking.uri=http://bob:{SECRET}@127.0.0.1"])
+    (here / "saved.yaml").write_text(yaml.safe_dump(experiment.plain()))
+    again = load("saved.yaml")
+    assert again.tracking.uri == "http://***@127.0.0.1"
+    assert again.model_copy(update={"tracking": experiment.tracking}) == experiment
+
+
+# --- off --------------------------------------------------------------------------------------------------------------
+OFF = """
+import sys
+from fedfleet.tune.cli import main
+main(sys.argv[1:], standalone_mode=False)
+assert "mlflow" not in sys.modules
+assert "ray" not in sys.modules
+"""
+
+
+def test_none_imports_no_mlflow(here: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", OFF, *RUN, "tracking.uri=none"], cwd=here, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in here.iterdir()} == {"mine"}
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+def test_flatten():
+    nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], "f": {}}
+    assert flatten(nested) == {"a.b": "1", "a.c.d": "None", "e": "[1, 2]", "f": "{}"}
+
+
+def test_the_users_own_settings_stay(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    done = invoke(*RUN, f"tracking.uri=http://127.0.0.1:{free_port()}")
+    assert done.exit_code == 0
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+
+
+def test_the_partition_is_tagged_where_it_is_the_default(here: Path):
+    done = invoke(*RUN, "workload=digits", "tracking.uri=sqlite:///x.db")
+    assert done.exit_code == 0, done.output
+    _, run = only_run("sqlite:///x.db")
+    assert run.data.tags["partition"]
+
+
+def test_python_reaches_the_same_store(here: Path):
+    from fedfleet.engine import run
+
+    experiment = Experiment.model_validate(
+        {
+            "workload": "quadratic",
+            "method": "fedavg",
+            "federation": {"clients": 4, "cohort": 2, "rounds": 2},
+            "engine": {"backend": "local"},
+        }
+    )
+    run(experiment)
+    with sqlite3.connect(here / "mlflow.db") as database:
+        assert database.execute("select status from runs").fetchall() == [("FINISHED",)]

@@ -1,0 +1,96 @@
+"""MLflow stores: their addresses, and opening one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import redacted
+from ..engine.errors import ConfigError
+
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Unless the environment says otherwise: an absent server is given up after seconds (MLflow's own: minutes), `--json`
+has its line for itself, and a run talks to no server but the user's."""
+
+STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
+
+
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""So that MLflow's pages open on training runs rather than on language models."""
+
+
+def store(uri: str) -> str:
+    """The store's URI; "auto" is a SQLite file in the current folder."""
+    if uri == "auto":
+        return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+    if not re.fullmatch(STORES, uri):
+        raise ConfigError(
+            f"tracking.uri must be auto, none, sqlite:///… or a server's http(s)://…, got {redacted(uri)!r}"
+        )
+    return uri
+
+
+def load_mlflow() -> None:
+    """Import MLflow, which takes seconds, with its loggers quiet."""
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    import mlflow  # noqa: F401
+
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def open_store(uri: str, experiment: str) -> tuple[Any, str]:
+    """(client, the experiment's id)."""
+    from mlflow import MlflowClient
+
+    with one_at_a_time(uri):
+        client = MlflowClient(uri)
+        return client, experiment_id(client, experiment, uri)
+
+
+@contextmanager
+def one_at_a_time(uri: str) -> Iterator[None]:
+    """The first use of a SQLite store creates its tables, and MLflow lets two processes try at once: both break."""
+    if not uri.startswith("sqlite"):
+        yield
+        return
+    import fcntl
+
+    name = hashlib.sha256(str(Path(uri.partition("///")[2]).resolve()).encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"fedfleet-store-{os.getuid()}-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        yield
+
+
+def experiment_id(client: Any, name: str, uri: str) -> str:
+    """The experiment's id, made if it is new; a local store keeps artifacts beside its database."""
+    from mlflow.exceptions import MlflowException
+
+    known = client.get_experiment_by_name(name)
+    if known is not None:
+        return known.experiment_id
+    beside = None
+    if uri.startswith("sqlite:///"):
+        folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
+        beside = folder.resolve().as_uri()
+    try:
+        return client.create_experiment(name, artifact_location=beside, tags=KIND)
+    except MlflowException:  # another process was quicker
+        known = client.get_experiment_by_name(name)
+        if known is None:
+            raise
+        return known.experiment_id
