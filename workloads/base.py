@@ -95,6 +95,11 @@ class Workload(ABC):
         """Metrics of test examples, each (B,); the report of a test set is their mean."""
 
 
+def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
+    """(B,) from logits (B, classes), labels (B,). Torch's own is taken apart in Python under vmap, and loads sympy."""
+    return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
+
+
 class Stateless:
     """A module as a function of its parameters: `call(p, x)`.
 
@@ -180,9 +185,9 @@ class Classification(Workload):
         return self.network(p, self.inputs(batch, next(iter(p.values())).dtype))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        return F.cross_entropy(self.logits(p, batch), batch["label"], reduction="none")
+        return cross_entropy(self.logits(p, batch), batch["label"])
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits = self.logits(p, batch)
-        loss = F.cross_entropy(logits, batch["label"], reduction="none")
+        loss = cross_entropy(logits, batch["label"])
         return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).to(loss.dtype)}

@@ -1,0 +1,35 @@
+"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+
+from fedfleet.engine.driver import Driver, Setup
+from fedfleet.engine.launch import prepare
+
+from .setups import STEPS, digits
+
+LIMIT_MIB = 150
+BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
+
+
+def test_a_host_is_light(ray_here):
+    import ray
+
+    from fedfleet.engine.ray_backend import RayFleet, examples, to_arrow
+
+    bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
+    job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", hosts=1), "test")
+    split = job.split()
+    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
+    driver = Driver(job, Setup(split.parts, examples(split.test)), lambda store: RayFleet(job, data, store))
+    try:
+        assert len(list(driver.rounds())) == 3
+        pid = ray.get(driver.fleet.hosts[0].ready.remote())
+        above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
+    finally:
+        driver.close()
+    assert above < LIMIT_MIB
