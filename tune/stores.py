@@ -28,10 +28,6 @@ has its line for itself, and a run talks to no server but the user's."""
 STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
 
 
-KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""So that MLflow's pages open on training runs rather than on language models."""
-
-
 def store(uri: str) -> str:
     """The store's URI; "auto" is a SQLite file in the current folder."""
     if uri == "auto":
@@ -88,7 +84,7 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
         beside = folder.resolve().as_uri()
     try:
-        return client.create_experiment(name, artifact_location=beside, tags=KIND)
+        return client.create_experiment(name, artifact_location=beside)
     except MlflowException:  # another process was quicker
         known = client.get_experiment_by_name(name)
         if known is None:
