@@ -18,6 +18,14 @@ from .errors import ConfigError, nearest
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
+        """`true` is 1 to Python; here it is a mistake."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError(f"must not be {str(value).lower()}")
+        return value
+
 
 class Local(Section):
     """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""

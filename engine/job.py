@@ -75,6 +75,8 @@ class Job:
         clients = self.experiment.federation.clients
         try:
             split = self.workload.split(self.experiment.seed, clients)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"workload: {error}") from error
         sizes = split.parts.sizes

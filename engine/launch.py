@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -57,7 +58,7 @@ class Result:
         return {
             "run_id": self.run_id,
             "rounds": len(self.rows),
-            "metrics": self.metrics,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
             "model_sha256": self.model_sha256,
             "bytes_down": int(sum(row["comm/bytes_down"] for row in self.rows)),
             "bytes_up": int(sum(row["comm/bytes_up"] for row in self.rows)),
@@ -98,6 +99,8 @@ def prepare(experiment: Experiment, run_id: str) -> Job:
     try:
         job.workload.check()
         Forms(method, job.start())
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():

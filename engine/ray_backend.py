@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..workloads.base import Columns, Parts
 from .columns import from_arrow, to_arrow
+from .config import Engine
 from .driver import Driver, Record, Setup
 from .errors import ConfigError
 from .fleet import Call
@@ -116,6 +117,8 @@ def start_ray(job: Job) -> bool:
     engine = job.experiment.engine
     started = not ray.is_initialized()
     if started:
+        if not engine.address:
+            _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": engine.gpus * engine.count_hosts()})
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if engine.address:
@@ -124,7 +127,7 @@ def start_ray(job: Job) -> bool:
             gpus = int(np.ceil(engine.gpus * engine.count_hosts())) or None
             ray.init(include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **quiet)
     try:
-        _fits(job)
+        _fits(engine, ray.cluster_resources())
     except ConfigError:
         if started:
             ray.shutdown()
@@ -136,9 +139,8 @@ STORE_BYTES = 2 * 2**30
 """Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
 
 
-def _fits(job: Job) -> None:
+def _fits(engine: Engine, have: dict[str, float]) -> None:
     """Refuse what Ray could never place, before anything waits for it."""
-    engine, have = job.experiment.engine, ray.cluster_resources()
     for key, resource, each in (("cpus", "CPU", engine.cpus), ("gpus", "GPU", engine.gpus)):
         asked, granted = each * engine.count_hosts(), have.get(resource, 0.0)
         if asked > granted + 1e-9:

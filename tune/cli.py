@@ -86,7 +86,7 @@ def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: 
 
 def report(result: Any) -> str:
     summary = result.summary()
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(
         [
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s   {metrics}",
