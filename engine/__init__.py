@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import Experiment
-    from .launch import Result, run
+    from .launch import Result, resume, run
 
-__all__ = ["Experiment", "Result", "run"]
+__all__ = ["Experiment", "Result", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
         from .config import Experiment
 
         return Experiment
-    if name in ("Result", "run"):
+    if name in ("Result", "resume", "run"):
         from . import launch
 
         return getattr(launch, name)

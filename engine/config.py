@@ -67,7 +67,12 @@ class Federation(Section):
 
 class Engine(Section):
     """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `vectorise`,
-    `threads`, `dtype` and `device` may, within rounding."""
+    `threads`, `dtype` and `device` may, within rounding.
+
+    `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
+    removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
+    from the round. `patience`: seconds without a local step after which a host counts as dead.
+    """
 
     backend: Literal["ray", "local"] = "ray"
     hosts: int | Literal["auto"] = "auto"
@@ -78,8 +83,12 @@ class Engine(Section):
     device: str = "auto"
     threads: int = Field(default=1, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
+    state_dtype: Literal["same", "bfloat16"] = "same"
     store: str | None = None
+    keep_state: bool = False
     address: str | None = None
+    on_failure: Literal["fail", "drop"] = "fail"
+    patience: float = Field(default=600.0, gt=0)
 
     @field_validator("device")
     @classmethod
@@ -107,6 +116,13 @@ class Evaluate(Section):
     batch: int = Field(default=500, ge=1)
 
 
+class Checkpoint(Section):
+    """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many."""
+
+    every: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=1)
+
+
 class Tracking(Section):
     """`uri`: an MLflow store: auto (SQLite beside the runs), none, sqlite:///…, or a server's http(s)://…"""
 
@@ -124,6 +140,7 @@ class Experiment(Section):
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
     evaluate: Evaluate = Field(default_factory=Evaluate)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)
 
     @field_validator("plugins", mode="before")

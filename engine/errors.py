@@ -27,15 +27,42 @@ class Diverged(FedFleetError):
 
 
 class ClientFailed(FedFleetError):
-    """A client's local work raised."""
+    """Local work failed twice, and again for these clients alone (all of a task's, where none fails alone)."""
 
-    def __init__(self, round: int, clients: tuple[int, ...], cause: str) -> None:
-        who = f"client {clients[0]}" if len(clients) == 1 else f"one of the clients {list(clients)}"
-        super().__init__(f"round {round}: {who} failed: {cause}")
-        self.round, self.clients, self.cause = round, clients, cause
+    def __init__(self, round: int, clients: tuple[int, ...], cause: str, where: str) -> None:
+        who = f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
+        super().__init__(f"round {round}: {who} failed on {where}: {cause}; see engine.on_failure to go on without")
+        self.round, self.clients, self.cause, self.where = round, clients, cause, where
 
-    def __reduce__(self) -> tuple[type, tuple[int, tuple[int, ...], str]]:
-        return ClientFailed, (self.round, self.clients, self.cause)
+    def __reduce__(self) -> tuple[type, tuple[int, tuple[int, ...], str, str]]:
+        return ClientFailed, (self.round, self.clients, self.cause, self.where)
+
+
+class EvaluationFailed(FedFleetError):
+    """A slice of the test set failed twice."""
+
+
+class HostsLost(FedFleetError):
+    """Hosts die as fast as they are replaced."""
+
+
+class StoreFull(FedFleetError):
+    """No room for the clients' states."""
+
+
+class DriverDied(FedFleetError):
+    """The driver's process is gone; what was checkpointed is not."""
+
+
+class Interrupted(FedFleetError):
+    """Asked to stop by a signal."""
+
+    def __init__(self, signal: int, detail: str = "") -> None:
+        super().__init__(f"interrupted{detail}")
+        self.signal, self.detail = signal, detail
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return Interrupted, (self.signal, self.detail)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
+from .errors import FedFleetError
 from .host import Data, Host, Shared, Sums
 from .job import Job
+from .store import Place
 
 Call = Literal["train", "evaluate"]
 
 
+class Failure(NamedTuple):
+    cause: str
+    where: str
+
+
 class Fleet(Protocol):
-    def map(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
-        """Run all tasks, results in any order."""
+    """Runs tasks of one phase at a time. Tasks may be run again: the same task gives the same result."""
+
+    def start(self, call: Call, shared: Shared) -> None:
+        """Begin a phase: tasks that are put from now on are `call`s that read `shared`."""
+        ...
+
+    def put(self, task: Any) -> None: ...
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        """Wait for a task that is over, well or badly."""
         ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """One host, here."""
+    """One host, here. beat: called before every local step; may raise to stop."""
 
-    def __init__(self, job: Job, data: Data, store: tuple[str, int]) -> None:
-        self.host = Host(job, data, store)
+    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
+        self.host = Host(job, data, place, beat)
+        self.beat = beat
+        self.waiting: deque[Any] = deque()
 
-    def map(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
-        for task in tasks:
-            yield getattr(self.host, call)(task, shared)
+    def start(self, call: Call, shared: Shared) -> None:
+        self.call, self.shared = call, shared
+
+    def put(self, task: Any) -> None:
+        self.waiting.append(task)
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        self.beat()
+        task = self.waiting.popleft()
+        try:
+            return task, getattr(self.host, self.call)(task, self.shared)
+        except FedFleetError:
+            raise
+        except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
+            return task, Failure(f"{type(error).__name__}: {error}", "this process")
 
     def close(self) -> None:
         """Nothing was started."""

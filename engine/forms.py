@@ -40,10 +40,14 @@ class Forms:
         """Bytes that one client keeps between rounds."""
         return size(self.client)
 
-    def mean(self, sums: list[Tensor], count: float) -> Message:
-        """The cohort's mean message from float64 sums of its leaves."""
+    def mean(self, sums: list[Tensor], count: float, weight: float) -> Message:
+        """The mean message of `count` clients from float64 sums of its leaves; delta's, the first, by their weight."""
         samples = pytree.tree_leaves(self.message)
-        means = [(total / count).to(sample.dtype) for total, sample in zip(sums, samples, strict=True)]
+        divisors = [weight] + [count] * (len(sums) - 1)
+        means = [
+            (total / by).to(sample.device, sample.dtype)
+            for total, by, sample in zip(sums, divisors, samples, strict=True)
+        ]
         return pytree.tree_unflatten(means, self.message_spec)
 
 

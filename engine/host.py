@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from .cohort import Task
 from .config import Local
 from .forms import Forms
 from .job import Job
-from .store import Rows
+from .store import Place, Rows
 from .trip import Trips
 
 
@@ -54,6 +55,22 @@ class Work(NamedTuple):
     read: np.ndarray  # rows of the store, -1 for a first visit
     write: np.ndarray
 
+    @property
+    def index(self) -> int:
+        return self.task.index
+
+    @property
+    def what(self) -> str:
+        """For a log."""
+        return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
+
+    def part(self, places: np.ndarray) -> Work:
+        """The same with some of its clients only, cut where they were."""
+        cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
+        task = Task(self.index, self.task.clients[places], tuple(cuts))
+        columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
+        return Work(task, self.round, self.opening, *columns)
+
 
 class Slice(NamedTuple):
     """Test rows to evaluate."""
@@ -62,6 +79,10 @@ class Slice(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def what(self) -> str:
+        return f"evaluation of test rows {self.begin} to {self.end}"
+
 
 class Sums(NamedTuple):
     """A task's result: float64 sums over its clients, or an evaluation's over its examples."""
@@ -69,6 +90,24 @@ class Sums(NamedTuple):
     index: int
     leaves: list[np.ndarray]
     facts: dict[str, float]
+    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to; "id", "loss", "norm2", "steps", "digest"
+    dropped: tuple[int, ...] = ()
+
+    @staticmethod
+    def nothing(index: int, dropped: tuple[int, ...]) -> Sums:
+        """Of a task all of whose clients were dropped."""
+        return Sums(index, [], {}, {}, dropped)
+
+    @staticmethod
+    def join(parts: list[Sums]) -> Sums:
+        """One task's sums from those of its parts, in order."""
+        first, *others = parts
+        for other in others:
+            leaves = [a + b for a, b in zip(first.leaves, other.leaves, strict=True)]
+            facts = {name: value + other.facts[name] for name, value in first.facts.items()}
+            clients = {name: np.concatenate([value, other.clients[name]]) for name, value in first.clients.items()}
+            first = Sums(first.index, leaves, facts, clients)
+        return first
 
 
 class Shared(NamedTuple):
@@ -89,15 +128,16 @@ def keep_heap() -> None:
 
 
 class Host:
-    def __init__(self, job: Job, data: Data, store: tuple[str, int]) -> None:
-        """store: (folder, capacity) of the clients' states; folder "" where the method keeps none."""
+    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
+        """place: of the clients' states; beat: called before every local step, a sign of life."""
         keep_heap()
         engine = job.experiment.engine
         torch.set_num_threads(engine.threads)
         self.job, self.data, self.device = job, data, job.device
         self.x = job.start()
         self.forms = Forms(job.method(), self.x)
-        self.rows = Rows(store[0], self.forms.client, store[1]) if store[0] else None
+        self.rows = Rows(place, self.forms.client) if place.folder else None
+        self.place, self.beat = place, beat
         self.vectorise = engine.vectorise
         self.trips: tuple[tuple[int, bool], Trips] | None = None
         self.shared: tuple[int, Any] = (-1, None)
@@ -119,7 +159,14 @@ class Host:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
         total.facts["seconds"] = time.perf_counter() - started
-        return Sums(work.task.index, [leaf.numpy() for leaf in total.leaves], total.facts)
+        return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, self._clients(work, total))
+
+    def _clients(self, work: Work, total: Total) -> dict[str, np.ndarray]:
+        """What is known of each client, in the task's order."""
+        known = {"id": work.task.clients, **{name: np.concatenate(parts) for name, parts in total.clients.items()}}
+        if self.rows is not None and self.place.digests:
+            known["digest"] = self.rows.digests(torch.from_numpy(work.write))
+        return known
 
     def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
         read, write = torch.from_numpy(work.read[part]), torch.from_numpy(work.write[part])
@@ -133,10 +180,11 @@ class Host:
         else:
             states = []
             for i in range(len(read)):
-                at, steps = part.start + i, int(batches.steps[part.start + i])
+                at = part.start + i
+                steps = batches.steps[at : at + 1]
                 client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients)
-                outcome = trips.alone(public, client, steps, lambda k, at=at: self._batch_alone(batches, at, k))
-                total.add_one(outcome, steps, float(weights[i]))
+                outcome = trips.alone(public, client, int(steps), lambda k, at=at: self._batch_alone(batches, at, k))
+                total.add_one(outcome, steps, weights[i : i + 1])
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
         if self.rows is not None:
@@ -157,6 +205,7 @@ class Host:
         )
 
     def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
+        self.beat()
         rows = batches.rows[part, k]
         batch = {name: column[rows].to(self.device) for name, column in self.data.train.items()}
         batch["key"] = batches.keys[part, k].to(self.device)
@@ -166,6 +215,7 @@ class Host:
 
     def _batch_alone(self, batches: Stream, client: int, k: int) -> dict[str, Tensor]:
         """One client's batch without the padding."""
+        self.beat()
         rows = batches.rows[client, k]
         if batches.weight is not None:
             rows = rows[batches.weight[client, k] > 0]
@@ -206,17 +256,24 @@ class Total:
     def __init__(self, forms: Forms) -> None:
         samples = pytree.tree_leaves(forms.message)
         self.leaves = [torch.zeros(sample.shape, dtype=torch.float64) for sample in samples]
-        self.facts = {"loss": 0.0, "steps": 0.0, "gradients": 0.0}
+        self.facts: dict[str, float] = {"loss": 0.0, "steps": 0.0, "gradients": 0.0, "weight": 0.0}
+        self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
 
-    def _count(self, loss: float, steps: int, gradients: int) -> None:
-        self.facts["loss"] += loss
-        self.facts["steps"] += steps
-        self.facts["gradients"] += steps * gradients
+    def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+        """steps, weights: (c,)."""
+        loss, norm2 = outcome.loss.reshape(-1), outcome.message.facts["norm2"].reshape(-1)
+        self.facts["loss"] += float(loss.sum())
+        self.facts["steps"] += int(steps.sum())
+        self.facts["gradients"] += int(steps.sum()) * outcome.gradients
+        self.facts["weight"] += float(weights.sum())
+        for name, values in (("loss", loss), ("norm2", norm2), ("steps", steps)):
+            self.clients[name].append(values.cpu().numpy())
 
-    def add_one(self, outcome: Any, steps: int, weight: float) -> None:
+    def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+        """steps, weights: (1,)."""
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            self.leaves[i].add_(leaf.to(self.leaves[i]), alpha=weight if i == 0 else 1.0)
-        self._count(float(outcome.loss), steps, outcome.gradients)
+            self.leaves[i].add_(leaf.to(self.leaves[i]), alpha=float(weights) if i == 0 else 1.0)
+        self._count(outcome, steps, weights)
 
     def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         uniform = bool((weights == 1).all())
@@ -226,4 +283,4 @@ class Total:
             else:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves[i].add_(total.to(self.leaves[i].device))
-        self._count(float(outcome.loss.sum()), int(steps.sum()), outcome.gradients)
+        self._count(outcome, steps, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -21,14 +22,17 @@ class Job:
     run_id: str
     experiment: Experiment
     plugins: tuple[Plugin, ...] = ()
+    directory: str | None = None  # of the run's files
+    resume: bool = False  # from the directory's last checkpoint
 
     @staticmethod
-    def of(run_id: str, experiment: Experiment) -> Job:
-        return Job(run_id, experiment, tuple(find_plugin(name) for name in experiment.plugins))
+    def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> Job:
+        plugins = tuple(find_plugin(name) for name in experiment.plugins)
+        return Job(run_id, experiment, plugins, directory, resume)
 
-    def __reduce__(self) -> tuple[type, tuple[str, Experiment, tuple[Plugin, ...]]]:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
-        return Job, (self.run_id, self.experiment, self.plugins)
+        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume)
 
     @cached_property
     def parts(self) -> Parts:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+import signal
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .config import Experiment
-from .driver import Driver, Record, Setup
-from .errors import ConfigError
+from .driver import Driver, Record, Setup, Told
+from .errors import ConfigError, Interrupted
 from .fleet import InProcess
 from .forms import Forms
 from .host import Data
@@ -74,6 +77,8 @@ class Observer(Protocol):
 
     def record(self, record: Record) -> None: ...
 
+    def event(self, text: str) -> None: ...
+
     def end(self, result: Result) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
@@ -92,9 +97,9 @@ def new_run_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def prepare(experiment: Experiment, run_id: str) -> Job:
+def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> Job:
     """Resolve every name, so that a mistake is told before anything starts."""
-    job = Job.of(run_id, experiment)
+    job = Job.of(run_id, experiment, str(directory) if directory else None, resume)
     method, engine = job.method(), experiment.engine
     try:
         job.workload.check()
@@ -103,6 +108,8 @@ def prepare(experiment: Experiment, run_id: str) -> Job:
         raise
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
+    if experiment.checkpoint.every and directory is None:
+        raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         raise ConfigError(
             f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
@@ -118,50 +125,49 @@ def run(
 ) -> Result:
     """Run to the last round.
 
-    out: a folder for the run's files (configuration, environment, rounds.parquet, model, log); None writes none.
-    observers: told of every round. Raises ConfigError for what cannot run, Diverged where the model explodes.
+    out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None writes
+    none. observers: told of every round. Raises ConfigError for what cannot run, Diverged where the model explodes,
+    Interrupted on SIGINT and SIGTERM (with a checkpoint, where there is a folder) and other FedFleetErrors.
     """
     from .directory import RunDirectory
 
-    job = prepare(experiment, run_id or new_run_id())
-    watching: list[Observer] = list(observers)
-    directory = RunDirectory(Path(out)) if out is not None else None
+    directory = RunDirectory.new(Path(out)) if out is not None else None
+    job = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
+    return _watched(job, directory, list(observers))
+
+
+def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Observer] = ()) -> Result:
+    """Go on from the last sound checkpoint of a run's folder, to the same bits as a run without a break.
+
+    experiment: the folder's configuration; it may differ in what moves no bit (hosts, backend, tracking) and have more
+    rounds. Raises ConfigError where there is nothing to resume from, or naming the settings that differ.
+    """
+    from .directory import RunDirectory
+
+    kept = RunDirectory.old(Path(directory))
+    job = prepare(experiment, kept.run_id, kept.path, resume=True)
+    return _watched(job, kept, list(observers))
+
+
+def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
+    """directory: the RunDirectory, or None."""
     if directory is not None:
-        watching.insert(0, directory)
-    if experiment.tracking.uri != "none":
-        watching.append(job.parts.build("TRACKERS", tracker_spec(experiment, directory), "tracking"))
-    return _watched(job, watching, directory.path if directory else None)
-
-
-def tracker_spec(experiment: Experiment, directory: Any) -> dict[str, Any]:
-    tracking = experiment.tracking
-    return {
-        "name": tracking.name,
-        "uri": tracking.uri,
-        "experiment": tracking.experiment,
-        "directory": str(directory.path) if directory else None,
-    }
-
-
-def _watched(job: Job, observers: list[Observer], directory: Path | None) -> Result:
-    started, rows = time.perf_counter(), []
+        observers.insert(0, directory)
+    tracking = job.experiment.tracking
+    if tracking.uri != "none":
+        spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
+        observers.append(job.parts.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
+    started, rows = time.perf_counter(), list(directory.rows) if directory is not None else []
     begun: list[Observer] = []
     try:
         for observer in observers:
             begun.append(observer)
             observer.begin(job, {})
-        play = _on_ray(job) if job.experiment.engine.backend == "ray" else in_process(job)
-        model: dict[str, Tensor] = {}
-        while True:
-            try:
-                record = next(play)
-            except StopIteration as stop:
-                model = stop.value
-                break
-            rows.append(record)
-            for observer in observers:
-                observer.record(record)
-        result = Result(job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory)
+        with stopping() as stop:
+            model = _play(job, observers, rows, stop)
+        result = Result(
+            job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
+        )
         for observer in observers:
             observer.end(result)
         return result
@@ -171,20 +177,66 @@ def _watched(job: Job, observers: list[Observer], directory: Path | None) -> Res
         raise
 
 
-def _on_ray(job: Job) -> Iterator[Record]:
+def _play(job: Job, observers: list[Observer], rows: list[Record], stop: Callable[[], int]) -> dict[str, Tensor]:
+    """Pass on what the run tells; the final model. Rounds told again, after a checkpoint, replace what was told."""
+    play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
+    while True:
+        try:
+            told = next(play)
+        except StopIteration as end:
+            return end.value
+        if isinstance(told, str):
+            for observer in observers:
+                observer.event(told)
+            continue
+        while rows and rows[-1]["round"] >= told["round"]:
+            rows.pop()
+        rows.append(told)
+        for observer in observers:
+            observer.record(told)
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], int]]:
+    """While it lasts, SIGINT and SIGTERM ask politely: the number of the one that came, or 0. A second one insists."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+
+    def heard(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked[0] if asked else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _on_ray(job: Job, stop: Callable[[], int]) -> Iterator[Told]:
     from .ray_backend import play
 
-    return play(job)
+    return play(job, stop)
 
 
-def in_process(job: Job) -> Iterator[Record]:
-    """Run in this process; yields records, returns the final model's tensors."""
+def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Iterator[Told]:
+    """Run in this process; yields what the driver tells, returns the final model's tensors."""
+
+    def beat() -> None:
+        if stop():
+            raise Interrupted(stop())
+
     split = job.split()
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
-    driver = Driver(job, setup, lambda store: InProcess(job, data, store))
+    driver = Driver(job, setup)
     try:
+        driver.start(lambda place: InProcess(job, data, place, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

@@ -1,93 +1,56 @@
-"""The fleet on Ray: a driver actor per run, client hosts as actors with fractional shares of processors and cards."""
+"""A run on Ray: a driver actor of its own, watched by the launcher."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayActorError, RayTaskError
 from torch import Tensor
 
-from ..workloads.base import Columns, Parts
-from .columns import from_arrow, to_arrow
+from ..workloads.base import Columns
+from .columns import to_arrow
 from .config import Engine
-from .driver import Driver, Record, Setup
-from .errors import ConfigError
-from .fleet import Call
-from .host import Data, Host, Shared, Sums
+from .driver import Driver, Setup, Told
+from .errors import ConfigError, DriverDied, Interrupted
+from .hosts import RayFleet
 from .job import Job
 
-AHEAD = 2
-"""Tasks a host is given at a time: one to run and one waiting, so that it is never idle while work is left."""
-
-
-class HostProcess(Host):
-    def __init__(self, job: Job, train: Any, test: Any, parts: Parts, store: tuple[str, int]) -> None:
-        super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), store)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-
-class RayFleet:
-    def __init__(self, job: Job, data: Sequence[Any], store: tuple[str, int]) -> None:
-        engine = job.experiment.engine
-        # The store is a file of this node, so are its readers.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here}
-        actor: Any = ray.remote(**options)(HostProcess)
-        self.hosts: list[Any] = [actor.remote(job, *data, store) for _ in range(engine.count_hosts())]
-        ray.get([host.ready.remote() for host in self.hosts])
-
-    def map(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
-        left, running = deque(tasks), {}
-        reference = ray.put(shared)
-
-        def hand(host: Any) -> None:
-            if left:
-                running[getattr(host, call).remote(left.popleft(), reference)] = host
-
-        for _ in range(AHEAD):
-            for host in self.hosts:
-                hand(host)
-        while running:
-            done, _ = ray.wait(list(running), num_returns=1)
-            hand(running.pop(done[0]))
-            yield ray.get(done[0])
-
-    def close(self) -> None:
-        for host in self.hosts:
-            ray.kill(host)
+STORE_BYTES = 2 * 2**30
+"""Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
+LOOK_SECONDS = 0.2
+"""How soon a signal is passed on."""
+CLOSE_SECONDS = 60
+"""What a driver that is asked to stop may take for its checkpoint."""
 
 
 class DriverProcess:
-    """Runs the rounds in one thread; other calls look at what has been recorded so far."""
+    """Runs the rounds in one thread; other calls look at what has been told so far."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.records: list[Record] = []
+        self.told: list[Told] = []
         self.news = threading.Condition()
         self.over = False
-        self.driver: Driver | None = None
+        self.signal = 0
 
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
             split = self.job.split()
-            data = tuple(ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts))
+            data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
             setup = Setup(split.parts, examples(split.test))
-            driver = Driver(self.job, setup, lambda store: RayFleet(self.job, data, store))
-            self.driver = driver
+            driver = Driver(self.job, setup)
             try:
-                for record in driver.rounds():
-                    self._tell(record)
+                driver.start(lambda place: RayFleet(self.job, data, place, self._check, driver.tell))
+                for item in driver.rounds():
+                    self._tell(item)
                 return driver.tensors()
             finally:
                 driver.close()
@@ -96,16 +59,23 @@ class DriverProcess:
                 self.over = True
                 self.news.notify_all()
 
-    def _tell(self, record: Record) -> None:
+    def _tell(self, item: Told) -> None:
         with self.news:
-            self.records.append(record)
+            self.told.append(item)
             self.news.notify_all()
 
-    def since(self, seen: int) -> tuple[list[Record], bool]:
-        """Records after the first `seen`, waiting for news; and whether the run is over."""
+    def _check(self) -> None:
+        if self.signal:
+            raise Interrupted(self.signal)
+
+    def stop(self, signal: int) -> None:
+        self.signal = signal
+
+    def since(self, seen: int) -> tuple[list[Told], bool]:
+        """What was told after the first `seen`, waiting for news; and whether the run is over."""
         with self.news:
-            self.news.wait_for(lambda: len(self.records) > seen or self.over)
-            return self.records[seen:], self.over
+            self.news.wait_for(lambda: len(self.told) > seen or self.over)
+            return self.told[seen:], self.over
 
 
 def examples(columns: Columns) -> int:
@@ -121,6 +91,7 @@ def start_ray(job: Job) -> bool:
             _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": engine.gpus * engine.count_hosts()})
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # hosts are the work, not a background to it
         if engine.address:
             ray.init(address=engine.address, **quiet)
         else:
@@ -135,11 +106,7 @@ def start_ray(job: Job) -> bool:
     return started
 
 
-STORE_BYTES = 2 * 2**30
-"""Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
-
-
-def _fits(engine: Engine, have: dict[str, float]) -> None:
+def _fits(engine: Engine, have: Mapping[str, float]) -> None:
     """Refuse what Ray could never place, before anything waits for it."""
     for key, resource, each in (("cpus", "CPU", engine.cpus), ("gpus", "GPU", engine.gpus)):
         asked, granted = each * engine.count_hosts(), have.get(resource, 0.0)
@@ -150,22 +117,39 @@ def _fits(engine: Engine, have: dict[str, float]) -> None:
             )
 
 
-def play(job: Job) -> Iterator[Record]:
-    """Run on Ray; yields records, returns the final model's tensors."""
+def play(job: Job, stop: Callable[[], int]) -> Iterator[Told]:
+    """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
     started = start_ray(job)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4}
     actor: Any = ray.remote(**options)(DriverProcess)
     driver = actor.remote(job)
+    final = driver.run.remote()
     try:
-        final, seen, over = driver.run.remote(), 0, False
-        while not over:
-            records, over = ray.get(driver.since.remote(seen))
-            seen += len(records)
-            yield from records
+        yield from _listen(driver, stop)
         return ray.get(final)
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
+    except RayActorError as error:
+        raise DriverDied(f"the driver died ({type(error).__name__})") from None
     finally:
         ray.kill(driver)
         if started:
             ray.shutdown()
+
+
+def _listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
+    """What the driver tells, until it is over; passes a signal on, once."""
+    seen, over, asked = 0, False, 0.0
+    news = None
+    while not over:
+        if stop() and not asked:
+            driver.stop.remote(stop())
+            asked = time.monotonic()
+        news = news or driver.since.remote(seen)
+        if not ray.wait([news], timeout=LOOK_SECONDS)[0]:
+            if asked and time.monotonic() - asked > CLOSE_SECONDS:
+                raise DriverDied(f"the driver did not stop within {CLOSE_SECONDS} s")
+            continue
+        told, over = ray.get(news)
+        seen, news = seen + len(told), None
+        yield from told

@@ -3,7 +3,8 @@
 round                               1 … R
 train/loss                          mean over the cohort of each client's mean loss over its local steps
 eval/…                              the workload's report on the test set, where the round was evaluated
-client/count, steps, gradients      clients that took part, their local steps and gradients in all
+client/count, dropped               clients that took part; those left out for failing (engine.on_failure: drop)
+client/steps, gradients             their local steps and gradients in all
 client/norm2                        mean of |y_K - x|^2
 comm/bytes_down, bytes_up           of this round
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
@@ -15,7 +16,11 @@ import pyarrow as pa
 
 from .driver import Record
 
-WHOLE = ("round", "client/count", "client/steps", "client/gradients", "comm/bytes_down", "comm/bytes_up")
+WHOLE = (
+    "round",
+    *("client/count", "client/dropped", "client/steps", "client/gradients"),
+    *("comm/bytes_down", "comm/bytes_up"),
+)
 
 
 def to_table(rows: list[Record]) -> pa.Table:

@@ -1,88 +1,192 @@
 """Clients' states as rows of memory-mapped, sparse files: one file per leaf of the state, a client's state a row.
 
 The driver owns the table client -> row. A round reads committed rows and writes fresh ones; the commit flips the table.
-Until then nothing that was committed has been touched, so a round that is given up costs nothing.
+Until then nothing that was committed has been touched, so a round that is given up costs nothing. A checkpoint is the
+table and a digest of every row: it pins its rows, which are not written again while it is kept, and copies none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .errors import StoreFull
+
+DIGEST = 32  # bytes of a SHA-256
+
+
+class Place(NamedTuple):
+    """Where the rows are; `folder` is "" where the method keeps no state."""
+
+    folder: str
+    capacity: int
+    narrow: bool  # floats as bfloat16
+    digests: bool  # whether writers say what they wrote
+
 
 class Rows:
-    """A process's view of the files. All calls are vectorised over clients."""
+    """A process's view of the files. Reading and writing are one call each for any number of clients."""
 
-    def __init__(self, folder: str, sample: Any, capacity: int) -> None:
-        """sample: the state of one client, for shapes and dtypes; capacity: rows."""
+    def __init__(self, place: Place, sample: Any) -> None:
+        """sample: the state of one client, for shapes and dtypes."""
         self.spec = pytree.tree_structure(sample)
+        self.leaves: list[Tensor] = pytree.tree_leaves(sample)
         self.columns = [
             torch.from_file(
-                str(Path(folder) / f"leaf{i}.bin"), shared=True, size=capacity * leaf.numel(), dtype=leaf.dtype
-            ).view(capacity, *leaf.shape)
-            for i, leaf in enumerate(pytree.tree_leaves(sample))
+                leaf_file(place.folder, i),
+                shared=True,
+                size=place.capacity * leaf.numel(),
+                dtype=stored(leaf, place.narrow),
+            ).view(place.capacity, *leaf.shape)
+            for i, leaf in enumerate(self.leaves)
         ]
 
     def read(self, rows: Tensor) -> Any:
         """The states in `rows` (c,), stacked on a first axis."""
-        return pytree.tree_unflatten([column[rows] for column in self.columns], self.spec)
+        found = [column[rows].to(leaf.dtype) for column, leaf in zip(self.columns, self.leaves, strict=True)]
+        return pytree.tree_unflatten(found, self.spec)
 
     def write(self, rows: Tensor, states: Any) -> None:
         for column, leaf in zip(self.columns, pytree.tree_leaves(states), strict=True):
-            column[rows] = leaf.to(column.device)
+            column[rows] = leaf.to(column.device, column.dtype)
+
+    def digests(self, rows: Tensor) -> np.ndarray:
+        """(c, 32) bytes: of each row as it is stored."""
+        found = np.zeros((len(rows), DIGEST), dtype=np.uint8)
+        for i, row in enumerate(rows.tolist()):
+            sha = hashlib.sha256()
+            for column in self.columns:
+                sha.update(column[row].reshape(-1).view(torch.uint8).numpy().tobytes())
+            found[i] = np.frombuffer(sha.digest(), dtype=np.uint8)
+        return found
+
+
+def leaf_file(folder: str, number: int) -> str:
+    return str(Path(folder) / f"leaf{number}.bin")
+
+
+def stored(leaf: Tensor, narrow: bool) -> torch.dtype:
+    return torch.bfloat16 if narrow and leaf.is_floating_point() else leaf.dtype
 
 
 class Table:
-    """Which row holds which client; rows are taken at first use. `clients`: N; `cohort`: the most in one round."""
+    """Which row holds which client; rows are taken at first use. Only the driver has one."""
 
-    def __init__(self, sample: Any, clients: int, cohort: int, folder: str | None) -> None:
-        self.capacity = clients + cohort
+    def __init__(self, sample: Any, clients: int, spare: int, place: tuple[str | None, bool, bool]) -> None:
+        """spare: rows beyond one a client; place: (parent folder or None for a temporary one, narrow, digests)."""
+        parent, narrow, digests = place
+        self.capacity = clients + spare
         self.row = np.full(clients, -1, dtype=np.int64)
+        self.digest = np.zeros((clients if digests else 0, DIGEST), dtype=np.uint8)
+        self.pins = np.zeros(self.capacity, dtype=np.int16)
         self.free: list[int] = []
         self.used = 0
         self.pending: tuple[np.ndarray, np.ndarray] | None = None
-        self.folder = ""
         leaves = pytree.tree_leaves(sample)
-        if leaves:
-            if folder is not None:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            self.folder = tempfile.mkdtemp(prefix="fedfleet-state-", dir=folder)
-            for i, leaf in enumerate(leaves):
-                path = Path(self.folder) / f"leaf{i}.bin"
-                path.touch()
-                os.truncate(path, self.capacity * leaf.numel() * leaf.element_size())
+        self.widths = [leaf.numel() * stored(leaf, narrow).itemsize for leaf in leaves]
+        self.place = Place(self._make(parent) if leaves else "", self.capacity, narrow, digests)
+
+    def _make(self, parent: str | None) -> str:
+        """The files, sparse; those of an interrupted run are taken up as they are."""
+        if parent is None:
+            folder = tempfile.mkdtemp(prefix="fedfleet-state-")
+        else:
+            folder = parent
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for i, width in enumerate(self.widths):
+            path = leaf_file(folder, i)
+            Path(path).touch()
+            os.truncate(path, max(self.capacity * width, os.path.getsize(path)))
+        return folder
 
     def reserve(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(rows to read, -1 for a client's first visit; fresh rows to write), both (c,)."""
-        fresh = self.free[: len(clients)]
-        del self.free[: len(fresh)]
-        fresh += range(self.used, self.used + len(clients) - len(fresh))
-        self.used = max(self.used, max(fresh) + 1)
-        self.pending = (clients, np.array(fresh, dtype=np.int64))
-        return self.row[clients], self.pending[1]
+        reused = self.free[: len(clients)]
+        grown = range(self.used, self.used + len(clients) - len(reused))
+        self._allocate(grown)
+        del self.free[: len(reused)]
+        self.used += len(grown)
+        fresh = np.array([*reused, *grown], dtype=np.int64)
+        self.pending = (clients, fresh)
+        return self.row[clients], fresh
 
-    def commit(self) -> None:
-        """The fresh rows become the clients' rows, the old ones free."""
+    def _allocate(self, rows: range) -> None:
+        """Blocks on the disk for new rows, now: a full disk met later, through the mapping, would kill the host."""
+        if not self.place.folder or not len(rows):
+            return
+        for i, width in enumerate(self.widths):
+            with open(leaf_file(self.place.folder, i), "r+b") as file:
+                try:
+                    os.posix_fallocate(file.fileno(), rows.start * width, len(rows) * width)
+                except OSError as error:
+                    needed = len(rows) * sum(self.widths)
+                    raise StoreFull(
+                        f"no room for the states of {len(rows)} more clients, {needed:,} bytes, in {self.place.folder} "
+                        f"({error.strerror}); make room or set engine.store to a larger disk"
+                    ) from error
+
+    def commit(self, digests: np.ndarray | None = None, without: tuple[int, ...] = ()) -> None:
+        """The fresh rows become the clients' rows, but for those of clients `without`; the old ones are free.
+
+        digests: (c, 32), of the fresh rows in the order of the clients that were reserved for.
+        """
         assert self.pending is not None
         clients, fresh = self.pending
-        old = self.row[clients]
-        self.free += old[old >= 0].tolist()
-        self.row[clients] = fresh
+        kept = ~np.isin(clients, without)
+        old = self.row[clients[kept]]
+        self.row[clients[kept]] = fresh[kept]
+        if digests is not None and len(self.digest):
+            self.digest[clients[kept]] = digests[kept]
+        self._release(np.concatenate([old[old >= 0], fresh[~kept]]))
         self.pending = None
+
+    def _release(self, rows: np.ndarray) -> None:
+        self.free += rows[self.pins[rows] == 0].tolist()
 
     def abort(self) -> None:
         if self.pending is not None:
-            self.free += self.pending[1].tolist()
+            self._release(self.pending[1])
             self.pending = None
 
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+    def pin(self, row: np.ndarray) -> None:
+        """Keep what these rows hold; row: (N,), -1 for none."""
+        self.pins[row[row >= 0]] += 1
+
+    def unpin(self, row: np.ndarray) -> None:
+        held = row[row >= 0]
+        self.pins[held] -= 1
+        mine = np.zeros(self.capacity, dtype=bool)
+        mine[self.row[self.row >= 0]] = True
+        if self.pending is not None:
+            mine[self.pending[1]] = True
+        self._release(held[~mine[held]])
+
+    def restore(self, row: np.ndarray, digest: np.ndarray, pinned: list[np.ndarray]) -> None:
+        """The table of a checkpoint; `pinned`: of this and the other checkpoints that are kept."""
+        self.row, self.digest = row.copy(), digest.copy()
+        for other in pinned:
+            self.pin(other)
+        self.used = int(max((other.max(initial=-1) for other in [row, *pinned]), default=-1)) + 1
+        taken = self.pins > 0
+        taken[row[row >= 0]] = True
+        self.free = np.flatnonzero(~taken[: self.used]).tolist()
+
+    def sync(self) -> None:
+        """On the disk, whatever becomes of the machine."""
+        for i in range(len(self.widths)):
+            with open(leaf_file(self.place.folder, i), "r+b") as file:
+                os.fsync(file.fileno())
+
     def remove(self) -> None:
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.place.folder:
+            shutil.rmtree(self.place.folder, ignore_errors=True)

@@ -40,12 +40,14 @@ class Trips:
         weight = batch.get("weight")
         return losses.mean() if weight is None else (losses * weight).sum()
 
-    def step(self, public: Any, client: Any, local: Any, batch: Batch) -> tuple[Any, Tensor]:
-        """(next local state, loss at the first gradient)."""
+    def step(
+        self, gradient_of: Callable[..., Any], public: Any, client: Any, local: Any, batch: Batch
+    ) -> tuple[Any, Tensor]:
+        """(next local state, loss at the first gradient); gradient_of: see `Gradient`."""
         losses = []
 
         def oracle(y: Tree) -> Tree:
-            gradient, loss = Gradient.apply(y.flat, self, y.layout, tuple(batch), *batch.values())
+            gradient, loss = gradient_of(y.flat, self, y.layout, tuple(batch), *batch.values())
             losses.append(loss)
             return Tree(gradient, y.layout)
 
@@ -59,7 +61,7 @@ class Trips:
         local = self.algorithm.client_begin(public, client)
         total = torch.zeros((), dtype=torch.float64)
         for k in range(steps):
-            local, loss = self.step(public, client, local, batches(k))
+            local, loss = self.step(Gradient.forward, public, client, local, batches(k))
             total = total + loss.to(total)
         message, client = self.algorithm.client_finish(public, client, local)
         return Outcome(message, client, total / steps, self.gradients)
@@ -69,7 +71,7 @@ class Trips:
         """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""
         # Stateless clients have no tensor to vectorise over; their steps always are one.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
-        step = vmap(lambda client, local, batch: self.step(public, client, local, batch))
+        step = vmap(lambda client, local, batch: self.step(Gradient.apply, public, client, local, batch))
         finish = vmap(lambda client, local: self.algorithm.client_finish(public, client, local))
         local = begin(steps, client)
         total = torch.zeros(len(steps), dtype=torch.float64)
@@ -85,7 +87,7 @@ class Trips:
 
 
 class Gradient(torch.autograd.Function):
-    """(gradient (P,), loss ()) of one client's batch; of a whole block's under vmap.
+    """(gradient (P,), loss ()) of one client's batch, `forward`; of a whole block's, `apply` under vmap.
 
     There, clients being independent, the gradient of the sum of their losses has each one's own in its row: vmap runs
     the forward pass only and plain autograd the backward. (`torch.func.grad` inside vmap gives the same numbers, but

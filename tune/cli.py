@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..engine.errors import ConfigError, FedFleetError
+from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted
 
 
 def told(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,6 +24,8 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except ConfigError as error:
             fail(error, 2)
+        except Interrupted as error:
+            fail(error, 128 + error.signal)
         except (FedFleetError, OSError) as error:
             fail(error, 1)
         except KeyboardInterrupt:
@@ -38,19 +38,6 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
 def fail(error: Exception, status: int) -> None:
     click.echo(f"error: {' '.join(str(error).split())}", err=True)
     sys.exit(status)
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """A polite kill ends the run as Ctrl-C does, with its records closed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,9 +66,45 @@ def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: 
 
     run_id = new_run_id()
     folder = out or Path("runs") / run_id
-    with stoppable(), nothing_left(folder):
+    with nothing_left(folder), resumable(folder):
         result = start(loaded, folder, [Progress()], run_id)
     click.echo(json.dumps(result.summary()) if as_json else report(result))
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@told
+def resume(directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break."""
+    from .files import load
+
+    if not (directory / "config.yaml").is_file():
+        raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
+    loaded = load(str(directory / "config.yaml"), overrides)
+
+    from ..engine.launch import resume as go_on
+    from .progress import Progress
+
+    with resumable(directory):
+        result = go_on(loaded, directory, [Progress()])
+    click.echo(json.dumps(result.summary()) if as_json else report(result))
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say how to go on, where a run that stops early left a checkpoint."""
+    try:
+        yield
+    except (ConfigError, Diverged):
+        raise
+    except FedFleetError:
+        last = max((p.name for p in (folder / "checkpoints").glob("round-*")), default="")
+        if last:
+            number = int(last.removeprefix("round-"))
+            click.echo(f"checkpoint after round {number}; to go on: fedfleet resume {folder}", err=True)
+        raise
 
 
 def report(result: Any) -> str:

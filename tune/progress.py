@@ -47,6 +47,10 @@ class Progress:
         text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)
         self.bar.update(self.task, completed=record["round"], description=text)
 
+    def event(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(text.split("\n")[0], highlight=False, markup=False)
+
     def end(self, result: Result) -> None:
         self.failed(None)
 

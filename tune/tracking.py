@@ -18,7 +18,7 @@ from typing import Any
 
 from ..engine.config import redacted
 from ..engine.driver import Record
-from ..engine.errors import ConfigError, Diverged
+from ..engine.errors import ConfigError, Diverged, Interrupted
 from ..engine.job import Job
 from ..engine.launch import Result
 from .stores import load_mlflow, open_store, store
@@ -65,13 +65,16 @@ class MlflowTracker:
         self.rounds += 1
         self.waiting.put((now(), record))
 
+    def event(self, text: str) -> None:
+        """The run's log has it."""
+
     def end(self, result: Result) -> None:
         self._close("FINISHED", "finished")
 
     def failed(self, error: BaseException) -> None:
         if isinstance(error, ConfigError) and self.rounds == 0:
             self._close(*NEVER)
-        elif isinstance(error, KeyboardInterrupt | SystemExit):
+        elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
             self._close("KILLED", "interrupted")
         else:
             self._close("FAILED", "diverged" if isinstance(error, Diverged) else type(error).__name__)

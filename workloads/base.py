@@ -96,7 +96,10 @@ class Workload(ABC):
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """(B,) from logits (B, classes), labels (B,). Torch's own is taken apart in Python under vmap, and loads sympy."""
+    """(B,) from logits (B, classes) and labels (B,)."""
+    if not torch._C._functorch.is_batchedtensor(logits):
+        return F.cross_entropy(logits, label, reduction="none")
+    # Under vmap torch takes its own apart in Python, and loads sympy for it.
     return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 

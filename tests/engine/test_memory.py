@@ -19,16 +19,19 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 def test_a_host_is_light(ray_here):
     import ray
 
-    from fedfleet.engine.ray_backend import RayFleet, examples, to_arrow
+    from fedfleet.engine.columns import to_arrow
+    from fedfleet.engine.hosts import RayFleet
+    from fedfleet.engine.ray_backend import examples
 
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
     job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", hosts=1), "test")
     split = job.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-    driver = Driver(job, Setup(split.parts, examples(split.test)), lambda store: RayFleet(job, data, store))
+    driver = Driver(job, Setup(split.parts, examples(split.test)))
     try:
+        driver.start(lambda place: RayFleet(job, data, place, lambda: None, driver.tell))
         assert len(list(driver.rounds())) == 3
-        pid = ray.get(driver.fleet.hosts[0].ready.remote())
+        pid = ray.get(driver.fleet.seats[0].pid)
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
     finally:
         driver.close()

@@ -68,8 +68,8 @@ def stops(experiment, lr: float, steps: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def test_gradient_noise_leaves_a_floor_that_falls_with_the_step():
-    """SCAFFOLD with noisy gradients ends at a distance of the order of sqrt(lr); a step of a tenth, taken once the start
-    is forgotten, ends nearer."""
+    """SCAFFOLD with noisy gradients ends at a distance of the order of sqrt(lr); a tenth of the step, taken once the
+    start is forgotten, ends nearer."""
     noisy, plan = {**MANY, "noise": 0.5}, {**PLAN, "rounds": 600}
     ends = []
     for end in (0.02, 0.002):

@@ -11,6 +11,7 @@ from fedfleet.engine import cohort
 from fedfleet.engine.host import Data, Host, Shared, Work
 from fedfleet.engine.job import Job
 from fedfleet.engine.launch import prepare
+from fedfleet.engine.store import Place
 
 from .setups import EPOCHS, STEPS, digits
 
@@ -37,7 +38,7 @@ def test_other_clients_rows_may_be_anything(local, block):
     sums = []
     for train in (split.train, poisoned):
         data = Data.of(train, split.test, split.parts)
-        host = Host(job, data, ("", 0))
+        host = Host(job, data, Place("", 0, narrow=False, digests=False), lambda: None)
         leaves = [leaf.numpy() for leaf in pytree.tree_leaves(host.forms.server.public)]
         sums.append(host.train(task_of(job, data, clients), Shared(1, leaves)))
     assert all(np.array_equal(a, b) for a, b in zip(sums[0].leaves, sums[1].leaves, strict=True))

@@ -20,20 +20,20 @@ SAMPLE = State(torch.zeros(3, 2), torch.zeros((), dtype=torch.int64))
 
 @pytest.fixture
 def table(tmp_path):
-    table = Table(SAMPLE, clients=10, cohort=4, folder=str(tmp_path))
+    table = Table(SAMPLE, 10, 4, (str(tmp_path / "state"), False, True))
     yield table
     table.remove()
 
 
 def write(table: Table, clients: list[int], value: int) -> None:
-    rows = Rows(table.folder, SAMPLE, table.capacity)
+    rows = Rows(table.place, SAMPLE)
     _, fresh = table.reserve(np.array(clients))
     states = State(torch.full((len(clients), 3, 2), float(value)), torch.full((len(clients),), value))
     rows.write(torch.from_numpy(fresh), states)
 
 
 def read(table: Table, client: int) -> int:
-    rows = Rows(table.folder, SAMPLE, table.capacity)
+    rows = Rows(table.place, SAMPLE)
     state = rows.read(torch.tensor([int(table.row[client])]))
     assert (state.vector == state.count).all()
     return int(state.count)
@@ -60,8 +60,8 @@ def test_rows_are_reused_and_never_outgrow_the_file(table):
 
 
 def test_the_file_is_sparse_and_goes_away(tmp_path):
-    big = Table((torch.zeros(1_000_000),), clients=1000, cohort=10, folder=str(tmp_path))
-    files = list(Path(big.folder).iterdir())
+    big = Table((torch.zeros(1_000_000),), 1000, 10, (str(tmp_path / "state"), False, False))
+    files = list(Path(big.place.folder).iterdir())
     assert sum(f.stat().st_size for f in files) == 4 * 1_000_000 * 1010
     assert sum(f.stat().st_blocks * 512 for f in files) < 1_000_000
     big.remove()
@@ -69,7 +69,7 @@ def test_the_file_is_sparse_and_goes_away(tmp_path):
 
 
 def test_a_stateless_method_has_no_store():
-    table = Table((), clients=10, cohort=4, folder=None)
-    assert table.folder == ""
+    table = Table((), 10, 4, (None, False, False))
+    assert table.place.folder == ""
     table.reserve(np.array([1, 2]))
     table.commit()

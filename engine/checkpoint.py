@@ -1,0 +1,205 @@
+"""Checkpoints: what a run needs to go on to the same bits.
+
+    DIR/checkpoints/round-000050/   server.safetensors, table.safetensors, rounds.parquet, manifest.json
+    DIR/state/                      the clients' rows, shared with the running store: a checkpoint pins its rows
+
+Written beside and renamed when all is on the disk; the manifest has a digest of every file, of itself, and the table
+has one of every row. A checkpoint that does not agree with its digests is passed over for the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .store import Table
+
+FORMAT = 1
+
+
+class Snapshot(NamedTuple):
+    """The driver's state after `round`."""
+
+    round: int
+    server: list[Tensor]  # leaves of (public, private)
+    row: np.ndarray  # (N,)
+    digest: np.ndarray  # (N, 32)
+    visits: np.ndarray  # (N,)
+    records: list[dict[str, float]]
+    config: dict[str, Any]
+
+
+class Checkpoints:
+    """Saves in a thread of its own, so that rounds go on; at most one is under way."""
+
+    def __init__(self, directory: str, keep: int, table: Table) -> None:
+        self.folder, self.keep, self.table = Path(directory) / "checkpoints", keep, table
+        self.pinned: dict[int, np.ndarray] = {}
+        self.writing: threading.Thread | None = None
+        self.under_way: Snapshot | None = None
+        self.error: str = ""
+
+    def save(self, snapshot: Snapshot) -> list[str]:
+        """Begin to write; what became of the one before is returned as events."""
+        events = self.finish()
+        self.table.pin(snapshot.row)
+        self.under_way = snapshot
+        self.writing = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
+        self.writing.start()
+        return events
+
+    def finish(self) -> list[str]:
+        """Wait for the one under way; drop those beyond `keep`."""
+        if self.writing is None or self.under_way is None:
+            return []
+        self.writing.join()
+        snapshot, self.writing, self.under_way = self.under_way, None, None
+        if self.error:
+            self.table.unpin(snapshot.row)
+            reason, self.error = self.error, ""
+            return [f"round {snapshot.round}: no checkpoint could be written ({reason}); the one before it stays"]
+        self._hold(snapshot.round, snapshot.row)
+        for number in sorted(self.pinned)[: -self.keep]:
+            shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
+            self.table.unpin(self.pinned.pop(number))
+        return []
+
+    def _hold(self, number: int, row: np.ndarray) -> None:
+        if number in self.pinned:
+            self.table.unpin(self.pinned[number])
+        self.pinned[number] = row
+
+    def _write(self, snapshot: Snapshot) -> None:
+        temporary = self.folder / f".{name_of(snapshot.round)}"
+        final = self.folder / name_of(snapshot.round)
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            self.table.sync()
+            write(temporary, snapshot)
+            if final.exists():
+                shutil.rmtree(final)
+            temporary.rename(final)
+            sync_folder(self.folder)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+            shutil.rmtree(temporary, ignore_errors=True)
+        except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
+            self.error = f"{type(error).__name__}: {error}"
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def load(self, verify: Callable[[Snapshot], str]) -> tuple[Snapshot | None, list[str]]:
+        """The newest that agrees with its digests, and what was passed over. Older sound ones stay pinned.
+
+        verify: a sentence on what is wrong with the rows of a checkpoint, or "".
+        """
+        events: list[str] = []
+        found: Snapshot | None = None
+        for folder in sorted(self.folder.glob("round-*"), reverse=True):
+            snapshot, wrong = read(folder)
+            if snapshot is not None and found is None:
+                wrong = verify(snapshot)
+            if snapshot is None or wrong:
+                events.append(f"checkpoint {folder.name} is damaged ({wrong}); the one before it is used")
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            found = found or snapshot
+            self.pinned[snapshot.round] = snapshot.row
+        return found, events
+
+    def remove(self) -> None:
+        self.finish()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def name_of(number: int) -> str:
+    return f"round-{number:06d}"
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    import pyarrow.parquet as pq
+    from safetensors.torch import save_file
+
+    from .records import to_table
+
+    save_file({f"leaf{i}": leaf.contiguous() for i, leaf in enumerate(snapshot.server)}, folder / "server.safetensors")
+    table = {"row": snapshot.row, "digest": snapshot.digest, "visits": snapshot.visits}
+    save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in table.items()}, folder / "table.safetensors")
+    pq.write_table(to_table(snapshot.records), folder / "rounds.parquet")
+    files = {path.name: digest(path) for path in sorted(folder.iterdir())}
+    manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
+    manifest["digest"] = seal(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read(folder: Path) -> tuple[Snapshot | None, str]:
+    """(the snapshot, "") or (None, what is wrong)."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        sealed = manifest.pop("digest")
+        if sealed != seal(manifest):
+            return None, "manifest.json is not what was written"
+        if manifest["format"] != FORMAT:
+            return None, f"format {manifest['format']} is not {FORMAT}"
+        for name, expected in manifest["files"].items():
+            if digest(folder / name) != expected:
+                return None, f"{name} is not what was written"
+        return _read(folder, manifest), ""
+    except FileNotFoundError as error:
+        return None, f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file
+
+    server, table = load_file(folder / "server.safetensors"), load_file(folder / "table.safetensors")
+    return Snapshot(
+        manifest["round"],
+        [server[f"leaf{i}"] for i in range(len(server))],
+        table["row"].numpy(),
+        table["digest"].numpy(),
+        table["visits"].numpy(),
+        [
+            {name: value for name, value in row.items() if value is not None}
+            for row in pq.read_table(folder / "rounds.parquet").to_pylist()
+        ],
+        manifest["config"],
+    )
+
+
+def digest(path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def seal(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename is on the disk once its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

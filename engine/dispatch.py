@@ -1,0 +1,95 @@
+"""Tasks that fail: once is the host's fault, twice is looked into, and a client that fails again alone is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import ClientFailed, EvaluationFailed
+from .fleet import Call, Failure, Fleet
+from .host import Shared, Sums, Work
+
+STRIKES = 2
+Tell = Callable[[str], None]
+
+
+class Dispatch:
+    """on_failure: "fail" or "drop"; tell: is told what a log should have."""
+
+    def __init__(self, fleet: Fleet, on_failure: str, tell: Tell) -> None:
+        self.fleet, self.on_failure, self.tell = fleet, on_failure, tell
+
+    def run(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
+        """The results of all tasks, in any order, each once."""
+        self.fleet.start(call, shared)
+        for task in tasks:
+            self.fleet.put(task)
+        strikes: Counter[int] = Counter()
+        twice: list[tuple[Any, Failure]] = []
+        left = len(tasks)
+        while left:
+            task, result = self.fleet.get()
+            if isinstance(result, Sums):
+                left -= 1
+                yield result
+                continue
+            strikes[task.index] += 1
+            self.tell(f"{task.what} failed on {result.where}: {result.cause}")
+            if strikes[task.index] < STRIKES:
+                self.fleet.put(task)
+            else:
+                left -= 1
+                twice.append((task, result))
+        for task, failure in twice:
+            yield self._look_into(task, failure)
+
+    def _look_into(self, task: Any, failure: Failure) -> Sums:
+        """Run a task's clients in halves until those that fail alone are found."""
+        if not isinstance(task, Work):
+            raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}")
+        guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
+        names = tuple(int(task.task.clients[i]) for i in guilty)
+        if not names:
+            self.tell(f"{task.what}: all of its clients run well in smaller groups")
+            return self._in_halves(task, last)
+        if self.on_failure == "fail":
+            raise ClientFailed(task.round, names, last.cause, last.where)
+        self.tell(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
+        rest = np.setdiff1d(np.arange(len(task.task.clients)), guilty)
+        if not len(rest):
+            return Sums.nothing(task.index, names)
+        result = self._try(task.part(rest))
+        if isinstance(result, Failure):
+            raise ClientFailed(task.round, tuple(task.task.clients.tolist()), result.cause, result.where)
+        return result._replace(dropped=names)
+
+    def _search(self, task: Work, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
+        """(places of the clients that fail alone, the last failure seen)."""
+        result = self._try(task.part(places)) if len(places) < len(task.task.clients) or len(places) == 1 else known
+        if isinstance(result, Sums):
+            return [], known
+        if len(places) == 1:
+            return [int(places[0])], result
+        left, right = np.array_split(places, 2)
+        first, result = self._search(task, left, result)
+        second, result = self._search(task, right, result)
+        return first + second, result
+
+    def _in_halves(self, task: Work, failure: Failure) -> Sums:
+        """A task that fails only as a whole (for want of memory, say), from the largest parts that do not."""
+        parts = np.array_split(np.arange(len(task.task.clients)), 2)
+        results = [self._try(task.part(part)) for part in parts]
+        for i, result in enumerate(results):
+            if isinstance(result, Failure):
+                if len(parts[i]) == 1:
+                    raise ClientFailed(task.round, (int(task.task.clients[parts[i][0]]),), result.cause, result.where)
+                results[i] = self._in_halves(task.part(parts[i]), result)
+        return Sums.join([result for result in results if isinstance(result, Sums)])
+
+    def _try(self, task: Work) -> Sums | Failure:
+        """One task, nothing else under way."""
+        self.fleet.put(task)
+        return self.fleet.get()[1]
