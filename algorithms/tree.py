@@ -133,7 +133,7 @@ class Tree:
 
     def norm2(self) -> Tensor:
         """Squared Euclidean norm of all leaves as one vector, ()."""
-        return self.flat.square().sum()
+        return torch.dot(self.flat, self.flat)
 
     def norm(self) -> Tensor:
         return self.norm2().sqrt()

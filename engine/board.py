@@ -1,19 +1,24 @@
-"""Memory that the driver and the hosts of its node share: what is broadcast, and a slot for each task's sums.
+"""Memory that the driver and the hosts of its node share: what is broadcast, and the tasks' results.
 
-Results and models of megabytes then cost a copy, not a message: through Ray's object store they took 6 % of a round of
-LeNet clients on two cores. The memory has no name in the file system and goes with the last process that has it open.
+Hosts pull tasks from it by themselves, so that a round costs a message a host and not two a task, and results of
+megabytes cost a copy. (Through Ray's calls and its object store, tasks took 10 % of a round of LeNet clients on two
+cores.) The memory has no name in the file system and goes with the last process that has it open.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import pickle
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 ALIGNED = 64  # bytes, a cache line
+FREE, DONE = 0, -1
+"""A slot's owner while nobody has claimed its task, and once its result is there; else the host's number + 1."""
 
 
 class Spec(NamedTuple):
@@ -28,50 +33,107 @@ class Spec(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        size = int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-        return -(-size // ALIGNED) * ALIGNED
+        return aligned(int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize)
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 class Address(NamedTuple):
-    """How another process of this node opens the board."""
+    """How another process of this node opens the board, and its sizes in bytes."""
 
     path: str
-    head: int  # bytes of what is broadcast
-    slot: int  # bytes of a task's sums
+    head: int  # what is broadcast
+    arrays: int  # a task's sums
+    reply: int  # what else it returns
     slots: int
+
+    @property
+    def total(self) -> int:
+        return aligned(8 * self.slots) + self.head + self.slots * (self.arrays + self.reply)
 
 
 class Board:
     def __init__(self, address: Address) -> None:
-        """Open another process's board."""
+        """Open a board that `make` made, perhaps in another process."""
         self.address = address
-        handle = os.open(address.path, os.O_RDWR)
-        try:
-            self.memory = mmap.mmap(handle, address.head + address.slot * address.slots)
-        finally:
-            os.close(handle)
+        self.handle = os.open(address.path, os.O_RDWR)
+        self.memory = mmap.mmap(self.handle, address.total)
+        self.owners = np.ndarray((address.slots,), np.int64, self.memory)
+        self.head = aligned(8 * address.slots)
 
     @staticmethod
-    def make(head: int, slot: int, slots: int) -> tuple[Board, int]:
-        """(a new board, the open file that others reach it by; close it to end that)."""
+    def make(head: int, arrays: int, reply: int, slots: int) -> Board:
         handle = os.memfd_create("fedfleet-board")
-        os.ftruncate(handle, max(head + slot * slots, mmap.PAGESIZE))
-        return Board(Address(f"/proc/{os.getpid()}/fd/{handle}", head, slot, slots)), handle
+        address = Address(f"/proc/{os.getpid()}/fd/{handle}", aligned(head), aligned(arrays), aligned(reply), slots)
+        os.ftruncate(handle, address.total)
+        board = Board(address)
+        board.keep = handle  # others reach it by this process's handle
+        return board
 
+    keep: int | None = None
+
+    def close(self) -> None:
+        """No process can open it any more; those that have, may still read."""
+        for handle in (self.handle, self.keep):
+            if handle is not None:
+                os.close(handle)
+
+    # --- what is broadcast ------------------------------------------------------------------------------------------
     def post(self, arrays: Sequence[np.ndarray]) -> list[Spec]:
-        """Write what is broadcast."""
-        return self._write(0, arrays)
+        return self._write(self.head, arrays)
 
     def posted(self, specs: Sequence[Spec]) -> list[np.ndarray]:
-        """Copies of what is broadcast."""
-        return [view.copy() for view in self._views(0, specs)]
+        """Copies."""
+        return [view.copy() for view in self._views(self.head, specs)]
 
-    def put(self, slot: int, arrays: Sequence[np.ndarray]) -> list[Spec]:
-        return self._write(self.address.head + slot * self.address.slot, arrays)
+    # --- tasks ------------------------------------------------------------------------------------------------------
+    def open(self, slots: Sequence[int]) -> None:
+        """Tasks to claim."""
+        self.owners[list(slots)] = FREE
 
-    def get(self, slot: int, specs: Sequence[Spec]) -> list[np.ndarray]:
-        """Views of a slot's arrays, good until it is written again."""
-        return self._views(self.address.head + slot * self.address.slot, specs)
+    def claim(self, slots: Sequence[int], host: int) -> int | None:
+        """The first of these slots that nobody has claimed, as its place among them."""
+        fcntl.flock(self.handle, fcntl.LOCK_EX)  # the kernel frees it if the holder dies
+        try:
+            for place, slot in enumerate(slots):
+                if self.owners[slot] == FREE:
+                    self.owners[slot] = host + 1
+                    return place
+            return None
+        finally:
+            fcntl.flock(self.handle, fcntl.LOCK_UN)
+
+    def claimed_by(self, slot: int) -> int:
+        """The number of the host that has claimed it and not finished; -1 for none."""
+        return int(self.owners[slot]) - 1 if self.owners[slot] > 0 else -1
+
+    def put(self, slot: int, reply: Any, arrays: Sequence[np.ndarray]) -> None:
+        """A task's result: arrays into their place, the rest as bytes; then it is done."""
+        offset = self._slot(slot)
+        specs = self._write(offset, arrays)
+        told = pickle.dumps((reply, specs), protocol=5)
+        at = offset + self.address.arrays
+        if len(told) + 8 > self.address.reply:
+            raise ValueError(f"a task's reply must fit in {self.address.reply} bytes, got {len(told)}")
+        self.memory[at : at + 8] = len(told).to_bytes(8, "little")
+        self.memory[at + 8 : at + 8 + len(told)] = told
+        self.owners[slot] = DONE
+
+    def get(self, slot: int) -> tuple[Any, list[np.ndarray]] | None:
+        """(reply, views of the arrays, good until the slot is written again), or None while it is not done."""
+        if self.owners[slot] != DONE:
+            return None
+        offset = self._slot(slot)
+        at = offset + self.address.arrays
+        size = int.from_bytes(self.memory[at : at + 8], "little")
+        # Bytes of this run's own processes, in memory that no other user can open.
+        reply, specs = pickle.loads(self.memory[at + 8 : at + 8 + size])
+        return reply, self._views(offset, specs)
+
+    def _slot(self, slot: int) -> int:
+        return self.head + self.address.head + slot * (self.address.arrays + self.address.reply)
 
     def _write(self, offset: int, arrays: Sequence[np.ndarray]) -> list[Spec]:
         specs = [Spec.of(array) for array in arrays]

@@ -15,7 +15,7 @@ import numpy as np
 from ..workloads import counted
 from .config import Local
 
-FEWEST, MOST = 16, 128
+FEWEST, MOST = 20, 128
 """Tasks a round, where there are blocks enough: a task costs a message as long as the model, whatever it holds."""
 
 

@@ -183,7 +183,7 @@ class Host:
                 at = part.start + i
                 steps = batches.steps[at : at + 1]
                 client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients)
-                outcome = trips.alone(public, client, int(steps), lambda k, at=at: self._batch_alone(batches, at, k))
+                outcome = trips.alone(public, client, int(steps), self._batches_alone(batches, at))
                 total.add_one(outcome, steps, weights[i : i + 1])
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
@@ -205,22 +205,25 @@ class Host:
         )
 
     def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
-        self.beat()
+        """Step k of a block's clients, short batches padded."""
         rows = batches.rows[part, k]
-        batch = {name: column[rows].to(self.device) for name, column in self.data.train.items()}
-        batch["key"] = batches.keys[part, k].to(self.device)
+        batch = self._gather(rows.reshape(-1), batches.keys[part, k])
+        batch = {name: c if name == "key" else c.view(*rows.shape, *c.shape[1:]) for name, c in batch.items()}
         if batches.weight is not None:
             batch["weight"] = batches.weight[part, k].to(self.device, self.x.flat.dtype)
         return batch
 
-    def _batch_alone(self, batches: Stream, client: int, k: int) -> dict[str, Tensor]:
-        """One client's batch without the padding."""
-        self.beat()
-        rows = batches.rows[client, k]
+    def _batches_alone(self, batches: Stream, client: int) -> Callable[[int], dict[str, Tensor]]:
+        """One client's batches without the padding."""
+        rows, keys = batches.rows[client].unbind(), batches.keys[client].unbind()
         if batches.weight is not None:
-            rows = rows[batches.weight[client, k] > 0]
-        batch = {name: column[rows].to(self.device) for name, column in self.data.train.items()}
-        batch["key"] = batches.keys[client, k].to(self.device)
+            rows = [row[weight > 0] for row, weight in zip(rows, batches.weight[client], strict=True)]
+        return lambda k: self._gather(rows[k], keys[k])
+
+    def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
+        self.beat()
+        batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
+        batch["key"] = key.to(self.device)
         return batch
 
     def _trips(self, round: int, opening: bool) -> Trips:
@@ -272,7 +275,7 @@ class Total:
     def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         """steps, weights: (1,)."""
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            self.leaves[i].add_(leaf.to(self.leaves[i]), alpha=float(weights) if i == 0 else 1.0)
+            self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
         self._count(outcome, steps, weights)
 
     def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Client hosts as Ray actors: handed tasks, watched, replaced when they die or hang."""
+"""Client hosts as Ray actors: they pull tasks, are watched, and replaced when they die or hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +30,6 @@ from .host import Data, Host, Shared, Sums
 from .job import Job
 from .store import Place
 
-AHEAD = 2
-"""Tasks a host is given at a time: one to run and one waiting, so that it is never idle while work is left."""
 LOOK_SECONDS = 0.5
 """How often hosts are looked at while nothing comes."""
 DEATHS = 20
@@ -40,18 +37,13 @@ DEATHS = 20
 SEATS = 4096
 
 
-class Posted(NamedTuple):
-    """What all tasks of a phase read, as it lies on the board."""
+class Order(NamedTuple):
+    """What every host is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
 
+    call: Call
+    tasks: list[Any]
     version: int
-    specs: list[Spec]
-
-
-class Returned(NamedTuple):
-    """A task's sums, their arrays in the task's slot of the board."""
-
-    sums: Sums
-    specs: list[Spec]
+    specs: list[Spec]  # of what is broadcast
 
 
 class HostProcess(Host):
@@ -60,40 +52,51 @@ class HostProcess(Host):
     def __init__(
         self, job: Job, train: Any, test: Any, parts: Parts, place: Place, seat: tuple[str, int], board: Address
     ) -> None:
-        folder, number = seat
+        folder, self.number = seat
         self.board, self.read = Board(board), Shared(-1, [])
         beats = np.memmap(Path(folder) / "beats", np.float64, "r+")
 
         def beat() -> None:
-            beats[number] = time.monotonic()
+            beats[self.number] = time.monotonic()
 
-        self.stack = stack_file(folder, number).open("w")
+        self.stack = stack_file(folder, self.number).open("w")
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
 
     def ready(self) -> int:
         return os.getpid()
 
-    def work(self, call: Call, task: Any, posted: Posted) -> Returned:
-        if self.read.version != posted.version:
-            self.read = Shared(posted.version, self.board.posted(posted.specs))
-        sums: Sums = getattr(self, call)(task, self.read)
-        return Returned(sums._replace(leaves=[]), self.board.put(task.index, sums.leaves))
+    def work(self, order: Order) -> None:
+        """Do tasks until none is left."""
+        if self.read.version != order.version:
+            self.read = Shared(order.version, self.board.posted(order.specs))
+        slots = [slot_of(task) for task in order.tasks]
+        while (place := self.board.claim(slots, self.number)) is not None:
+            self.beat()
+            try:
+                sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
+            except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
+                sums = Failure(f"{type(error).__name__}: {error}"[:2000], f"host {self.number}, process {os.getpid()}")
+            if isinstance(sums, Failure):
+                self.board.put(slots[place], sums, [])
+            else:
+                self.board.put(slots[place], sums._replace(leaves=[]), sums.leaves)
+
+
+def slot_of(task: Any) -> int:
+    return task.index % MOST
 
 
 def stack_file(folder: str, number: int) -> Path:
     return Path(folder) / f"stack-{number}.txt"
 
 
-@dataclass
-class Seat:
-    """One host and what it has been handed, in order; it runs the first."""
+class Seat(NamedTuple):
+    """One host; `pid` is a reference to its process's number."""
 
     actor: Any
     number: int
-    pid: Any  # a reference
-    running: deque[tuple[Any, Any]] = field(default_factory=deque)  # (reference, task)
-    handed: float = 0.0  # when it last had nothing to do
+    pid: Any
 
 
 class RayFleet:
@@ -105,15 +108,18 @@ class RayFleet:
         self.job, self.data, self.place, self.check, self.tell = job, data, place, check, tell
         self.folder = tempfile.mkdtemp(prefix="fedfleet-hosts-")
         self.beats = np.memmap(Path(self.folder) / "beats", np.float64, "w+", shape=(SEATS,))
+        self.board = Board.make(*board_sizes(job))
         engine = job.experiment.engine
-        # The store is a file of this node, so are its readers.
+        # Store and board are this node's, so are their readers.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self.board, self.handle = Board.make(*board_sizes(job))
         options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here}
         self.actor: Any = ray.remote(**options)(HostProcess)
         self.made, self.deaths = 0, 0
         self.seats = [self._seat() for _ in range(engine.count_hosts())]
         self.waiting: deque[Any] = deque()
+        self.batch: list[Any] = []  # tasks under way
+        self.working: dict[Any, Seat] = {}  # reference -> who works on the batch
+        self.began = 0.0
         self.over: deque[tuple[Any, Sums | Failure]] = deque()
         for seat in self.seats:
             ray.get(seat.pid)
@@ -121,81 +127,89 @@ class RayFleet:
     def _seat(self) -> Seat:
         number = self.made % SEATS
         self.made += 1
+        self.beats[number] = time.monotonic()
         actor = self.actor.remote(self.job, *self.data, self.place, (self.folder, number), self.board.address)
         return Seat(actor, number, actor.ready.remote())
 
     def start(self, call: Call, shared: Shared) -> None:
-        self.call, self.posted = call, Posted(shared.version, self.board.post(shared.leaves))
+        self.call: Call = call
+        self.version = shared.version
+        self.specs = self.board.post(shared.leaves)
 
     def put(self, task: Any) -> None:
         self.waiting.append(task)
 
     def get(self) -> tuple[Any, Sums | Failure]:
         while not self.over:
-            self._hand_out()
-            references = [reference for seat in self.seats for reference, _ in seat.running]
-            ready, _ = ray.wait(references, num_returns=1, timeout=LOOK_SECONDS)
+            if not self.working:
+                self._begin()
+            ready, _ = ray.wait(list(self.working), num_returns=1, timeout=LOOK_SECONDS)
             self.check()
-            if ready:
-                self._collect(ready[0])
-            else:
+            for reference in ready:
+                self._returned(reference)
+            if not ready:
                 self._look()
+            self._gather()
         return self.over.popleft()
 
-    def _hand_out(self) -> None:
-        for depth in range(AHEAD):
-            for seat in self.seats:
-                if self.waiting and len(seat.running) <= depth:
-                    if not seat.running:
-                        seat.handed = time.monotonic()
-                    task = self.waiting.popleft()
-                    seat.running.append((seat.actor.work.remote(self.call, task, self.posted), task))
+    def _begin(self) -> None:
+        """Have all hosts work on what waits."""
+        while self.waiting and len(self.batch) < MOST:
+            self.batch.append(self.waiting.popleft())
+        self.board.open([slot_of(task) for task in self.batch])
+        self.order = ray.put(Order(self.call, list(self.batch), self.version, self.specs))
+        self.began = time.monotonic()
+        for seat in self.seats[: len(self.batch)]:
+            self.working[seat.actor.work.remote(self.order)] = seat
 
-    def _collect(self, reference: Any) -> None:
-        seat = next(seat for seat in self.seats if any(reference == other for other, _ in seat.running))
-        task = next(task for other, task in seat.running if other == reference)
-        try:
-            result: Sums | Failure = self._sums(ray.get(reference))
+    def _gather(self) -> None:
+        """Take what is done off the board."""
+        left = []
+        for task in self.batch:
+            result = self.board.get(slot_of(task))
+            if result is None:
+                left.append(task)
+                continue
+            reply, leaves = result
             self.deaths = 0
-        except RayTaskError as error:
-            result = Failure(reason(error), self._name(seat))
-        except RayError as error:
-            return self._lost(seat, f"the host died: {type(error).__name__}")
-        seat.running = deque(pair for pair in seat.running if pair[0] != reference)
-        self.over.append((task, result))
+            self.over.append((task, reply if isinstance(reply, Failure) else reply._replace(leaves=leaves)))
+        self.batch = left
 
-    def _sums(self, returned: Returned) -> Sums:
-        return returned.sums._replace(leaves=self.board.get(returned.sums.index, returned.specs))
+    def _returned(self, reference: Any) -> None:
+        """A host has found nothing more to do, or is gone."""
+        seat = self.working.pop(reference)
+        try:
+            ray.get(reference)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except RayError as error:
+            self._lost(seat, f"the host died: {type(error).__name__}")
 
     def _lost(self, seat: Seat, cause: str) -> None:
-        """Replace a host; blame the task that it was running, hand the others out again."""
+        """Replace a host; blame the task that it had claimed."""
         where = self._name(seat)
         self.deaths += 1
         if self.deaths > DEATHS:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
-        self.seats[self.seats.index(seat)] = self._seat()
         ray.kill(seat.actor)
-        blamed = False
-        for reference, task in seat.running:
-            try:
-                self.over.append((task, self._sums(ray.get(reference, timeout=0 if blamed else 10))))
-            except RayTaskError as error:
-                self.over.append((task, Failure(reason(error), where)))
-            except RayError:
-                if blamed:
-                    self.waiting.appendleft(task)
-                else:
-                    self.over.append((task, Failure(cause, where)))
-                blamed = True
+        another = self._seat()
+        self.seats[self.seats.index(seat)] = another
+        self._gather()
+        for task in [task for task in self.batch if self.board.claimed_by(slot_of(task)) == seat.number]:
+            self.batch.remove(task)
+            self.over.append((task, Failure(cause, where)))
+        if self.batch:
+            self.working[another.actor.work.remote(self.order)] = another
 
     # --- hosts that hang --------------------------------------------------------------------------------------------
     def _look(self) -> None:
         patience = self.job.experiment.engine.patience
-        for seat in list(self.seats):
-            last = max(float(self.beats[seat.number]), seat.handed)
-            if seat.running and time.monotonic() - last > patience:
+        for reference, seat in list(self.working.items()):
+            last = max(float(self.beats[seat.number]), self.began)
+            if time.monotonic() - last > patience:
                 self.tell(f"{self._name(seat)} has taken no step for {patience:g} s; its stack:\n{self._stack(seat)}")
+                self.working.pop(reference)
                 self._kill(seat)
                 self._lost(seat, f"no step for {patience:g} s (engine.patience)")
 
@@ -213,6 +227,7 @@ class RayFleet:
         return path.read_text() or "(it does not answer)"
 
     def _kill(self, seat: Seat) -> None:
+        """Gone when this returns, or as good as: a host that writes on could spoil a later task."""
         try:
             os.kill(ray.get(seat.pid, timeout=1), signal.SIGKILL)
         except (OSError, RayError):
@@ -220,29 +235,29 @@ class RayFleet:
 
     def _name(self, seat: Seat) -> str:
         try:
-            return f"host {seat.number} (process {ray.get(seat.pid, timeout=0)})"
+            return f"host {seat.number}, process {ray.get(seat.pid, timeout=0)}"
         except RayError:
             return f"host {seat.number}"
 
     def close(self) -> None:
         for seat in self.seats:
             ray.kill(seat.actor)
-        os.close(self.handle)
+        self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def board_sizes(job: Job) -> tuple[int, int, int]:
-    """(head, slot, slots) of a board that holds what any phase of the run shares and returns."""
+def board_sizes(job: Job) -> tuple[int, int, int, int]:
+    """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
     method, x = job.method(), job.start()
-    all_forms = [Forms(each, x) for each in (method, method.opening) if each is not None]
-    double = [
-        [Spec(tuple(leaf.shape), "<f8").bytes for leaf in pytree.tree_leaves(forms.message)] for forms in all_forms
-    ]
-    public = [Spec(tuple(leaf.shape), "<f8").bytes for leaf in pytree.tree_leaves(all_forms[0].server.public)]
-    return sum(public), max(map(sum, double)), MOST
+    methods = [each for each in (method, method.opening) if each is not None]
+    forms = [Forms(each, x) for each in methods]
+    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in forms)
+    public = sum(bytes_of(leaf) for leaf in pytree.tree_leaves(forms[0].server.public))
+    plan = job.experiment.federation
+    clients = plan.clients if len(methods) > 1 else plan.cohort
+    return public, sums, 8192 + 128 * clients, MOST
 
 
-def reason(error: RayTaskError) -> str:
-    """The host's exception in a line."""
-    cause = error.cause
-    return f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(error).splitlines()[-1]
+def bytes_of(leaf: Any) -> int:
+    """On the board, as float64 or narrower."""
+    return Spec(tuple(leaf.shape), "<f8").bytes

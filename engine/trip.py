@@ -59,12 +59,12 @@ class Trips:
     def alone(self, public: Any, client: Any, steps: int, batches: Batches) -> Outcome:
         """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
         local = self.algorithm.client_begin(public, client)
-        total = torch.zeros((), dtype=torch.float64)
+        losses = []
         for k in range(steps):
             local, loss = self.step(Gradient.forward, public, client, local, batches(k))
-            total = total + loss.to(total)
+            losses.append(loss)
         message, client = self.algorithm.client_finish(public, client, local)
-        return Outcome(message, client, total / steps, self.gradients)
+        return Outcome(message, client, torch.stack(losses).mean(dtype=torch.float64), self.gradients)
 
     # --- a block --------------------------------------------------------------------------------------------------
     def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> Outcome:

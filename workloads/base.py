@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
 
 from . import counted
@@ -97,7 +98,7 @@ class Workload(ABC):
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     """(B,) from logits (B, classes) and labels (B,)."""
-    if not torch._C._functorch.is_batchedtensor(logits):
+    if not is_batchedtensor(logits):
         return F.cross_entropy(logits, label, reduction="none")
     # Under vmap torch takes its own apart in Python, and loads sympy for it.
     return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
