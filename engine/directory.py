@@ -41,6 +41,10 @@ class RunDirectory:
             raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
         return RunDirectory(path, json.loads((path / "run.json").read_text())["run_id"], read_rounds(path))
 
+    def config(self) -> dict[str, Any]:
+        """What the run was started with."""
+        return yaml.safe_load((self.path / "config.yaml").read_text())
+
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.yaml").write_text(yaml.safe_dump(job.experiment.plain(), sort_keys=False))

@@ -298,6 +298,8 @@ class Driver:
             raise ConfigError(f"{self.job.directory} has no checkpoint to resume from{told}; start the run anew")
         if keys := differences(snapshot.config, self.job.experiment.plain()):
             raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
+        if snapshot.round >= self.plan.rounds:
+            raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {self.plan.rounds}")
         spec = pytree.tree_structure(self.server)
         device = self.job.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)

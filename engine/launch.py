@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from .compare import differences
 from .config import Experiment
 from .driver import Driver, Record, Setup, Told
 from .errors import ConfigError, Interrupted
@@ -145,6 +146,8 @@ def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Ob
     from .directory import RunDirectory
 
     kept = RunDirectory.old(Path(directory))
+    if keys := differences(kept.config(), experiment.plain()):
+        raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
     job = prepare(experiment, kept.run_id, kept.path, resume=True)
     return _watched(job, kept, list(observers))
 
