@@ -175,6 +175,7 @@ class Driver:
             **traffic(self.forms, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             "time/hosts": totals.facts["seconds"],
+            "time/state": totals.facts["state"],
             "time/train": trained - started,
         }
         self.server, self.round = server, number
@@ -198,13 +199,13 @@ class Driver:
 
     def _train(self, forms: Forms, sampled: np.ndarray, opening: bool = False) -> tuple[Message, Totals]:
         """sampled: (S,) ascending."""
-        sizes, number = self.setup.parts.sizes, 0 if opening else self.round + 1
+        sizes, number = self.setup.parts.sizes_of(sampled), 0 if opening else self.round + 1
         local = Local(epochs=1, batch=self.plan.local.batch) if opening else self.plan.local
-        tasks = cohort.plan(sampled, sizes[sampled], local, self.block)
+        tasks = cohort.plan(sampled, sizes, local, self.block)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
         if self.plan.weights == "examples":
-            weights = sizes[sampled] * (len(sampled) / float(sizes[sampled].sum()))
+            weights = sizes * (len(sampled) / float(sizes.sum()))
         works = []
         for task in tasks:
             at = np.searchsorted(sampled, task.clients)

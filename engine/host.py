@@ -158,19 +158,24 @@ class Host:
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
+        clients = self._clients(work, total)
         total.facts["seconds"] = time.perf_counter() - started
-        return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, self._clients(work, total))
+        return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, clients)
 
     def _clients(self, work: Work, total: Total) -> dict[str, np.ndarray]:
         """What is known of each client, in the task's order."""
         known = {"id": work.task.clients, **{name: np.concatenate(parts) for name, parts in total.clients.items()}}
         if self.rows is not None and self.place.digests:
+            began = time.perf_counter()
             known["digest"] = self.rows.digests(torch.from_numpy(work.write))
+            total.facts["state"] += time.perf_counter() - began
         return known
 
     def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
         read, write = torch.from_numpy(work.read[part]), torch.from_numpy(work.write[part])
+        began = time.perf_counter()
         clients = self._states(trips.algorithm, public, read)
+        total.facts["state"] += time.perf_counter() - began
         weights = torch.from_numpy(work.weights[part])
         if self.vectorise and len(read) > 1:
             steps = batches.steps[part]
@@ -188,7 +193,9 @@ class Host:
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
         if self.rows is not None:
+            began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
             self.rows.write(write, kept)
+            total.facts["state"] += time.perf_counter() - began
 
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""
@@ -259,7 +266,7 @@ class Total:
     def __init__(self, forms: Forms) -> None:
         samples = pytree.tree_leaves(forms.message)
         self.leaves = [torch.zeros(sample.shape, dtype=torch.float64) for sample in samples]
-        self.facts: dict[str, float] = {"loss": 0.0, "steps": 0.0, "gradients": 0.0, "weight": 0.0}
+        self.facts: dict[str, float] = {"loss": 0.0, "steps": 0.0, "gradients": 0.0, "weight": 0.0, "state": 0.0}
         self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
 
     def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:

@@ -8,6 +8,7 @@ client/steps, gradients             their local steps and gradients in all
 client/norm2                        mean of |y_K - x|^2
 comm/bytes_down, bytes_up           of this round
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
+time/state                          of the hosts' time, what reading, writing and checking clients' states took
 """
 
 from __future__ import annotations

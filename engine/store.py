@@ -65,7 +65,7 @@ class Rows:
         for i, row in enumerate(rows.tolist()):
             sha = hashlib.sha256()
             for column in self.columns:
-                sha.update(column[row].reshape(-1).view(torch.uint8).numpy().tobytes())
+                sha.update(column[row].reshape(-1).view(torch.uint8).numpy().data)
             found[i] = np.frombuffer(sha.digest(), dtype=np.uint8)
         return found
 

@@ -42,10 +42,21 @@ class Parts(NamedTuple):
         sizes = [len(rows) for rows in clients]
         return Parts(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate(clients).astype(np.int64))
 
+    @staticmethod
+    def equal(rows: np.ndarray, clients: int) -> Parts:
+        """`rows` in their order, in equal parts; the first ones have one more where they do not divide."""
+        each, more = divmod(len(rows), clients)
+        places = np.arange(clients + 1, dtype=np.int64)
+        return Parts(places * each + np.minimum(places, more), rows.astype(np.int64))
+
     @property
     def sizes(self) -> np.ndarray:
         """(N,) examples per client."""
         return np.diff(self.offsets)
+
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        """(c,) examples of some clients, whatever their number in all."""
+        return self.offsets[clients + 1] - self.offsets[clients]
 
 
 class Split(NamedTuple):

@@ -33,7 +33,7 @@ class Iid(Partition):
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
         enough(len(labels), clients)
         rows = counted.numpy_generator(seed, "partition", "iid").permutation(len(labels))
-        return Parts.of(np.array_split(rows, clients))
+        return Parts.equal(rows, clients)
 
 
 @dataclass(frozen=True)

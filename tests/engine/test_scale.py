@@ -1,0 +1,135 @@
+"""What a round costs the driver does not depend on how many clients there are, only on how many take part."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine import cohort, run
+from fedfleet.engine.batches import stream
+from fedfleet.engine.config import Local
+from fedfleet.engine.host import Work
+from fedfleet.engine.store import Rows, Table
+from fedfleet.workloads.base import Parts
+from fedfleet.workloads.partitions import Iid
+
+from .setups import STEPS, digits
+
+COHORT, LOCAL = 200, Local(steps=2, batch=4)
+SAMPLE = (torch.zeros(3),)
+
+
+class Federation:
+    """All that the driver has that is as long as there are clients."""
+
+    def __init__(self, clients: int, folder: str) -> None:
+        self.clients, self.number = clients, 0
+        self.parts = Parts.equal(np.arange(3 * clients), clients)
+        self.table = Table(SAMPLE, clients, COHORT, (folder, False, True))
+        self.visits = np.zeros(clients, dtype=np.int64)
+
+    def round(self) -> list[Work]:
+        """The driver's steps, hosts left out."""
+        self.number += 1
+        sampled = cohort.sample(0, self.number, self.clients, COHORT)
+        tasks = cohort.plan(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
+        read, write = self.table.reserve(sampled)
+        works = []
+        for task in tasks:
+            at = np.searchsorted(sampled, task.clients)
+            columns = (self.visits[task.clients], np.ones(len(at)), read[at], write[at])
+            works.append(Work(task, self.number, False, *columns))
+            stream(self.parts, task.clients, columns[0], LOCAL, 0)
+        self.table.commit(np.zeros((COHORT, 32), dtype=np.uint8))
+        self.visits[sampled] += 1
+        return works
+
+
+@pytest.fixture
+def federations(tmp_path):
+    made = {clients: Federation(clients, str(tmp_path / f"state{clients}")) for clients in (1_000, 1_000_000)}
+    yield made
+    for federation in made.values():
+        federation.table.remove()
+
+
+def peak(federation: Federation) -> int:
+    """Bytes that a round allocates at most, of those that Python and numpy know."""
+    tracemalloc.start()
+    try:
+        federation.round()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_rounds_memory_is_the_cohorts(federations):
+    """The smallest thing as long as a million clients would be a megabyte of flags; a round makes less than that."""
+    few, many = (min(peak(federation) for _ in range(3)) for federation in federations.values())
+    assert many < 2 * few + 200_000, (few, many)
+    assert many < 1_000_000
+
+
+def test_a_rounds_time_is_the_cohorts(federations):
+    """Alternated, the fastest of several: what depends on N would cost a thousandfold more, so 3 is a wide margin."""
+    seconds = {clients: np.inf for clients in federations}
+    for _ in range(15):
+        for clients, federation in federations.items():
+            started = time.perf_counter()
+            federation.round()
+            seconds[clients] = min(seconds[clients], time.perf_counter() - started)
+    few, many = seconds.values()
+    assert many < 3 * few, (few, many)
+
+
+def test_a_hundred_thousand_clients_are_two_arrays():
+    labels = np.arange(250_000) % 10
+    tracemalloc.start()
+    try:
+        parts = Iid().deal(labels, 100_000, seed=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert parts.sizes.min() == 2
+    assert parts.sizes.max() == 3
+    assert (np.sort(parts.rows) == np.arange(len(labels))).all()
+    assert peak < 5 * (parts.offsets.nbytes + parts.rows.nbytes)  # an object a client would be 10 MB and more
+
+
+@pytest.mark.parametrize(("rows", "clients"), [(10, 10), (10, 3), (7, 4), (100, 1)])
+def test_equal_parts_are_numpys(rows, clients):
+    rows = np.random.default_rng(0).permutation(rows)
+    ours, theirs = Parts.equal(rows, clients), Parts.of(np.array_split(rows, clients))
+    assert (ours.offsets == theirs.offsets).all()
+    assert (ours.rows == theirs.rows).all()
+    some = np.arange(clients)[::2]
+    assert (ours.sizes_of(some) == ours.sizes[some]).all()
+
+
+def test_time_of_states_is_reading_writing_and_digests(tmp_path, monkeypatch):
+    """9 clients in blocks of 4: 3 tasks of a block, so that 3 reads, 3 writes and 3 digests a round are slowed down;
+    in round 1 nothing is read yet."""
+    pause = 0.01
+    for name in ("read", "write", "digests"):
+        plain = getattr(Rows, name)
+
+        def slow(*given, plain=plain):
+            time.sleep(pause)
+            return plain(*given)
+
+        monkeypatch.setattr(Rows, name, slow)
+    experiment = digits("scaffold", STEPS)
+    for out, calls in ((None, (3, 6)), (tmp_path / "run", (6, 9))):
+        first, *later = run(experiment, out).rows
+        assert calls[0] * pause <= first["time/state"] <= first["time/hosts"]
+        assert all(calls[0] * pause < row["time/state"] <= row["time/hosts"] for row in later)
+        assert later[-1]["time/state"] >= (calls[1] - 2) * pause  # one or two blocks may be all newcomers
+
+
+def test_a_method_without_states_takes_no_time_for_them():
+    for row in run(digits("fedavg", STEPS)).rows:
+        assert row["time/state"] < row["time/hosts"] / 2
