@@ -43,9 +43,7 @@ class DriverProcess:
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            split = self.job.split()
-            data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-            setup = Setup(split.parts, examples(split.test))
+            data, setup = self._data()
             driver = Driver(self.job, setup)
             try:
                 driver.start(lambda place: RayFleet(self.job, data, place, self._check, driver.tell))
@@ -58,6 +56,12 @@ class DriverProcess:
             with self.news:
                 self.over = True
                 self.news.notify_all()
+
+    def _data(self) -> tuple[list[Any], Setup]:
+        """References to the data in the object store; no copy stays in this process."""
+        split = self.job.split()
+        data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
+        return data, Setup(split.parts, examples(split.test))
 
     def _tell(self, item: Told) -> None:
         with self.news:
