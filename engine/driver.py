@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,26 +14,26 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..algorithms.contract import Message, Round, Server
+from ..algorithms.tree import Tree
 from ..workloads.base import Parts
 from . import cohort
-from .checkpoint import Checkpoints, Snapshot
+from .checkpoint import Checkpoints, Snapshot, written
 from .compare import differences
 from .config import Local
 from .dispatch import Dispatch
-from .errors import ConfigError, Diverged, FedFleetError
+from .errors import ClientFailed, ConfigError, Diverged, FedFleetError
 from .fleet import Fleet
 from .forms import Forms
-from .host import Shared, Slice, Sums, Work, keep_heap
+from .guard import check, growth_limit
+from .host import Shared, Slice, Work, keep_heap
 from .job import Job
 from .store import Place, Rows, Table
+from .totals import Totals, in_order
 
 Record = dict[str, float]
 """One round's numbers, by column name; see `records`."""
-Told = Record | str
-"""What a run tells as it goes: a round's record, or a sentence for the log."""
-
-EXPLODES = 1e6
-"""Times its first norm (or 1) that a model may grow before the run counts as diverged."""
+Told = Record | str | list[Record]
+"""What a run tells as it goes: a round's record, a sentence for the log, or all rounds before the one resumed at."""
 
 
 class Setup(NamedTuple):
@@ -40,15 +41,6 @@ class Setup(NamedTuple):
 
     parts: Parts
     examples: int  # in the test set
-
-
-class Totals(NamedTuple):
-    """A phase's results, added in the order of tasks."""
-
-    leaves: list[np.ndarray]
-    facts: Record
-    clients: dict[str, np.ndarray]
-    dropped: tuple[int, ...]
 
 
 class Driver:
@@ -64,13 +56,13 @@ class Driver:
         self.forms = Forms(self.method, x)
         with torch.no_grad():
             self.server = self.method.server_init(x)
-        self.limit = EXPLODES * max(1.0, float(x.norm()))
+        self.limit = growth_limit(x)
         self.block = block_size(job, x.flat.numel())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round, self.version = 0, 0
         self.records: list[Record] = []
         self.events: list[str] = []
-        self.done = False
+        self.whole = True  # not in the middle of a commit
         self.table = self._table()
         self.checkpoints: Checkpoints | None = None
         if job.directory is not None:
@@ -83,9 +75,9 @@ class Driver:
         experiment, plan, directory = self.job.experiment, self.plan, self.job.directory
         everyone = plan.clients if self.method.opening else plan.cohort
         kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
-        folder = experiment.engine.store
-        if directory is not None:
-            folder = str(Path(folder or directory) / (f"state-{self.job.run_id}" if folder else "state"))
+        if directory is not None and self.job.resume:
+            kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
+        folder = experiment.engine.store if directory is None else str(state_folder(self.job))
         narrow = experiment.engine.state_dtype == "bfloat16"
         place = (folder, narrow, directory is not None)
         return Table(self.forms.client, plan.clients, everyone + kept * plan.clients, place)
@@ -99,13 +91,13 @@ class Driver:
         self.events.append(event)
 
     def close(self) -> None:
-        """Stop the hosts; remove the clients' states unless the run can be resumed or they are to be kept."""
+        """Stop the hosts; remove the clients' states unless they are to be kept or the run can be resumed, which is so
+        until its result is on the disk: then it is for `discard`."""
         if hasattr(self, "fleet"):
             self.fleet.close()
         if self.checkpoints is not None:
             self.checkpoints.finish()
-        keep = self.job.experiment.engine.keep_state
-        if keep or (self.checkpoints is not None and not self.done and self.checkpoints.pinned):
+        if self.job.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
             return
         self.table.remove()
         if self.checkpoints is not None:
@@ -115,28 +107,31 @@ class Driver:
     def rounds(self) -> Iterator[Told]:
         """Run to the last round: a record each, and sentences for the log as they come."""
         try:
+            if self.records:
+                yield list(self.records)
             opening = self._opening() if self.round == 0 else {}
             while self.round < self.plan.rounds:
-                record = self._next()
-                for column, value in opening.items():
-                    record[column] += value
+                record = self._next(opening)
                 opening = {}
-                self.records.append(record)
                 self._checkpoint()
                 yield from self._news()
                 yield record
-            self.done = True
+            yield from self._news(last=True)
         except Diverged:
             self.table.abort()
-            yield from self._news()
+            yield from self._news(last=True)
             raise
         except (FedFleetError, KeyboardInterrupt):
-            self.table.abort()
-            self._save(last=True)
-            yield from self._news()
+            if self.whole:
+                self.table.abort()
+                self._save()
+            yield from self._news(last=True)
             raise
 
-    def _news(self) -> list[str]:
+    def _news(self, last: bool = False) -> list[str]:
+        """`last`: with what becomes of the checkpoint under way."""
+        if last and self.checkpoints is not None:
+            self.events += self.checkpoints.finish()
         news, self.events[:] = list(self.events), []
         return news
 
@@ -150,12 +145,14 @@ class Driver:
         everyone = np.arange(self.plan.clients)
         forms = Forms(method, self.model())
         mean, totals = self._train(forms, everyone, opening=True)
-        self.server = method.server_update(self.server, mean, self._where(0, len(everyone)))
-        self._commit(everyone, totals)
+        count = len(everyone) - len(totals.dropped)
+        self.server = method.server_update(self.server, mean, self._where(0, count))
+        self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
     @torch.no_grad()
-    def _next(self) -> Record:
+    def _next(self, opening: Record) -> Record:
+        """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
         started, number = time.perf_counter(), self.round + 1
         if self.job.changes:
             self.method = self.job.method(number)
@@ -164,7 +161,7 @@ class Driver:
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
         server = self.method.server_update(self.server, mean, self._where(number, count))
-        self._check(server, number, totals)
+        check(number, server, self.method.model(server), self.limit, totals)
         record = {
             "round": number,
             "train/loss": totals.facts["loss"] / count,
@@ -178,18 +175,27 @@ class Driver:
             "time/state": totals.facts["state"],
             "time/train": trained - started,
         }
-        self.server, self.round = server, number
-        self._commit(sampled, totals)
-        self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
-        if self._evaluates():
-            record.update(self._evaluate())
+        if self._evaluates(number):
+            record.update(self._evaluate(self.method.model(server)))
         record["time/seconds"] = time.perf_counter() - started
+        for column, value in opening.items():
+            record[column] += value
+        self._commit(server, sampled, totals, record)
         return record
 
     def _where(self, number: int, size: int) -> Round:
         return Round(number, self.plan.rounds, size, self.plan.clients)
 
-    def _commit(self, sampled: np.ndarray, totals: Totals) -> None:
+    def _commit(self, server: Server, sampled: np.ndarray, totals: Totals, record: Record) -> None:
+        self.whole = False
+        self._flip(sampled, totals)
+        self.server, self.round = server, self.round + 1
+        self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
+        self.records.append(record)
+        self.whole = True
+
+    def _flip(self, sampled: np.ndarray, totals: Totals) -> None:
+        """The states that were written become the clients' own."""
         digests = totals.clients.get("digest")
         if digests is not None:
             ordered = np.zeros((len(sampled), digests.shape[1]), dtype=np.uint8)
@@ -211,60 +217,28 @@ class Driver:
             at = np.searchsorted(sampled, task.clients)
             columns = (self.visits[task.clients], weights[at], read[at], write[at])
             works.append(Work(task, number, opening, *columns))
-        totals = self._reduce("train", works, self._share(self.server.public))
+        totals = self._run("train", works, self.server.public)
         if not totals.leaves:
-            raise ConfigError(f"round {number}: every client of the cohort failed; see the log for their errors")
+            raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         count = len(sampled) - len(totals.dropped)
         return forms.mean(leaves, count, totals.facts["weight"]), totals
 
-    def _share(self, state: Any) -> Shared:
+    def _run(self, call: Any, tasks: list[Any], state: Any) -> Totals:
+        """All tasks of a phase that read `state`."""
         self.version += 1
-        return Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-
-    def _reduce(self, call: Any, tasks: list[Any], shared: Shared) -> Totals:
-        """Sums over all tasks, added in the order of their numbers, whichever came first."""
-        waiting: dict[int, Sums] = {}
-        leaves: list[np.ndarray] = []
-        facts: Record = {}
-        clients: dict[str, list[np.ndarray]] = {}
-        dropped: list[int] = []
-        following = 0
-        for result in self.dispatch.run(call, tasks, shared):
-            waiting[result.index] = result
-            while following in waiting:
-                part = waiting.pop(following)
-                following += 1
-                leaves = add(leaves, part.leaves) if leaves else [np.array(leaf) for leaf in part.leaves]
-                for name, value in part.facts.items():
-                    facts[name] = facts.get(name, 0.0) + value
-                for name, values in part.clients.items():
-                    clients.setdefault(name, []).append(values)
-                dropped += part.dropped
-        together = {name: np.concatenate(values) for name, values in clients.items()}
-        return Totals(leaves, facts, together, tuple(dropped))
-
-    def _check(self, server: Server, number: int, totals: Totals) -> None:
-        """Stop at the first round whose outcome is not a number, or far from where it began."""
-        x = self.method.model(server)
-        finite = all(bool(torch.isfinite(leaf).all()) for leaf in pytree.tree_leaves(server))
-        if finite and float(x.norm()) <= self.limit:
-            return
-        moved = np.nan_to_num(totals.clients["norm2"], nan=np.inf, posinf=np.inf)
-        worst = np.argsort(-moved, kind="stable")[:3]
-        named = ", ".join(f"client {totals.clients['id'][i]} moved {moved[i] ** 0.5:.3g}" for i in worst)
-        what = f"the model's norm is over {self.limit:.3g}" if finite else "the server's state is not finite"
-        raise Diverged(number, f"{what}; {named}")
+        shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
+        return in_order(self.dispatch.run(call, tasks, shared))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
-    def _evaluates(self) -> bool:
+    def _evaluates(self, number: int) -> bool:
         every = self.job.experiment.evaluate.every
-        return self.round == self.plan.rounds or (every > 0 and self.round % every == 0)
+        return number == self.plan.rounds or (every > 0 and number % every == 0)
 
-    def _evaluate(self) -> Record:
+    def _evaluate(self, x: Tree) -> Record:
         size, total = self.job.experiment.evaluate.batch, self.setup.examples
         slices = [Slice(i, at, min(at + size, total)) for i, at in enumerate(range(0, total, size))]
-        sums = self._reduce("evaluate", slices, self._share(self.model().flat)).facts
+        sums = self._run("evaluate", slices, x.flat).facts
         examples = sums.pop("examples")
         return {f"eval/{name}": value / examples for name, value in sums.items()}
 
@@ -281,16 +255,17 @@ class Driver:
         if every and self.round % every == 0 and self.round < self.plan.rounds:
             self._save()
 
-    def _save(self, last: bool = False) -> None:
-        """Checkpoint the last committed round; `last`: wait until it is on the disk."""
+    def _save(self) -> None:
+        """Begin to checkpoint the last committed round, unless that is done."""
         if self.checkpoints is None or self.round == 0:
+            return
+        self.events += self.checkpoints.finish()
+        if self.round in self.checkpoints.pinned:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         snapshot = Snapshot(self.round, leaves, *table, list(self.records), self.job.experiment.plain())
-        self.events += self.checkpoints.save(snapshot)
-        if last:
-            self.events += self.checkpoints.finish()
+        self.checkpoints.save(snapshot)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         snapshot, self.events = checkpoints.load(self._wrong)
@@ -322,17 +297,23 @@ class Driver:
         return f"the states of {bad} clients are not what was written" if bad else ""
 
 
+def state_folder(job: Job) -> Path:
+    """Of a run with a folder for its files."""
+    store = job.experiment.engine.store
+    return Path(store) / f"state-{job.run_id}" if store else Path(job.directory or "") / "state"
+
+
+def discard(job: Job) -> None:
+    """Remove what a run that is complete would have been resumed from."""
+    if job.directory is not None and not job.experiment.engine.keep_state:
+        for folder in (Path(job.directory) / "checkpoints", state_folder(job)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def traffic(forms: Forms, down: int, up: int | None = None) -> Record:
     """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
     up = down if up is None else up
     return {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}
-
-
-def add(total: list[np.ndarray], part: list[np.ndarray]) -> list[np.ndarray]:
-    """total + part, in total's memory; a part may be empty."""
-    for a, b in zip(total, part, strict=False):
-        np.add(a, b, out=a)
-    return total
 
 
 def block_size(job: Job, parameters: int) -> int:

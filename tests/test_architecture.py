@@ -25,7 +25,9 @@ LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotl
 """Imported inside functions only, so that a bare machine can run without them and `--help` does not wait for them."""
 
 EXCEPTIONS = {
-    "engine.ray_backend": {"ray"},  # all of it is Ray: actors, references, scheduling; it is imported on use itself
+    # All of these is Ray: actors, references, scheduling; they are imported on use themselves.
+    "engine.ray_backend": {"ray"},
+    "engine.hosts": {"ray"},
 }
 """module -> packages of LAZY that it may import at its head."""
 

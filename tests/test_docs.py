@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path, ray_cluster: None) -> dict[str, dict[str, Any]]:
+def runs(folder: Path, ray_here: None) -> dict[str, dict[str, Any]]:
     """The page's runs, by their command."""
     made = {}
     for arguments in commands(EXTENDING):
@@ -83,15 +83,6 @@ def runs(folder: Path, ray_cluster: None) -> dict[str, dict[str, Any]]:
             untracked = [*arguments, "tracking.uri=none", "--json", "--out", f"runs/{len(made)}"]
             made[" ".join(arguments)] = json.loads(call(*untracked).splitlines()[-1])
     return made
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 def test_every_block_is_executed():

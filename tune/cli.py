@@ -25,7 +25,8 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
         except ConfigError as error:
             fail(error, 2)
         except Interrupted as error:
-            fail(error, 128 + error.signal)
+            click.echo(f"interrupted{error.detail}", err=True)
+            sys.exit(128 + error.signal)
         except (FedFleetError, OSError) as error:
             fail(error, 1)
         except KeyboardInterrupt:
@@ -99,12 +100,14 @@ def resumable(folder: Path) -> Iterator[None]:
         yield
     except (ConfigError, Diverged):
         raise
-    except FedFleetError:
+    except FedFleetError as error:
         last = max((p.name for p in (folder / "checkpoints").glob("round-*")), default="")
-        if last:
-            number = int(last.removeprefix("round-"))
-            click.echo(f"checkpoint after round {number}; to go on: fedfleet resume {folder}", err=True)
-        raise
+        if not last:
+            raise
+        how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"
+        if isinstance(error, Interrupted):
+            raise Interrupted(error.signal, how) from None
+        raise FedFleetError(f"{error}{how}") from error
 
 
 def report(result: Any) -> str:
