@@ -5,6 +5,9 @@
     w3   FEMNIST's CNN, 1,206,590           200 clients, 20 a round, 5 steps of 20
 
 Standard normals 1 x 28 x 28 with uniform labels; every client has exactly one round's worth of rows.
+
+    many_lenet   LeNet again                any number of clients of 10 rows
+    many_mlp     MLP 64-133-10, 9,985       any number of clients of 2 rows, 1 x 8 x 8
 """
 
 from __future__ import annotations
@@ -60,10 +63,17 @@ class FemnistNoise(Noise):
     classes: ClassVar[int] = 62
 
 
+@dataclass(frozen=True)
+class SmallNoise(Noise):
+    shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
+
+
 WORKLOADS = {
     "w1": lambda: Noise(LeNet()),
     "w2": lambda: Noise(Mlp((200, 200))),
     "w3": lambda: FemnistNoise(Femnist(), examples=20_000),
+    "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
+    "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
 }
 
 FEDERATIONS = {

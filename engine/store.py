@@ -1,4 +1,4 @@
-"""Clients' states as rows of memory-mapped, sparse files: one file per leaf of the state, a client's state a row.
+"""Clients' states as rows of sparse files: one file per leaf of the state, a client's state a row.
 
 The driver owns the table client -> row. A round reads committed rows and writes fresh ones; the commit flips the table.
 Until then nothing that was committed has been touched, so a round that is given up costs nothing. A checkpoint is the
@@ -11,6 +11,8 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,40 +36,60 @@ class Place(NamedTuple):
 
 
 class Rows:
-    """A process's view of the files. Reading and writing are one call each for any number of clients."""
+    """A process's view of the files. They are read and written, not mapped: a mapping costs a page fault every 4 KiB,
+    which came to several times the copying."""
 
     def __init__(self, place: Place, sample: Any) -> None:
         """sample: the state of one client, for shapes and dtypes."""
         self.spec = pytree.tree_structure(sample)
         self.leaves: list[Tensor] = pytree.tree_leaves(sample)
-        self.columns = [
-            torch.from_file(
-                leaf_file(place.folder, i),
-                shared=True,
-                size=place.capacity * leaf.numel(),
-                dtype=stored(leaf, place.narrow),
-            ).view(place.capacity, *leaf.shape)
-            for i, leaf in enumerate(self.leaves)
-        ]
+        self.kinds = [stored(leaf, place.narrow) for leaf in self.leaves]
+        self.files = [os.open(leaf_file(place.folder, i), os.O_RDWR) for i in range(len(self.leaves))]
+
+    def __del__(self) -> None:
+        for file in getattr(self, "files", []):
+            os.close(file)
 
     def read(self, rows: Tensor) -> Any:
         """The states in `rows` (c,), stacked on a first axis."""
-        found = [column[rows].to(leaf.dtype) for column, leaf in zip(self.columns, self.leaves, strict=True)]
+        found = []
+        for file, leaf, kind in zip(self.files, self.leaves, self.kinds, strict=True):
+            column = torch.empty(len(rows), *leaf.shape, dtype=kind)
+            transfer(os.preadv, file, rows, column)
+            found.append(column.to(leaf.dtype))
         return pytree.tree_unflatten(found, self.spec)
 
     def write(self, rows: Tensor, states: Any) -> None:
-        for column, leaf in zip(self.columns, pytree.tree_leaves(states), strict=True):
-            column[rows] = leaf.to(column.device, column.dtype)
+        for file, kind, leaf in zip(self.files, self.kinds, pytree.tree_leaves(states), strict=True):
+            transfer(os.pwritev, file, rows, leaf.to("cpu", kind).contiguous())
 
     def digests(self, rows: Tensor) -> np.ndarray:
         """(c, 32) bytes: of each row as it is stored."""
         found = np.zeros((len(rows), DIGEST), dtype=np.uint8)
-        for i, row in enumerate(rows.tolist()):
+        columns = [torch.empty(1, *leaf.shape, dtype=kind) for leaf, kind in zip(self.leaves, self.kinds, strict=True)]
+        for i in range(len(rows)):
             sha = hashlib.sha256()
-            for column in self.columns:
-                sha.update(column[row].reshape(-1).view(torch.uint8).numpy().data)
+            for file, column in zip(self.files, columns, strict=True):
+                transfer(os.preadv, file, rows[i : i + 1], column)
+                sha.update(memory(column)[0].data)
             found[i] = np.frombuffer(sha.digest(), dtype=np.uint8)
         return found
+
+
+def memory(column: Tensor) -> np.ndarray:
+    """(c, bytes of a row), the tensor's own memory."""
+    return column.reshape(len(column), prod(column.shape[1:])).view(torch.uint8).numpy()
+
+
+def transfer(call: Callable[..., int], file: int, rows: Tensor, column: Tensor) -> None:
+    """call: os.preadv or os.pwritev, for each of `rows` (c,) at its place in the file."""
+    for row, place in zip(memory(column), rows.tolist(), strict=True):
+        done = 0
+        while done < len(row):
+            moved = call(file, [row.data[done:]], place * len(row) + done)
+            if not moved:
+                raise OSError(f"row {place} of a clients' state ends after {done} of {len(row)} bytes")
+            done += moved
 
 
 def leaf_file(folder: str, number: int) -> str:
@@ -120,7 +142,7 @@ class Table:
         return self.row[clients], fresh
 
     def _allocate(self, rows: range) -> None:
-        """Blocks on the disk for new rows, now: a full disk met later, through the mapping, would kill the host."""
+        """Blocks on the disk for new rows, now: a full disk is met before any work is done."""
         if not self.place.folder or not len(rows):
             return
         for i, width in enumerate(self.widths):

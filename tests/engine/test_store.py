@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,3 +74,31 @@ def test_a_stateless_method_has_no_store():
     assert table.place.folder == ""
     table.reserve(np.array([1, 2]))
     table.commit()
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_what_is_written_is_read(tmp_path, narrow):
+    """Scalars, empty leaves, whole numbers and floats, any order of rows; from another view of the files."""
+    sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
+    table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
+    order = torch.tensor([4, 0, 3])
+    states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
+    Rows(table.place, sample).write(order, states)
+    other = Rows(table.place, sample)
+    floats, *whole = other.read(order.flip(0))
+    kept = states[0].to(torch.bfloat16).to(torch.float32) if narrow else states[0]
+    assert (floats == kept.flip(0)).all()
+    assert all((found == leaf.flip(0)).all() for found, leaf in zip(whole, states[1:], strict=True))
+    one = b"".join(
+        leaf[1].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for leaf in (states[0].to(torch.bfloat16) if narrow else states[0], *states[1:])
+        if leaf[1].numel()
+    )
+    assert other.digests(torch.tensor([0])).tobytes() == hashlib.sha256(one).digest()
+
+
+def test_a_file_that_ends_is_told(table):
+    rows = Rows(table.place, SAMPLE)
+    Path(table.place.folder, "leaf0.bin").write_bytes(b"")
+    with pytest.raises(OSError, match="row 3 of"):
+        rows.read(torch.tensor([3]))

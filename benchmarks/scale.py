@@ -1,0 +1,129 @@
+"""Many clients on a small machine: what ten thousand and a hundred thousand stateful clients cost.
+
+    python benchmarks/scale.py lenet          10,000 SCAFFOLD clients with LeNet: memory, share of state in a round
+    python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
+    python benchmarks/scale.py ratio          a round's time among 100,000 clients to that among 1,000, cohort alike
+    python benchmarks/scale.py checkpoints    what checkpoints cost the 10,000 clients
+
+Each run is a process of its own, on Ray with two hosts; of what is compared, runs alternate. Data are synthetic, so
+that speed is all there is to see. The folders of runs are made under --folder and removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from watch import Seen, watch
+
+WARMUP = 3
+"""Rounds that are not counted."""
+
+
+def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
+    """every: rounds between checkpoints."""
+    return {
+        "plugins": [str(Path(__file__).parent / "works.py")],
+        "workload": {"name": work, "clients": plan["clients"]},
+        "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.01}},
+        "federation": {"local": {"steps": 5, "batch": 10}, **plan},
+        "engine": {"hosts": 2},
+        "evaluate": {"every": 0},
+        "checkpoint": {"every": every},
+        "tracking": {"uri": "none"},
+    }
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median (least … most)."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} … {max(values):.{digits}f})"
+
+
+def rounds(seen: Seen) -> list[float]:
+    return [row["time/seconds"] for row in seen.rows[WARMUP:-1]]  # the last round evaluates
+
+
+def tell(name: str, seen: Seen) -> None:
+    most = {key: max(look[key] for look in seen.memory) for key in ("driver", "hosts", "shared")}
+    share = [row["time/state"] / row["time/hosts"] for row in seen.rows[WARMUP:-1]]
+    print(f"{name}: {len(seen.rows)} rounds, {len(seen.memory)} looks at memory")
+    print(f"  start-up {seen.startup:.1f} s, a round {spread(rounds(seen))} s")
+    print(f"  state I/O {spread([100 * part for part in share], 1)} % of the hosts' time")
+    print(f"  most memory: driver {most['driver']:.0f} MiB, hosts {most['hosts']:.0f} MiB, {most['shared']:.0f} shared")
+
+
+def lenet(asked: argparse.Namespace) -> None:
+    plan = {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 60}
+    for name, out in (("without a folder", None), ("with a folder, digests of rows", asked.folder / "lenet")):
+        if out is None and asked.short:
+            continue
+        tell(f"lenet, {plan['clients']:,} clients, {name}", watch(config("many_lenet", plan), out))
+
+
+def mlp(asked: argparse.Namespace) -> None:
+    plan = {"clients": asked.clients or 100_000, "cohort": 1000, "rounds": asked.rounds or 40}
+    for number in range(asked.repeats):
+        seen = watch(config("many_mlp", plan), asked.folder / f"mlp{number}")
+        tell(f"mlp, {plan['clients']:,} clients", seen)
+
+
+def ratio(asked: argparse.Namespace) -> None:
+    few, many = 1_000, asked.clients or 100_000
+    found: list[float] = []
+    for _ in range(asked.repeats):
+        plans = [{"clients": clients, "cohort": 500, "rounds": asked.rounds or 40} for clients in (few, many)]
+        seconds = [statistics.median(rounds(watch(config("many_mlp", plan)))) for plan in plans]
+        found.append(seconds[1] / seconds[0])
+        print(f"a round among {few:,}: {seconds[0]:.3f} s, among {many:,}: {seconds[1]:.3f} s", flush=True)
+    print(f"ratio {spread(found, 3)}")
+
+
+def checkpoints(asked: argparse.Namespace) -> None:
+    """Where checkpoints come every `often` rounds, one costs what the runs differ by, over their number; with one every
+    50 rounds the share of a run's time is that over the time of 50 rounds."""
+    often, plan = asked.often, {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 40}
+    costs, shares, pauses = [], [], []
+    for number in range(asked.repeats):
+        without, kept = (
+            watch(config("many_lenet", plan, every), asked.folder / f"checkpoints{number}-{every}", every=10)
+            for every in (0, often)
+        )
+        bare, saved = (sum(seen.seconds[WARMUP:-1]) for seen in (without, kept))
+        count = sum(1 for row in kept.rows[WARMUP + 1 : -1] if row["round"] % often == 0)
+        costs.append((saved - bare) / count)
+        shares.append(100 * costs[-1] / (50 * bare / len(without.seconds[WARMUP:-1])))
+        after = [  # the pause of round r lies between its record and that of r + 1
+            (second - row["time/seconds"]) * 1e3
+            for row, second in zip(kept.rows[1:], kept.seconds, strict=True)
+            if (row["round"] - 1) % often == 0
+        ]
+        pauses += after
+        print(f"without {bare:.1f} s, with one every {often}: {saved:.1f} s; one costs {costs[-1]:.2f} s", flush=True)
+    print(f"one costs {spread(costs)} s; every 50 rounds: {spread(shares, 1)} % of the time")
+    print(f"the driver pauses {spread(pauses, 0)} ms for one")
+
+
+COMMANDS = {"lenet": lenet, "mlp": mlp, "ratio": ratio, "checkpoints": checkpoints}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=list(COMMANDS))
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--folder", help="where the folders of runs are made; the disk matters")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        asked.folder = Path(folder)
+        COMMANDS[asked.command](asked)
+
+
+if __name__ == "__main__":
+    main()
