@@ -36,6 +36,12 @@ class Spec(NamedTuple):
         return aligned(int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize)
 
 
+def nameless(label: str) -> tuple[int, str]:
+    """(handle, how another process of this node opens it) of an empty file in memory that goes with its openers."""
+    handle = os.memfd_create(label)
+    return handle, f"/proc/{os.getpid()}/fd/{handle}"
+
+
 def aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
@@ -65,8 +71,8 @@ class Board:
 
     @staticmethod
     def make(head: int, arrays: int, reply: int, slots: int) -> Board:
-        handle = os.memfd_create("fedfleet-board")
-        address = Address(f"/proc/{os.getpid()}/fd/{handle}", aligned(head), aligned(arrays), aligned(reply), slots)
+        handle, path = nameless("fedfleet-board")
+        address = Address(path, aligned(head), aligned(arrays), aligned(reply), slots)
         os.ftruncate(handle, address.total)
         board = Board(address)
         board.keep = handle  # others reach it by this process's handle

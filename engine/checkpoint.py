@@ -4,7 +4,8 @@
     DIR/state/                      the clients' rows, shared with the running store: a checkpoint pins its rows
 
 Written beside and renamed when all is on the disk; the manifest has a digest of every file, of itself, and the table
-has one of every row. A checkpoint that does not agree with its digests is passed over for the one before it.
+has one of every row. A checkpoint that does not agree with its digests is passed over for the one before it, and
+removed once there is a newer one.
 """
 
 from __future__ import annotations
@@ -49,17 +50,15 @@ class Checkpoints:
         self.under_way: Snapshot | None = None
         self.error: str = ""
 
-    def save(self, snapshot: Snapshot) -> list[str]:
-        """Begin to write; what became of the one before is returned as events."""
-        events = self.finish()
+    def save(self, snapshot: Snapshot) -> None:
+        """Begin to write; the one before must have been finished."""
         self.table.pin(snapshot.row)
         self.under_way = snapshot
         self.writing = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
         self.writing.start()
-        return events
 
     def finish(self) -> list[str]:
-        """Wait for the one under way; drop those beyond `keep`."""
+        """Wait for the one under way; drop those beyond `keep`. What went wrong is returned as events."""
         if self.writing is None or self.under_way is None:
             return []
         self.writing.join()
@@ -72,6 +71,9 @@ class Checkpoints:
         for number in sorted(self.pinned)[: -self.keep]:
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
             self.table.unpin(self.pinned.pop(number))
+        for folder in written(str(self.folder.parent)):
+            if folder.name not in map(name_of, self.pinned):
+                shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         return []
 
     def _hold(self, number: int, row: np.ndarray) -> None:
@@ -105,13 +107,13 @@ class Checkpoints:
         """
         events: list[str] = []
         found: Snapshot | None = None
-        for folder in sorted(self.folder.glob("round-*"), reverse=True):
+        for folder in reversed(written(str(self.folder.parent))):
             snapshot, wrong = read(folder)
             if snapshot is not None and found is None:
                 wrong = verify(snapshot)
             if snapshot is None or wrong:
-                events.append(f"checkpoint {folder.name} is damaged ({wrong}); the one before it is used")
-                shutil.rmtree(folder, ignore_errors=True)
+                instead = "" if found else "; the one before it is used"
+                events.append(f"checkpoint {folder.name} is damaged ({wrong}){instead}")
                 continue
             found = found or snapshot
             self.pinned[snapshot.round] = snapshot.row
@@ -120,6 +122,11 @@ class Checkpoints:
     def remove(self) -> None:
         self.finish()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def written(directory: str) -> list[Path]:
+    """The folders of a run's checkpoints, oldest first."""
+    return sorted((Path(directory) / "checkpoints").glob("round-*"))
 
 
 def name_of(number: int) -> str:

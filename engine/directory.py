@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 class RunDirectory:
     """Writes the folder as the run goes. `rows`: the rounds so far, of an earlier part of the run too."""
 
-    def __init__(self, path: Path, run_id: str = "", rows: list[Record] | None = None) -> None:
-        self.path, self.run_id, self.rows = path.resolve(), run_id, rows or []
+    def __init__(self, path: Path, run_id: str = "") -> None:
+        self.path, self.run_id = path.resolve(), run_id
+        self.rows: list[Record] = []
 
     @staticmethod
     def new(path: Path) -> RunDirectory:
@@ -39,7 +41,7 @@ class RunDirectory:
             raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
         if (path / "result.json").is_file():
             raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
-        return RunDirectory(path, json.loads((path / "run.json").read_text())["run_id"], read_rounds(path))
+        return RunDirectory(path, json.loads((path / "run.json").read_text())["run_id"])
 
     def config(self) -> dict[str, Any]:
         """What the run was started with."""
@@ -47,9 +49,9 @@ class RunDirectory:
 
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.yaml").write_text(yaml.safe_dump(job.experiment.plain(), sort_keys=False))
-        (self.path / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
-        (self.path / "run.json").write_text(json.dumps({"run_id": job.run_id}) + "\n")
+        write(self.path / "config.yaml", yaml.safe_dump(job.experiment.plain(), sort_keys=False))
+        write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        write(self.path / "run.json", json.dumps({"run_id": job.run_id}) + "\n")
         self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
 
     def record(self, record: Record) -> None:
@@ -57,6 +59,9 @@ class RunDirectory:
             self.rows.pop()
         self.rows.append(record)
         self._log(" ".join(f"{name}={value:.6g}" for name, value in record.items()))
+
+    def resumed(self, records: list[Record]) -> None:
+        self.rows[:] = records
 
     def event(self, text: str) -> None:
         self._log(text)
@@ -66,14 +71,16 @@ class RunDirectory:
 
         self._write_rounds()
         save_file({name: value.contiguous() for name, value in result.model.items()}, self.path / "model.safetensors")
-        (self.path / "result.json").write_text(json.dumps(result.summary(), indent=2) + "\n")
+        write(self.path / "result.json", json.dumps(result.summary(), indent=2) + "\n")
         self._log("finished")
 
     def failed(self, error: BaseException) -> None:
+        """Says what it can, and never a second error: the disk may be full."""
         if self.path.is_dir():
-            if self.rows:
-                self._write_rounds()
             self._log(f"failed: {type(error).__name__}: {error}")
+            with suppress(OSError):
+                if self.rows:
+                    self._write_rounds()
 
     def _write_rounds(self) -> None:
         import pyarrow.parquet as pq
@@ -85,18 +92,15 @@ class RunDirectory:
     def _log(self, line: str) -> None:
         from datetime import datetime, timezone
 
-        with (self.path / "run.log").open("a") as log:
+        with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
             log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
 
 
-def read_rounds(path: Path) -> list[Record]:
-    """The rounds that an interrupted run has told of."""
-    import pyarrow.parquet as pq
-
-    if not (path / "rounds.parquet").is_file():
-        return []
-    rows = pq.read_table(path / "rounds.parquet").to_pylist()
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+def write(path: Path, text: str) -> None:
+    """All of it or, if the process is killed, what was there before."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def environment() -> dict[str, Any]:

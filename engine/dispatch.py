@@ -43,8 +43,15 @@ class Dispatch:
             else:
                 left -= 1
                 twice.append((task, result))
+        failed: list[ClientFailed] = []
         for task, failure in twice:
-            yield self._look_into(task, failure)
+            try:
+                yield self._look_into(task, failure)
+            except ClientFailed as error:
+                failed.append(error)
+        if failed:
+            first, names = failed[0], sorted({client for error in failed for client in error.clients})
+            raise ClientFailed(first.round, tuple(names), first.cause, first.where)
 
     def _look_into(self, task: Any, failure: Failure) -> Sums:
         """Run a task's clients in halves until those that fail alone are found."""
@@ -53,8 +60,7 @@ class Dispatch:
         guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
         names = tuple(int(task.task.clients[i]) for i in guilty)
         if not names:
-            self.tell(f"{task.what}: all of its clients run well in smaller groups")
-            return self._in_halves(task, last)
+            return self._whole_or_halves(task)
         if self.on_failure == "fail":
             raise ClientFailed(task.round, names, last.cause, last.where)
         self.tell(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
@@ -65,6 +71,14 @@ class Dispatch:
         if isinstance(result, Failure):
             raise ClientFailed(task.round, tuple(task.task.clients.tolist()), result.cause, result.where)
         return result._replace(dropped=names)
+
+    def _whole_or_halves(self, task: Work) -> Sums:
+        """A task whose clients all run well in smaller groups: bad luck, twice, or too large as it is."""
+        again = self._try(task)
+        if isinstance(again, Sums):
+            return again
+        self.tell(f"{task.what}: all of its clients run well in smaller groups")
+        return self._in_halves(task, again)
 
     def _search(self, task: Work, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
         """(places of the clients that fail alone, the last failure seen)."""
@@ -80,12 +94,12 @@ class Dispatch:
 
     def _in_halves(self, task: Work, failure: Failure) -> Sums:
         """A task that fails only as a whole (for want of memory, say), from the largest parts that do not."""
+        if len(task.task.clients) == 1:
+            raise ClientFailed(task.round, (int(task.task.clients[0]),), failure.cause, failure.where)
         parts = np.array_split(np.arange(len(task.task.clients)), 2)
-        results = [self._try(task.part(part)) for part in parts]
+        results = [kept(self._try(task.part(part))) for part in parts]
         for i, result in enumerate(results):
             if isinstance(result, Failure):
-                if len(parts[i]) == 1:
-                    raise ClientFailed(task.round, (int(task.task.clients[parts[i][0]]),), result.cause, result.where)
                 results[i] = self._in_halves(task.part(parts[i]), result)
         return Sums.join([result for result in results if isinstance(result, Sums)])
 
@@ -93,3 +107,10 @@ class Dispatch:
         """One task, nothing else under way."""
         self.fleet.put(task)
         return self.fleet.get()[1]
+
+
+def kept(result: Sums | Failure) -> Sums | Failure:
+    """With leaves of its own: a fleet may use their memory for the same task's next part."""
+    if isinstance(result, Failure):
+        return result
+    return result._replace(leaves=[np.array(leaf) for leaf in result.leaves])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
-from .board import Address, Board, Spec
+from .board import Address, Board, Spec, nameless
 from .cohort import MOST
 from .columns import from_arrow
 from .errors import HostsLost
@@ -34,6 +31,10 @@ LOOK_SECONDS = 0.5
 """How often hosts are looked at while nothing comes."""
 DEATHS = 20
 """Hosts lost in a row, with no task done in between, before the run is given up."""
+STARTS = 3
+"""Hosts that may die in a row as the run begins, before it is given up."""
+START_SECONDS = 120.0
+"""What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
 
 
@@ -46,24 +47,31 @@ class Order(NamedTuple):
     specs: list[Spec]  # of what is broadcast
 
 
-class HostProcess(Host):
-    """seat: (folder, number) of this host's sign of life, a time in a shared file, and of its stack when it hangs."""
+class Signs(NamedTuple):
+    """Of a host's life: its number, the file with the times of all hosts' last steps, the one for its stack."""
 
+    number: int
+    beats: str
+    stack: str
+
+
+class HostProcess(Host):
     def __init__(
-        self, job: Job, train: Any, test: Any, parts: Parts, place: Place, seat: tuple[str, int], board: Address
+        self, job: Job, train: Any, test: Any, parts: Parts, place: Place, signs: Signs, board: Address
     ) -> None:
-        folder, self.number = seat
+        self.number = signs.number
         self.board, self.read = Board(board), Shared(-1, [])
-        beats = np.memmap(Path(folder) / "beats", np.float64, "r+")
+        beats = np.memmap(signs.beats, np.float64, "r+")
 
         def beat() -> None:
             beats[self.number] = time.monotonic()
 
-        self.stack = stack_file(folder, self.number).open("w")
+        self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
 
     def ready(self) -> int:
+        self.beat()
         return os.getpid()
 
     def work(self, order: Order) -> None:
@@ -87,16 +95,13 @@ def slot_of(task: Any) -> int:
     return task.index % MOST
 
 
-def stack_file(folder: str, number: int) -> Path:
-    return Path(folder) / f"stack-{number}.txt"
-
-
 class Seat(NamedTuple):
-    """One host; `pid` is a reference to its process's number."""
+    """One host; `pid` is a reference to its process's number, `stack` the handle of the file for its stack."""
 
     actor: Any
     number: int
     pid: Any
+    stack: int
 
 
 class RayFleet:
@@ -106,8 +111,9 @@ class RayFleet:
         self, job: Job, data: Sequence[Any], place: Place, check: Callable[[], None], tell: Callable[[str], None]
     ) -> None:
         self.job, self.data, self.place, self.check, self.tell = job, data, place, check, tell
-        self.folder = tempfile.mkdtemp(prefix="fedfleet-hosts-")
-        self.beats = np.memmap(Path(self.folder) / "beats", np.float64, "w+", shape=(SEATS,))
+        self.handle, self.path = nameless("fedfleet-beats")
+        os.ftruncate(self.handle, SEATS * 8)
+        self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
         self.board = Board.make(*board_sizes(job))
         engine = job.experiment.engine
         # Store and board are this node's, so are their readers.
@@ -121,15 +127,37 @@ class RayFleet:
         self.working: dict[Any, Seat] = {}  # reference -> who works on the batch
         self.began = 0.0
         self.over: deque[tuple[Any, Sums | Failure]] = deque()
-        for seat in self.seats:
-            ray.get(seat.pid)
+        try:
+            for i in range(len(self.seats)):
+                self._started(i)
+        except BaseException:
+            self.close()
+            raise
 
     def _seat(self) -> Seat:
         number = self.made % SEATS
         self.made += 1
         self.beats[number] = time.monotonic()
-        actor = self.actor.remote(self.job, *self.data, self.place, (self.folder, number), self.board.address)
-        return Seat(actor, number, actor.ready.remote())
+        stack, path = nameless("fedfleet-stack")
+        signs = Signs(number, self.path, path)
+        actor = self.actor.remote(self.job, *self.data, self.place, signs, self.board.address)
+        return Seat(actor, number, actor.ready.remote(), stack)
+
+    def _started(self, i: int) -> None:
+        """Wait for a first host; some may die on the way."""
+        for _ in range(STARTS):
+            seat = self.seats[i]
+            while not ray.wait([seat.pid], timeout=LOOK_SECONDS)[0]:
+                self.check()
+            try:
+                ray.get(seat.pid)
+                return
+            except RayError as error:
+                cause = said(error)
+                self.tell(f"host {seat.number} died as it started: {cause}")
+            os.close(seat.stack)
+            self.seats[i] = self._seat()
+        raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
 
     def start(self, call: Call, shared: Shared) -> None:
         self.call: Call = call
@@ -154,8 +182,12 @@ class RayFleet:
 
     def _begin(self) -> None:
         """Have all hosts work on what waits."""
+        taken, later = {slot_of(task) for task in self.batch}, []
         while self.waiting and len(self.batch) < MOST:
-            self.batch.append(self.waiting.popleft())
+            task = self.waiting.popleft()
+            (later if slot_of(task) in taken else self.batch).append(task)
+            taken.add(slot_of(task))
+        self.waiting.extendleft(reversed(later))
         self.board.open([slot_of(task) for task in self.batch])
         self.order = ray.put(Order(self.call, list(self.batch), self.version, self.specs))
         self.began = time.monotonic()
@@ -193,6 +225,7 @@ class RayFleet:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
         ray.kill(seat.actor)
+        os.close(seat.stack)
         another = self._seat()
         self.seats[self.seats.index(seat)] = another
         self._gather()
@@ -207,7 +240,8 @@ class RayFleet:
         patience = self.job.experiment.engine.patience
         for reference, seat in list(self.working.items()):
             last = max(float(self.beats[seat.number]), self.began)
-            if time.monotonic() - last > patience:
+            up = bool(ray.wait([seat.pid], timeout=0)[0])
+            if time.monotonic() - last > (patience if up else max(patience, START_SECONDS)):
                 self.tell(f"{self._name(seat)} has taken no step for {patience:g} s; its stack:\n{self._stack(seat)}")
                 self.working.pop(reference)
                 self._kill(seat)
@@ -219,12 +253,11 @@ class RayFleet:
             os.kill(ray.get(seat.pid, timeout=1), signal.SIGUSR1)
         except (OSError, RayError):
             return "(it does not answer)"
-        path = stack_file(self.folder, seat.number)
         deadline, size = time.monotonic() + 2, -1
-        while time.monotonic() < deadline and (not path.stat().st_size or path.stat().st_size != size):
-            size = path.stat().st_size
+        while time.monotonic() < deadline and (size <= 0 or os.fstat(seat.stack).st_size != size):
+            size = os.fstat(seat.stack).st_size
             time.sleep(0.05)
-        return path.read_text() or "(it does not answer)"
+        return os.pread(seat.stack, max(size, 0), 0).decode(errors="replace") or "(it does not answer)"
 
     def _kill(self, seat: Seat) -> None:
         """Gone when this returns, or as good as: a host that writes on could spoil a later task."""
@@ -242,8 +275,15 @@ class RayFleet:
     def close(self) -> None:
         for seat in self.seats:
             ray.kill(seat.actor)
+            os.close(seat.stack)
+        os.close(self.handle)
         self.board.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def said(error: Exception) -> str:
+    """The last line of an error of Ray's, which tells most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
 
 
 def board_sizes(job: Job) -> tuple[int, int, int, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .compare import differences
 from .config import Experiment
-from .driver import Driver, Record, Setup, Told
+from .driver import Driver, Record, Setup, Told, discard
 from .errors import ConfigError, Interrupted
 from .fleet import InProcess
 from .forms import Forms
@@ -71,8 +71,13 @@ class Result:
         }
 
 
+def ignore(records: list[Record]) -> None:
+    """What an observer without `resumed` does."""
+
+
 class Observer(Protocol):
-    """Watches a run: a progress bar, a tracker, a run directory."""
+    """Watches a run: a progress bar, a tracker, a run directory. One that also has `resumed(records)` is told all
+    rounds before the one that a run is resumed at."""
 
     def begin(self, job: Job, facts: dict[str, Any]) -> None: ...
 
@@ -160,7 +165,7 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
     if tracking.uri != "none":
         spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
         observers.append(job.parts.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
-    started, rows = time.perf_counter(), list(directory.rows) if directory is not None else []
+    started, rows = time.perf_counter(), []
     begun: list[Observer] = []
     try:
         for observer in observers:
@@ -173,6 +178,7 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
         )
         for observer in observers:
             observer.end(result)
+        discard(job)
         return result
     except BaseException as error:
         for observer in begun:
@@ -191,6 +197,11 @@ def _play(job: Job, observers: list[Observer], rows: list[Record], stop: Callabl
         if isinstance(told, str):
             for observer in observers:
                 observer.event(told)
+            continue
+        if isinstance(told, list):
+            rows[:] = told
+            for observer in observers:
+                getattr(observer, "resumed", ignore)(told)
             continue
         while rows and rows[-1]["round"] >= told["round"]:
             rows.pop()
