@@ -5,6 +5,7 @@ Step sizes are the best of `python benchmarks/digits_steps.py`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -72,7 +73,7 @@ def main() -> None:
     curves(points, chart, "Digits, 100 clients, 20 a round, Dirichlet 0.1")
     print(f"\n{table(results)}\n\nchart: {chart}\nruns:  {folder}")
     print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
-    print(f"  {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri sqlite:///mlflow.db")
+    print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")
 
 
 if __name__ == "__main__":
