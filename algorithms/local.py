@@ -71,12 +71,19 @@ class Rule(ABC):
 
 
 class ServerRule(ABC):
+    measures: bool = False
+    """Whether `step` uses norm2: every client then sends one number more."""
+
     def init(self, x: Tree) -> Any:
         return ()
 
     @abstractmethod
-    def step(self, x: Tree, delta: Tree, state: Any, round: Round) -> tuple[Tree, Any]:
-        """(next x, next state) from delta, the mean of y_K - x over the cohort."""
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
+        """(next x, next state) from the cohort's means: delta, of y_K - x, and norm2, (), of |y_K - x|^2."""
+
+    def model(self, x: Tree, state: Any) -> Tree:
+        """What to evaluate."""
+        return x
 
 
 class PublicState(NamedTuple):
@@ -100,6 +107,7 @@ class Trip(NamedTuple):
 class Sent(NamedTuple):
     estimator: Any
     carried: Any
+    norm2: Any  # (), where the server's rule uses it; else ()
 
 
 @dataclass(frozen=True)
@@ -134,17 +142,18 @@ class LocalMethod(Algorithm):
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
         own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
-        sent = Sent(sent, local.rule if self.carry == "average" else ())
+        norm2 = delta.norm2()
+        sent = Sent(sent, local.rule if self.carry == "average" else (), norm2 if self.server.measures else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
-        return Message(delta, sent, {"norm2": delta.norm2()}), kept
+        return Message(delta, sent, {"norm2": norm2}), kept
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        x, private = self.server.step(server.public.x, mean.delta, server.private, round)
+        x, private = self.server.step(server.public.x, mean.delta, mean.facts["norm2"], server.private, round)
         shared = self.estimator.update(server.public.shared, mean.sent.estimator, mean.delta, round)
         return Server(PublicState(x, shared, mean.sent.carried), private)
 
     def model(self, server: Server) -> Tree:
-        return server.public.x
+        return self.server.model(server.public.x, server.private)
 
     @property
     def opening(self) -> Algorithm | None:

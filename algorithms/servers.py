@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from .contract import Round
 from .local import ServerRule
 from .rules import positive
@@ -27,5 +29,5 @@ class Mean(ServerRule):
         if self.over not in ("cohort", "all"):
             raise ValueError(f"over must be cohort or all, got {self.over!r}")
 
-    def step(self, x: Tree, delta: Tree, state: Any, round: Round) -> tuple[Tree, Any]:
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
         return x.add(delta, self.lr * (round.share if self.over == "all" else 1.0)), state
