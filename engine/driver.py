@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +15,17 @@ from ..algorithms.contract import Message, Round, Server
 from ..algorithms.tree import Tree
 from ..workloads.base import Parts
 from . import cohort
-from .checkpoint import Checkpoints, Snapshot, written
-from .compare import differences
+from .checkpoint import Checkpoints, Snapshot
 from .config import Local
 from .dispatch import Dispatch
-from .errors import ClientFailed, ConfigError, Diverged, FedFleetError
+from .errors import ClientFailed, Diverged, FedFleetError
 from .fleet import Fleet
-from .forms import Forms
+from .forms import Forms, traffic
 from .guard import check, growth_limit
 from .host import Shared, Slice, Work, keep_heap
 from .job import Job
-from .store import Place, Rows, Table
+from .keeping import make_table, usable, wrong_rows
+from .store import Place
 from .totals import Totals, in_order
 
 Record = dict[str, float]
@@ -57,30 +55,18 @@ class Driver:
         with torch.no_grad():
             self.server = self.method.server_init(x)
         self.limit = growth_limit(x)
-        self.block = block_size(job, x.flat.numel())
+        self.block = job.block(x.flat.numel())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round, self.version = 0, 0
         self.records: list[Record] = []
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
-        self.table = self._table()
+        self.table = make_table(job, self.forms, self.method.opening is not None)
         self.checkpoints: Checkpoints | None = None
         if job.directory is not None:
             self.checkpoints = Checkpoints(job.directory, experiment.checkpoint.keep, self.table)
             if job.resume:
                 self._resume(self.checkpoints)
-
-    def _table(self) -> Table:
-        """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin."""
-        experiment, plan, directory = self.job.experiment, self.plan, self.job.directory
-        everyone = plan.clients if self.method.opening else plan.cohort
-        kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
-        if directory is not None and self.job.resume:
-            kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
-        folder = experiment.engine.store if directory is None else str(state_folder(self.job))
-        narrow = experiment.engine.state_dtype == "bfloat16"
-        place = (folder, narrow, directory is not None)
-        return Table(self.forms.client, plan.clients, everyone + kept * plan.clients, place)
 
     def start(self, fleet: Callable[[Place], Fleet]) -> None:
         """fleet: makes the hosts, given where the clients' states are."""
@@ -268,56 +254,11 @@ class Driver:
         self.checkpoints.save(snapshot)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        snapshot, self.events = checkpoints.load(self._wrong)
-        if snapshot is None:
-            told = f" ({'; '.join(self.events)})" if self.events else ""
-            raise ConfigError(f"{self.job.directory} has no checkpoint to resume from{told}; start the run anew")
-        if keys := differences(snapshot.config, self.job.experiment.plain()):
-            raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
-        if snapshot.round >= self.plan.rounds:
-            raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {self.plan.rounds}")
+        snapshot, self.events = checkpoints.load(lambda s: wrong_rows(s, self.table, self.forms))
+        snapshot = usable(snapshot, self.job, self.events)
         spec = pytree.tree_structure(self.server)
         device = self.job.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, list(snapshot.records)
         self.tell(f"resumes after round {self.round}")
-
-    def _wrong(self, snapshot: Snapshot) -> str:
-        """What is wrong with the rows of a checkpoint, or ""."""
-        if len(snapshot.row) != self.plan.clients:
-            return ""  # another configuration: said so later
-        held = np.flatnonzero(snapshot.row >= 0)
-        if not self.table.place.folder or not len(held):
-            return ""
-        if int(snapshot.row.max()) >= self.table.capacity:
-            return "rows beyond the store"
-        found = Rows(self.table.place, self.forms.client).digests(torch.from_numpy(snapshot.row[held]))
-        bad = int((found != snapshot.digest[held]).any(1).sum())
-        return f"the states of {bad} clients are not what was written" if bad else ""
-
-
-def state_folder(job: Job) -> Path:
-    """Of a run with a folder for its files."""
-    store = job.experiment.engine.store
-    return Path(store) / f"state-{job.run_id}" if store else Path(job.directory or "") / "state"
-
-
-def discard(job: Job) -> None:
-    """Remove what a run that is complete would have been resumed from."""
-    if job.directory is not None and not job.experiment.engine.keep_state:
-        for folder in (Path(job.directory) / "checkpoints", state_folder(job)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def traffic(forms: Forms, down: int, up: int | None = None) -> Record:
-    """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
-    up = down if up is None else up
-    return {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}
-
-
-def block_size(job: Job, parameters: int) -> int:
-    engine, plan = job.experiment.engine, job.experiment.federation
-    if engine.block == "auto":
-        return cohort.auto_block(parameters, plan.cohort, job.device.type)
-    return min(engine.block, plan.cohort)

@@ -53,3 +53,9 @@ class Forms:
 
 def size(state: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state))
+
+
+def traffic(forms: Forms, down: int, up: int | None = None) -> dict[str, float]:
+    """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
+    up = down if up is None else up
+    return {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}

@@ -11,7 +11,7 @@ import torch
 from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Tree
 from ..workloads.base import Split, Workload
-from . import schedules
+from . import cohort, schedules
 from .config import Experiment
 from .errors import ConfigError
 from .parts import Parts, Plugin, find_plugin
@@ -68,6 +68,13 @@ class Job:
         if wanted == "auto":
             wanted = "cuda" if gpus > 0 else "cpu"
         return torch.device(wanted)
+
+    def block(self, parameters: int) -> int:
+        """Clients that run at once, for a model of so many parameters."""
+        engine, plan = self.experiment.engine, self.experiment.federation
+        if engine.block == "auto":
+            return cohort.auto_block(parameters, plan.cohort, self.device.type)
+        return min(engine.block, plan.cohort)
 
     def start(self) -> Tree:
         """The model before round 1."""

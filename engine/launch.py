@@ -20,12 +20,13 @@ from torch import Tensor
 
 from .compare import differences
 from .config import Experiment
-from .driver import Driver, Record, Setup, Told, discard
+from .driver import Driver, Record, Setup, Told
 from .errors import ConfigError, Interrupted
 from .fleet import InProcess
 from .forms import Forms
 from .host import Data
 from .job import Job
+from .keeping import discard
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,6 @@ import yaml
 from ..algorithms.muon import kinds
 from ..algorithms.tree import Tree
 from ..engine.config import Experiment
-from ..engine.driver import block_size
 from ..engine.forms import Forms
 from ..engine.job import Job
 from ..engine.launch import new_run_id, prepare
@@ -40,4 +39,4 @@ def traffic(job: Job, x: Tree) -> str:
             f"up {plan.cohort * forms.up:,} B",
         ),
     ]
-    return columns(rows) + f"\nblocks of {block_size(job, x.flat.numel())} clients"
+    return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients"

@@ -1,0 +1,96 @@
+"""A client host as a process of its own: pulls tasks from the board until none is left, and shows that it lives."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils import _pytree as pytree
+
+from ..workloads.base import Parts
+from .board import Address, Board, Spec
+from .cohort import MOST
+from .columns import from_arrow
+from .fleet import Call, Failure
+from .forms import Forms
+from .host import Data, Host, Shared, Sums
+from .job import Job
+from .store import Place
+
+
+class Order(NamedTuple):
+    """What every host is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
+
+    call: Call
+    tasks: list[Any]
+    version: int
+    specs: list[Spec]  # of what is broadcast
+
+
+class Signs(NamedTuple):
+    """Of a host's life: its number, the file with the times of all hosts' last steps, the one for its stack."""
+
+    number: int
+    beats: str
+    stack: str
+
+
+class HostProcess(Host):
+    def __init__(
+        self, job: Job, train: Any, test: Any, parts: Parts, place: Place, signs: Signs, board: Address
+    ) -> None:
+        self.number = signs.number
+        self.board, self.read = Board(board), Shared(-1, [])
+        beats = np.memmap(signs.beats, np.float64, "r+")
+
+        def beat() -> None:
+            beats[self.number] = time.monotonic()
+
+        self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
+        faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
+        super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
+
+    def ready(self) -> int:
+        self.beat()
+        return os.getpid()
+
+    def work(self, order: Order) -> None:
+        """Do tasks until none is left."""
+        if self.read.version != order.version:
+            self.read = Shared(order.version, self.board.posted(order.specs))
+        slots = [slot_of(task) for task in order.tasks]
+        while (place := self.board.claim(slots, self.number)) is not None:
+            self.beat()
+            try:
+                sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
+            except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
+                sums = Failure(f"{type(error).__name__}: {error}"[:2000], f"host {self.number}, process {os.getpid()}")
+            if isinstance(sums, Failure):
+                self.board.put(slots[place], sums, [])
+            else:
+                self.board.put(slots[place], sums._replace(leaves=[]), sums.leaves)
+
+
+def slot_of(task: Any) -> int:
+    return task.index % MOST
+
+
+def board_sizes(job: Job) -> tuple[int, int, int, int]:
+    """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
+    method, x = job.method(), job.start()
+    methods = [each for each in (method, method.opening) if each is not None]
+    forms = [Forms(each, x) for each in methods]
+    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in forms)
+    public = sum(bytes_of(leaf) for leaf in pytree.tree_leaves(forms[0].server.public))
+    plan = job.experiment.federation
+    clients = plan.clients if len(methods) > 1 else plan.cohort
+    return public, sums, 8192 + 128 * clients, MOST
+
+
+def bytes_of(leaf: Any) -> int:
+    """On the board, as float64 or narrower."""
+    return Spec(tuple(leaf.shape), "<f8").bytes

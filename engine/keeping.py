@@ -1,0 +1,69 @@
+"""Where a run keeps clients' states and checkpoints, and whether what an earlier part of it kept can be used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .checkpoint import Snapshot, written
+from .compare import differences
+from .errors import ConfigError
+from .forms import Forms
+from .job import Job
+from .store import Rows, Table
+
+
+def make_table(job: Job, forms: Forms, opens: bool) -> Table:
+    """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin; opens: with everyone."""
+    experiment, plan, directory = job.experiment, job.experiment.federation, job.directory
+    everyone = plan.clients if opens else plan.cohort
+    kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
+    if directory is not None and job.resume:
+        kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
+    folder = experiment.engine.store if directory is None else str(state_folder(job))
+    narrow = experiment.engine.state_dtype == "bfloat16"
+    place = (folder, narrow, directory is not None)
+    return Table(forms.client, plan.clients, everyone + kept * plan.clients, place)
+
+
+def state_folder(job: Job) -> Path:
+    """Of a run with a folder for its files."""
+    store = job.experiment.engine.store
+    return Path(store) / f"state-{job.run_id}" if store else Path(job.directory or "") / "state"
+
+
+def discard(job: Job) -> None:
+    """Remove what a run that is complete would have been resumed from."""
+    if job.directory is not None and not job.experiment.engine.keep_state:
+        for folder in (Path(job.directory) / "checkpoints", state_folder(job)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
+    """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
+    rounds = job.experiment.federation.rounds
+    if snapshot is None:
+        told = f" ({'; '.join(events)})" if events else ""
+        raise ConfigError(f"{job.directory} has no checkpoint to resume from{told}; start the run anew")
+    if keys := differences(snapshot.config, job.experiment.plain()):
+        raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
+    if snapshot.round >= rounds:
+        raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}")
+    return snapshot
+
+
+def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:
+    """What is wrong with the rows of a checkpoint, or ""."""
+    if len(snapshot.row) != len(table.row):
+        return ""  # another configuration: said so later
+    held = np.flatnonzero(snapshot.row >= 0)
+    if not table.place.folder or not len(held):
+        return ""
+    if int(snapshot.row.max()) >= table.capacity:
+        return "rows beyond the store"
+    found = Rows(table.place, forms.client).digests(torch.from_numpy(snapshot.row[held]))
+    bad = int((found != snapshot.digest[held]).any(1).sum())
+    return f"the states of {bad} clients are not what was written" if bad else ""
