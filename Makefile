@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test demo slow lint clean
+.PHONY: test demo slow chaos lint clean
 
 test: $(READY)
 	@$(BIN)/python -m pytest -m "not slow and not gpu"
@@ -15,6 +15,9 @@ demo: $(READY)
 
 slow: $(READY)
 	@$(BIN)/python -m pytest -m slow
+
+chaos: $(READY)
+	@$(BIN)/python -m tests.faults.chaos
 
 lint: $(READY)
 	@$(BIN)/ruff check .

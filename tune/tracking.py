@@ -2,16 +2,19 @@
 
 One thread does all the writing, in batches: SQLite has one writer, and importing mlflow and creating its database take
 seconds that the run need not wait for. Nothing is written before the first round is over, so an experiment that cannot
-start leaves no trace. A store that fails costs the record in MLflow, never the run: the reason is printed at once. One
-that fails for a while, such as a server that is restarted, gets what it missed with the next batch.
+start leaves no trace. A run that is resumed goes on in its MLflow run, which a file in its folder names. A store that
+fails costs the record in MLflow, never the run: the reason is printed at once. One that fails for a while, such as a
+server that is restarted, gets what it missed with the next batch.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ from .stores import load_mlflow, open_store, store
 FLUSH_SECONDS = 1.0
 BATCH = 100
 """Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""
+
+KEPT = "mlflow.json"
+"""In the run's folder: where its MLflow run is."""
 
 DONE = object()
 NEVER = ("", "")
@@ -53,7 +59,20 @@ class MlflowTracker:
     rounds: int = 0
 
     def __post_init__(self) -> None:
+        kept = self._kept()
+        if self.uri == "auto" and kept.get("uri", "").startswith("sqlite:///"):
+            self.uri = kept["uri"]  # the file of the run's first part, wherever it is resumed from
         self.uri = store(self.uri)
+
+    def _kept(self) -> dict[str, str]:
+        """Store and id of the MLflow run of this folder's run so far."""
+        path = Path(self.directory or "") / KEPT
+        if not self.directory or not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            return {}
 
     # --- an observer ----------------------------------------------------------------------------------------------
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
@@ -64,6 +83,11 @@ class MlflowTracker:
     def record(self, record: Record) -> None:
         self.rounds += 1
         self.waiting.put((now(), record))
+
+    def resumed(self, records: list[Record]) -> None:
+        """The store has them, but for those that a killed launcher had not written yet."""
+        for record in records:
+            self.record(record)
 
     def event(self, text: str) -> None:
         """The run's log has it."""
@@ -98,24 +122,43 @@ class MlflowTracker:
         if first == (*NEVER, DONE):
             return
         client, experiment = open_store(self.uri, self.experiment)
-        run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
-        run_id = run.info.run_id
-        self._parameters(client, run_id, job)
-        status, reason = self._rounds(client, run_id, first)
+        run_id = self._again(client) if job.resume else ""
+        known = steps(client, run_id) if run_id else set()
+        if not run_id:
+            run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
+            run_id = run.info.run_id
+            self._parameters(client, run_id, job)
+        if self.directory:
+            (Path(self.directory) / KEPT).write_text(json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n")
+        status, reason = self._rounds(client, run_id, first, known)
         try:
             client.set_tag(run_id, "status", reason)
             self._artifacts(client, run_id, job)
         finally:
             client.set_terminated(run_id, status)
 
-    def _rounds(self, client: Any, run_id: str, first: Any) -> tuple[str, str]:
-        """Write the rounds' metrics as they come; how it ended."""
+    def _again(self, client: Any) -> str:
+        """The MLflow run of the run's first part, running again; "" where the store has none."""
+        from mlflow.exceptions import MlflowException
+
+        run_id = self._kept().get("run_id", "")
+        if not run_id:
+            return ""
+        try:
+            client.get_run(run_id)
+        except MlflowException:
+            return ""
+        client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def _rounds(self, client: Any, run_id: str, first: Any, known: Collection[tuple[str, int]] = ()) -> tuple[str, str]:
+        """Write the rounds' metrics as they come, but for those in `known`; how it ended."""
         batch = [first]
         while True:
             self._gather(batch)
             end = batch.pop() if batch[-1][-1] is DONE else None
             try:
-                self._metrics(client, run_id, batch)
+                self._metrics(client, run_id, batch, known)
                 batch = []
             except Exception:
                 if end is not None:
@@ -142,14 +185,16 @@ class MlflowTracker:
         for at in range(0, len(params), BATCH):
             client.log_batch(run_id, params=params[at : at + BATCH])
 
-    def _metrics(self, client: Any, run_id: str, batch: list[tuple[int, Record]]) -> None:
+    def _metrics(
+        self, client: Any, run_id: str, batch: list[tuple[int, Record]], known: Collection[tuple[str, int]]
+    ) -> None:
         from mlflow.entities import Metric
 
         metrics = [
             Metric(name, float(value), stamp, int(record["round"]))
             for stamp, record in batch
             for name, value in record.items()
-            if name != "round"
+            if name != "round" and (name, int(record["round"])) not in known
         ]
         for at in range(0, len(metrics), 10 * BATCH):
             client.log_batch(run_id, metrics=metrics[at : at + 10 * BATCH])
@@ -161,6 +206,12 @@ class MlflowTracker:
         for name in ("rounds.parquet", "result.json", "environment.json"):
             if self.directory and (Path(self.directory) / name).is_file():
                 client.log_artifact(run_id, str(Path(self.directory) / name))
+
+
+def steps(client: Any, run_id: str) -> set[tuple[str, int]]:
+    """(metric, round) of all that is in the store."""
+    names = client.get_run(run_id).data.metrics
+    return {(name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)}
 
 
 def now() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -20,7 +21,8 @@ import yaml
 
 from fedfleet.engine import Experiment
 from fedfleet.engine.config import redacted
-from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.launch import run as start
 from fedfleet.tune.files import load
 from fedfleet.tune.stores import PATIENCE, store
 from fedfleet.tune.tracking import MlflowTracker, flatten
@@ -353,3 +355,64 @@ def test_python_reaches_the_same_store(here: Path):
     run(experiment)
     with sqlite3.connect(here / "mlflow.db") as database:
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+STOPPED = ("run", "digits", "engine.backend=local", "checkpoint.every=2", "--out", "mine")
+
+
+def statuses(uri: str) -> tuple[Any, Any]:
+    client, run = only_run(uri)
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    return run.info.status, sorted(metric.step for metric in history)
+
+
+def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed, asked to stop, and resumed from another folder: one MLflow run with every round once."""
+    uri, log = f"sqlite:///{here / 'mlflow.db'}", here / "mine" / "run.log"
+    for number, command in ((signal.SIGKILL, STOPPED), (signal.SIGTERM, ("resume", "mine"))):
+        seen = log.read_text().count("\n") if log.is_file() else 0
+        process = subprocess.Popen([*COMMAND, *command, "federation.rounds=50000"], cwd=here, stderr=subprocess.PIPE)
+        try:
+            until(lambda: (here / "mine" / "mlflow.json").is_file(), "the run in MLflow")
+            until(lambda seen=seen: log.read_text().count("\n") > seen + 20, "twenty rounds")
+            until(lambda: list((here / "mine" / "checkpoints").glob("round-*")), "a checkpoint")
+            process.send_signal(number)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM)
+    status, known = statuses(uri)
+    assert status == "KILLED"
+    rounds = max(known) + 5
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    done = invoke("resume", "../mine", f"federation.rounds={rounds}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    status, known = statuses(uri)
+    assert status == "FINISHED"
+    assert known == list(range(1, rounds + 1))
+    assert not list((here / "elsewhere").iterdir())
+    assert json.loads((here / "mine" / "mlflow.json").read_text())["uri"] == uri
+
+
+def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
+    chosen = load("digits", ["engine.backend=local", "federation.rounds=7", "tracking.uri=none"])
+    with pytest.raises(Interrupted):
+        start(chosen, "mine", [Stop()])
+    (here / "mine" / "mlflow.json").write_text(json.dumps({"uri": "sqlite:///gone.db", "run_id": "0" * 32}))
+    done = invoke("resume", "mine", "tracking.uri=sqlite:///runs.db")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert statuses("sqlite:///runs.db") == ("FINISHED", [1, 2, 3, 4, 5, 6, 7])
+
+
+class Stop:
+    """An observer that presses Ctrl-C after round 5."""
+
+    def record(self, record: Any) -> None:
+        if record["round"] == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def begin(self, *args: Any) -> None: ...
+
+    event = end = failed = begin

@@ -1,0 +1,117 @@
+"""A plug-in: digits whose clients fail as a plan says. The plan is a file, so that a run can be repaired.
+
+FOLDER/plan.json holds rules, {client, kind, skip, times}: from its `skip`-th call of the loss on, so many `times`, the
+client does what `kind` says. Calls are counted in files, for hosts come and go. Client -1 is anyone, evaluations too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfleet.workloads.base import Split
+from fedfleet.workloads.digits import Digits
+
+ANYONE = -1
+
+
+def asleep_in_the_client() -> None:
+    while True:
+        time.sleep(1)
+
+
+def going_round_in_circles() -> None:
+    while True:
+        pass
+
+
+def everyone(batch: Any) -> np.ndarray:
+    """The clients of a batch, vectorised or not."""
+    column = batch["client"]
+    while torch._C._functorch.is_functorch_wrapped_tensor(column):
+        column = torch._C._functorch.get_unwrapped(column)
+    return np.unique(column.numpy())
+
+
+def counted(folder: Path, name: str) -> int:
+    """How often this has been asked, by any process."""
+    handle = os.open(folder / name, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    try:
+        os.write(handle, b".")
+        return os.fstat(handle).st_size
+    finally:
+        os.close(handle)
+
+
+def fail(kind: str, client: int) -> None:
+    if kind == "raise":
+        raise RuntimeError(f"client {client} is broken")
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    if kind == "sleep":
+        asleep_in_the_client()
+    if kind == "loop":
+        going_round_in_circles()
+
+
+@dataclass(frozen=True)
+class Faulty(Digits):
+    faults: str = ""
+
+    def rules(self) -> list[dict[str, Any]]:
+        try:
+            return json.loads((Path(self.faults) / "plan.json").read_text())
+        except FileNotFoundError:
+            return []
+
+    def due(self, number: int, rule: dict[str, Any]) -> bool:
+        return 0 < counted(Path(self.faults), f"met-{number}") - rule["skip"] <= rule["times"]
+
+    def init(self, seed: int) -> dict[str, torch.Tensor]:
+        if any(rule["kind"] == "start" for rule in self.rules()):
+            assert "HostProcess" not in Path("/proc/self/cmdline").read_text(), "no host can start"
+        return super().init(seed)
+
+    def split(self, seed: int, clients: int) -> Split:
+        split = super().split(seed, clients)
+        who = np.zeros(len(split.train["label"]), dtype=np.int64)
+        who[split.parts.rows] = np.repeat(np.arange(clients), split.parts.sizes)
+        return Split({**split.train, "client": who}, split.test, split.parts)
+
+    def losses(self, p: Any, batch: Any) -> torch.Tensor:
+        losses = super().losses(p, batch)
+        rules = self.rules()
+        clients = everyone(batch) if rules else ()
+        for number, rule in enumerate(rules):
+            if rule["kind"] == "crowd" and len(clients) > rule["client"]:
+                raise RuntimeError(f"no room for {len(clients)} clients")
+            if rule["client"] not in (*clients, ANYONE) or rule["kind"] in ("crowd", "evaluate"):
+                continue
+            if self.due(number, rule):
+                if rule["kind"] == "nan":
+                    losses = losses * torch.where(batch["client"] == rule["client"], torch.nan, 1.0)
+                fail(rule["kind"], rule["client"])
+        return losses
+
+    def report(self, p: Any, batch: Any) -> dict[str, torch.Tensor]:
+        for number, rule in enumerate(self.rules()):
+            if rule["kind"] == "evaluate":
+                raise RuntimeError("the report is broken")
+            if rule["client"] == ANYONE and self.due(number, rule):
+                fail(rule["kind"], ANYONE)
+        return super().report(p, batch)
+
+
+WORKLOADS = {"faulty": Faulty}

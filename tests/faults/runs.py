@@ -1,0 +1,130 @@
+"""Small experiments that can be made to fail, and what is done to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from fedfleet.engine import cohort
+from fedfleet.engine.config import Experiment, experiment
+
+PLUGIN = str(Path(__file__).parent / "faulty.py")
+CLIENTS, COHORT, STEPS = 30, 9, 3
+ALWAYS = 1 << 30
+
+METHODS: dict[str, dict[str, Any]] = {
+    "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
+    "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
+    "adam": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "keep"},
+}
+
+
+def setting(
+    faults: Path, method: str = "scaffold", rounds: int = 6, checkpoint: Any = None, **engine: Any
+) -> dict[str, Any]:
+    """30 clients with states, 9 a round; the faults that `plan` puts into the folder."""
+    return {
+        "plugins": [PLUGIN],
+        "workload": {"name": "faulty", "model": {"name": "mlp", "hidden": [16]}, "faults": str(faults)},
+        "method": METHODS[method],
+        "federation": {
+            "clients": CLIENTS,
+            "cohort": COHORT,
+            "rounds": rounds,
+            "local": {"steps": STEPS, "batch": 16},
+        },
+        "engine": {"backend": "local", "block": 4, "cpus": 0.5, **engine},
+        "evaluate": {"every": 2, "batch": 100},
+        "checkpoint": checkpoint or {},
+        "tracking": {"uri": "none"},
+    }
+
+
+def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) -> Experiment:
+    return experiment(setting(faults, method, rounds, **more))
+
+
+def plan(faults: Path, *rules: dict[str, Any]) -> None:
+    """From now on clients fail like this; calls are counted anew."""
+    faults.mkdir(parents=True, exist_ok=True)
+    for old in faults.glob("met-*"):
+        old.unlink()
+    (faults / "plan.json").write_text(json.dumps(rules))
+
+
+def rule(client: int, kind: str, skip: int = 0, times: int = ALWAYS) -> dict[str, Any]:
+    return {"client": int(client), "kind": kind, "skip": skip, "times": times}
+
+
+def cohort_of(number: int) -> np.ndarray:
+    return cohort.sample(0, number, CLIENTS, COHORT)
+
+
+def visitor(number: int, apart: int = 0) -> tuple[int, int]:
+    """(a client of this round's cohort, one that was not in round `apart`; how often its loss was called before)."""
+    before = [client for round in range(1, number) for client in cohort_of(round).tolist()]
+    others = cohort_of(apart) if apart else []
+    visits, client = min((before.count(c), c) for c in cohort_of(number).tolist() if c not in others)
+    return client, visits * STEPS
+
+
+def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The records without what a clock says."""
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def same(result: Any, expected: Any) -> None:
+    """Equal to the bit: model and records."""
+    assert result.model_sha256 == expected.model_sha256
+    assert untimed(result.rows) == untimed(expected.rows)
+
+
+class Watch:
+    """An observer: does something once a round is over, hears what is told."""
+
+    def __init__(self, **actions: Callable[[], Any]) -> None:
+        """actions: r3=… for round 3, each done once."""
+        self.actions, self.told = actions, []
+
+    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
+
+    def record(self, record: dict[str, float]) -> None:
+        action = self.actions.pop(f"r{record['round']:.0f}", None)
+        if action is not None:
+            action()
+
+    def event(self, text: str) -> None:
+        self.told.append(text)
+
+    def end(self, result: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+def interrupt() -> None:
+    """As Ctrl-C does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def processes(title: str, of: int | None = None) -> list[psutil.Process]:
+    """Ray's processes of this name below a process, this one by default."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        try:
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{title}"):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_driver(of: int | None = None) -> None:
+    for process in processes("DriverProcess", of):
+        process.kill()

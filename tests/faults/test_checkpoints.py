@@ -1,0 +1,341 @@
+"""Checkpoints that are damaged, cannot be written, or belong to something else; what is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+from fedfleet.engine import run
+from fedfleet.engine.checkpoint import read
+from fedfleet.engine.errors import ConfigError, Interrupted, StoreFull
+from fedfleet.engine.launch import resume
+from fedfleet.engine.store import Table
+
+from ..tune.commands import COMMAND, invoke, until
+from .runs import Watch, interrupt, same, setting, small
+
+EVERY = {"every": 2, "keep": 3}
+NEWEST, BEFORE = "round-000005", "round-000004"
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return run(small(tmp_path_factory.mktemp("none")))
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory) -> Path:
+    """A run that Ctrl-C ended in round 6: checkpoints of rounds 2, 4 and 5."""
+    folder = tmp_path_factory.mktemp("broken") / "out"
+    with pytest.raises(Interrupted):
+        run(small(folder, checkpoint=EVERY), folder, [Watch(r5=interrupt)])
+    return folder
+
+
+@pytest.fixture
+def out(broken_off, tmp_path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(broken_off, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def again(broken_off: Path, **more) -> object:
+    return small(broken_off, **{"checkpoint": EVERY, **more})
+
+
+def names(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+def flip(path: Path, at: int | None = None) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 16
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"flip": flip, "cut": cut, "remove": Path.unlink}
+FILES = ("server.safetensors", "table.safetensors", "rounds.parquet", "manifest.json")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_is_used(file, damage, out, broken_off, expected):
+    DAMAGES[damage](out / "checkpoints" / NEWEST / file)
+    same(resume(again(broken_off), out), expected)
+    log = (out / "run.log").read_text()
+    assert f"checkpoint {NEWEST} is damaged ({'' if damage != 'remove' else file + ' is missing'}" in log
+    assert "the one before it is used" in log
+    assert "resumes after round 4" in log
+
+
+def only_in_the_newest(out: Path) -> int:
+    (newest, _), (before, _) = (read(out / "checkpoints" / name) for name in (NEWEST, BEFORE))
+    assert newest is not None
+    assert before is not None
+    return max(set(newest.row[newest.row >= 0].tolist()) - set(before.row.tolist()))
+
+
+def test_a_bit_of_one_clients_state(out, broken_off, expected):
+    leaf, row = out / "state" / "leaf0.bin", only_in_the_newest(out)
+    flip(leaf, row * 1210 * 4 + 17)
+    same(resume(again(broken_off), out), expected)
+    assert f"checkpoint {NEWEST} is damaged (the states of 1 clients are not" in (out / "run.log").read_text()
+
+
+def test_states_that_are_cut_off(out, broken_off):
+    os.truncate(out / "state" / "leaf0.bin", 100)
+    with pytest.raises(ConfigError, match=r"no checkpoint to resume from .*the states of \d+ clients"):
+        resume(again(broken_off), out)
+
+
+def test_all_damaged_is_one_sentence_and_nothing_is_thrown_away(out):
+    for name in names(out):
+        flip(out / "checkpoints" / name / "server.safetensors")
+    before = names(out)
+    done = invoke("resume", str(out))
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert line.count("server.safetensors is not what was written") == 3
+    assert names(out) == before
+
+
+def test_a_half_written_one_is_ignored(out, broken_off, expected):
+    shutil.copytree(out / "checkpoints" / NEWEST, out / "checkpoints" / ".round-000099")
+    (out / "checkpoints" / ".round-000099" / "manifest.json").unlink()
+    same(resume(again(broken_off), out), expected)
+    assert not (out / "checkpoints").exists()
+
+
+# --- how many, of what ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_keep(keep, tmp_path):
+    out = tmp_path / "out"
+    chosen = small(tmp_path, rounds=9, checkpoint={"every": 1, "keep": keep}, keep_state=True)
+    run(chosen, out)
+    assert names(out) == [f"round-{number:06d}" for number in range(9 - keep, 9)]
+    assert all(read(out / "checkpoints" / name)[1] == "" for name in names(out))
+
+
+def test_fewer_may_be_kept_after_resuming(out, broken_off, expected):
+    chosen = again(broken_off, checkpoint={"every": 1, "keep": 1})
+    same(resume(chosen, out), expected)
+    assert "damaged" not in (out / "run.log").read_text()
+
+
+def test_another_configuration_is_refused(out):
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = invoke("resume", str(out), "method.rule.lr=0.2", "seed=3", "engine.block=2")
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    for told in ("engine.block was 4, is 2", "method.rule.lr was 0.1, is 0.2", "seed was 0, is 3"):
+        assert told in line
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_pinned_rows_are_never_written(tmp_path):
+    """Random rounds and checkpoints against plain dictionaries: client -> value, and a copy of it per checkpoint."""
+    random, clients, keep = np.random.default_rng(0), 12, 3
+    for trial in range(40):
+        table = Table((np_state(0),), clients, 5 + (keep + 1) * clients, (str(tmp_path / str(trial)), False, True))
+        content = np.full(table.capacity, -1)  # what the rows hold
+        model: dict[int, int] = {}
+        kept: list[tuple[np.ndarray, dict[int, int]]] = []
+        for value in range(60):
+            cohort = np.sort(random.choice(clients, random.integers(1, 6), replace=False))
+            read_rows, fresh = table.reserve(cohort)
+            assert len(set(fresh.tolist())) == len(fresh)
+            assert [content[row] if row >= 0 else None for row in read_rows] == [model.get(c) for c in cohort.tolist()]
+            content[fresh] = value
+            if random.random() < 0.3:
+                table.abort()
+            else:
+                without = tuple(c for c in cohort.tolist() if random.random() < 0.2)
+                table.commit(np.zeros((len(cohort), 32), np.uint8), without)
+                model.update({c: value for c in cohort.tolist() if c not in without})
+            if random.random() < 0.4:
+                table.pin(table.row)
+                kept.append((table.row.copy(), dict(model)))
+            while len(kept) > keep or (kept and random.random() < 0.1):
+                table.unpin(kept.pop(0)[0])
+            for row, then in [*kept, (table.row, model)]:
+                assert {c: content[r] for c, r in enumerate(row.tolist()) if r >= 0} == then
+            used = {r for row, _ in [*kept, (table.row, model)] for r in row.tolist() if r >= 0}
+            assert not used & set(table.free)
+            assert len(set(table.free)) == len(table.free) == table.used - len(used)
+        table.remove()
+
+
+def np_state(value: int):
+    import torch
+
+    return torch.full((2,), float(value))
+
+
+# --- full disks -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many KiB."""
+    made: list[Path] = []
+
+    def make(size: int) -> Path:
+        folder = tmp_path / f"disk{len(made)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)], capture_output=True, timeout=10
+        )
+        if done.returncode:
+            pytest.skip("a small disk can only be mounted by root")
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["umount", "-l", str(folder)], timeout=10)
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp_path, expected, request):
+    if backend == "ray":
+        request.getfixturevalue("ray_here")
+    out, folder = tmp_path / "out", disk(96)
+    chosen = small(tmp_path, store=str(folder), backend=backend, hosts=1)
+    with pytest.raises(StoreFull) as caught:
+        run(chosen, out)
+    assert str(caught.value).startswith("no room for the states of ")
+    assert "engine.store" in str(caught.value)
+    assert names(out)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, timeout=10)
+    same(resume(chosen, out), expected)
+    assert not list(folder.iterdir())
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(b"x" * 4096)
+        except OSError:
+            return
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(disk, tmp_path, expected):
+    out = disk(1024) / "out"
+    watch = Watch(r3=lambda: fill(out.parent), r5=(out.parent / "filler").unlink)
+    chosen = small(tmp_path, checkpoint={"every": 1, "keep": 2}, store=str(tmp_path))
+    same(run(chosen, out, [watch]), expected)
+    (told,) = [text for text in watch.told if "no checkpoint could be written" in text][:1]
+    assert "No space left on device" in told
+    assert "the one before it stays" in told
+    assert (out / "result.json").is_file()
+
+
+def test_checkpoints_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path, expected):
+    out = tmp_path / "out"
+    watch = Watch(r1=lambda: (out / "checkpoints").write_text("in the way"))
+    same(run(small(tmp_path, checkpoint={"every": 2}), out, [watch]), expected)
+    log = (out / "run.log").read_text()
+    assert log.count("no checkpoint could be written") == 2
+    assert "round 2: no checkpoint" in log
+    assert "round 4: no checkpoint" in log
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+def test_bfloat16_states_are_half_as_large_and_resume_to_the_same_bits(tmp_path):
+    whole = run(small(tmp_path, state_dtype="bfloat16", keep_state=True), tmp_path / "whole")
+    run(small(tmp_path, keep_state=True), tmp_path / "wide")
+    sizes = [(tmp_path / name / "state" / "leaf0.bin").stat().st_size for name in ("whole", "wide")]
+    assert 2 * sizes[0] == sizes[1]
+    with pytest.raises(Interrupted):
+        run(small(tmp_path, state_dtype="bfloat16"), tmp_path / "out", [Watch(r3=interrupt)])
+    same(resume(small(tmp_path, state_dtype="bfloat16"), tmp_path / "out"), whole)
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+def ours() -> set[str]:
+    """Files of the engine's in the folders for temporary ones."""
+    return {str(path) for root in ("/tmp", "/dev/shm") for path in Path(root).glob("fedfleet-[!s]*")} | {
+        str(path) for path in Path("/tmp").glob("fedfleet-state-*")
+    }
+
+
+def start(folder: Path, **engine) -> subprocess.Popen[str]:
+    (folder / "run.yaml").write_text(yaml.safe_dump(setting(folder, rounds=5000, **engine)))
+    return subprocess.Popen(
+        [*COMMAND, "run", "run.yaml", "--out", "out"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path):
+    """To the whole group, as a terminal's Ctrl-C."""
+    if backend == "ray" and number == signal.SIGTERM:
+        pytest.skip("SIGTERM goes to the launcher alone; Ctrl-C is the harder one")
+    before = ours(), set(os.listdir("/dev/shm"))
+    process = start(tmp_path, backend=backend, hosts=2)
+    family: list[psutil.Process] = []
+    try:
+        log = tmp_path / "out" / "run.log"
+        until(lambda: log.is_file() and "round=3 " in log.read_text(), "round 3", 120)
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, number)
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+    assert process.returncode == 128 + number
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert "interrupted; checkpoint after round" in stderr
+    assert "fedfleet resume out" in stderr
+    (name,) = names(tmp_path / "out")
+    assert read(tmp_path / "out" / "checkpoints" / name)[1] == ""
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    assert ours() <= before[0]
+    until(lambda: set(os.listdir("/dev/shm")) <= before[1], "shared memory to go", 20)
+
+
+def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
+    before = ours(), set(os.listdir("/dev/shm"))
+    run(small(tmp_path, checkpoint={"every": 1}), tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "model.safetensors",
+        "result.json",
+        "rounds.parquet",
+        "run.json",
+        "run.log",
+    }
+    run(small(tmp_path, rounds=2, backend="ray", hosts=2))
+    for backend in ("local", "ray"):
+        with pytest.raises(Exception, match="stop here"):
+            run(small(tmp_path, backend=backend, hosts=1), observers=[Watch(r2=stop_here)])
+    assert ours() <= before[0]
+    assert set(os.listdir("/dev/shm")) <= before[1]
+
+
+def stop_here() -> None:
+    raise RuntimeError("stop here")

@@ -1,0 +1,244 @@
+"""Clients, hosts and evaluations that fail: who is named, what it costs, what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.utils import _pytree as pytree
+
+from fedfleet.algorithms.contract import Round
+from fedfleet.engine import cohort, run
+from fedfleet.engine.checkpoint import read
+from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, HostsLost
+from fedfleet.engine.forms import Forms
+from fedfleet.engine.host import Data, Host, Shared, Work
+from fedfleet.engine.launch import digest, new_run_id, prepare, resume
+from fedfleet.engine.store import Table
+
+from ..tune.commands import invoke
+from .runs import CLIENTS, STEPS, Watch, cohort_of, plan, rule, same, setting, small, visitor
+
+EVERY = {"every": 1, "keep": 20}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The undisturbed run, by block size."""
+    folder = tmp_path_factory.mktemp("none")
+    return {block: run(small(folder, block=block)) for block in (1, 4)}
+
+
+def of_round(number: int, apart: int = 0) -> tuple[int, int]:
+    """(client, calls of its loss up to the second in this round)."""
+    client, before = visitor(number, apart)
+    return client, before + 1
+
+
+# --- on_failure: fail -------------------------------------------------------------------------------------------------
+def command(folder: Path, **engine: Any) -> list[str]:
+    (folder / "run.yaml").write_text(yaml.safe_dump(setting(folder / "faults", **engine)))
+    return ["run", str(folder / "run.yaml"), "--out", str(folder / "out")]
+
+
+@pytest.mark.parametrize(("block", "clients"), [(4, 1), (1, 1), (4, 2)], ids=["in a block", "alone", "two"])
+def test_a_client_that_fails_is_named_and_the_run_can_go_on_once_it_is_repaired(block, clients, tmp_path, expected):
+    guilty = [of_round(4)] if clients == 1 else [(client, 1) for client in sorted(newest(4))][:2]
+    plan(tmp_path / "faults", *[rule(client, "raise", skip) for client, skip in guilty])
+    done = invoke(*command(tmp_path, block=block))
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    names = ", ".join(str(client) for client, _ in guilty)
+    assert f"client{'s' if clients > 1 else ''} {names} failed on" in line
+    assert "is broken; see engine.on_failure" in line
+    assert "Traceback" not in done.output
+    number = int(line.partition("round ")[2].partition(":")[0])
+    assert read(tmp_path / "out" / "checkpoints" / f"round-{number - 1:06d}")[1] == ""
+    plan(tmp_path / "faults")
+    same(resume(small(tmp_path / "faults", block=block), tmp_path / "out"), expected[block])
+
+
+def newest(number: int) -> set[int]:
+    """Clients of this round that were in none before."""
+    return set(cohort_of(number).tolist()) - {c for r in range(1, number) for c in cohort_of(r).tolist()}
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_the_error_is_typed(backend, tmp_path, request):
+    if backend == "ray":
+        request.getfixturevalue("ray_here")
+    chosen = sorted(newest(2))[:2]
+    plan(tmp_path, *[rule(client, "raise", 1) for client in chosen])
+    with pytest.raises(ClientFailed) as caught:
+        run(small(tmp_path, backend=backend, hosts=2))
+    assert caught.value.clients == tuple(chosen)
+    assert caught.value.round == 2
+    assert "is broken" in caught.value.cause
+
+
+# --- on_failure: drop -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
+    """One round by hand: the same tasks through a host of our own, without that client."""
+    if backend == "ray":
+        request.getfixturevalue("ray_here")
+    client = int(cohort_of(1)[4])
+    plan(tmp_path, rule(client, "raise", 1))
+    watch = Watch()
+    chosen = small(tmp_path, rounds=1, backend=backend, hosts=2, on_failure="drop")
+    result = run(chosen, observers=[watch])
+    assert result.rows[0]["client/dropped"] == 1
+    assert result.rows[0]["client/count"] == len(cohort_of(1)) - 1
+    assert any(f"goes on without {client}, which failed alone" in text for text in watch.told)
+    plan(tmp_path)
+    assert result.model_sha256 == digest(by_hand(chosen, client))
+
+
+def by_hand(chosen: Any, without: int) -> dict[str, Any]:
+    job = prepare(chosen, new_run_id())
+    split, method, x = job.split(), job.method(), job.start()
+    forms, server, sampled = Forms(method, x), method.server_init(x), cohort_of(1)
+    table = Table(forms.client, CLIENTS, CLIENTS, (None, False, False))
+    try:
+        host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+        sizes = np.diff(split.parts.offsets)[sampled]
+        tasks = cohort.plan(sampled, sizes, chosen.federation.local, 4)
+        _, fresh = table.reserve(sampled)
+        leaves, weight = [], 0.0
+        for task in tasks:
+            count = len(task.clients)
+            none, rows = np.zeros(count, dtype=np.int64), fresh[np.searchsorted(sampled, task.clients)]
+            work = Work(task, 1, False, none, np.ones(count), none - 1, rows)
+            rest = np.flatnonzero(task.clients != without)
+            shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
+            sums = host.train(work.part(rest) if len(rest) < count else work, shared)
+            leaves = [a + b for a, b in zip(leaves, sums.leaves, strict=True)] if leaves else sums.leaves
+            weight += sums.facts["weight"]
+        with torch.no_grad():
+            mean = forms.mean([torch.as_tensor(leaf) for leaf in leaves], len(sampled) - 1, weight)
+            server = method.server_update(server, mean, Round(1, 1, len(sampled) - 1, CLIENTS))
+        return dict(method.model(server).items())
+    finally:
+        table.remove()
+
+
+def test_a_dropped_client_keeps_its_state_and_its_place_in_its_stream(tmp_path):
+    client, number = next(
+        (c, r) for r in range(3, 7) for c in cohort_of(r).tolist() if any(c in cohort_of(b) for b in range(1, r))
+    )
+    before = sum(client in cohort_of(r) for r in range(1, number))
+    plan(tmp_path / "faults", rule(client, "raise", before * STEPS))
+    chosen = small(tmp_path / "faults", checkpoint=EVERY, on_failure="drop", keep_state=True, rounds=number + 1)
+    result = run(chosen, tmp_path / "out")
+    assert [row["client/dropped"] for row in result.rows[:number]] == [0] * (number - 1) + [1]
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert f"round {number}: goes on without {client}, which failed alone: RuntimeError: client {client} is" in log
+    (old, _), (new, _) = (read(tmp_path / "out" / "checkpoints" / f"round-{r:06d}") for r in (number - 1, number))
+    assert old is not None
+    assert new is not None
+    assert old.visits[client] == new.visits[client] == before
+    assert (old.digest[client] == new.digest[client]).all()
+    assert old.row[client] == new.row[client] >= 0
+    others = np.setdiff1d(cohort_of(number), [client])
+    assert (new.visits[others] == old.visits[others] + 1).all()
+
+
+def test_a_cohort_of_which_nobody_is_left_ends_the_run(tmp_path):
+    plan(tmp_path, *[rule(client, "raise") for client in cohort_of(1)])
+    with pytest.raises(ClientFailed, match=r"round 1: clients .* nobody of the cohort is left"):
+        run(small(tmp_path, on_failure="drop"))
+
+
+# --- bad luck ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_client_that_fails_at_first_costs_retries_and_nothing_else(block, times, tmp_path, expected):
+    client, skip = of_round(3)
+    plan(tmp_path, rule(client, "raise", skip, times))
+    watch = Watch()
+    same(run(small(tmp_path, block=block), observers=[watch]), expected[block])
+    assert len([text for text in watch.told if f"client {client} is broken" in text]) == times
+
+
+def test_the_same_on_ray(tmp_path, expected, ray_here):
+    client, skip = of_round(3)
+    plan(tmp_path, rule(client, "raise", skip, 1))
+    same(run(small(tmp_path, backend="ray", hosts=2)), expected[4])
+
+
+def test_blocks_that_are_too_large_are_run_in_halves_on_either_backend(tmp_path, ray_here):
+    plan(tmp_path, rule(2, "crowd"))
+    first, second = (run(small(tmp_path, rounds=3, **engine)) for engine in ({}, {"backend": "ray", "hosts": 2}))
+    same(second, first)
+    assert [row["client/count"] for row in first.rows] == [9, 9, 9]
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [pytest.param("exit", marks=pytest.mark.slow), "kill"])
+def test_a_client_that_ends_its_host_every_time_is_found(kind, tmp_path, ray_here):
+    client, skip = of_round(2)
+    plan(tmp_path, rule(client, kind, skip))
+    with pytest.raises(ClientFailed) as caught:
+        run(small(tmp_path, backend="ray", hosts=2))
+    assert caught.value.clients == (client,)
+    assert "the host died" in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [("sleep", "asleep_in_the_client"), pytest.param("loop", "going_round_in_circles", marks=pytest.mark.slow)],
+)
+def test_a_host_that_is_stuck_is_replaced_and_its_stack_shown(kind, where, tmp_path, expected, ray_here):
+    client, skip = of_round(3)
+    plan(tmp_path / "faults", rule(client, kind, skip, 1))
+    same(run(small(tmp_path / "faults", backend="ray", hosts=2, patience=2), tmp_path / "out"), expected[4])
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "has taken no step for 2 s; its stack:" in log
+    assert f"in {where}" in log
+    assert log.count("another one starts") == 1
+
+
+def test_hosts_that_cannot_start_end_the_run(tmp_path, ray_here):
+    plan(tmp_path, rule(0, "start"))
+    with pytest.raises(HostsLost, match=r"3 hosts in a row died as they started, the last: .*no host can start"):
+        run(small(tmp_path, backend="ray", hosts=2))
+
+
+# --- evaluation, divergence -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_an_evaluation_that_fails(backend, tmp_path, expected, request):
+    if backend == "ray":
+        request.getfixturevalue("ray_here")
+    faults, out = tmp_path / "faults", tmp_path / "out"
+    with pytest.raises(EvaluationFailed, match=r"evaluation of test rows \d+ to \d+ failed on .*the report is broken"):
+        run(
+            small(faults, backend=backend, hosts=2),
+            out,
+            [Watch(r3=lambda: plan(faults, rule(0, "evaluate")))],
+        )
+    plan(faults)
+    same(resume(small(faults), out), expected[4])
+
+
+def test_a_loss_that_is_not_a_number(tmp_path):
+    client, skip = of_round(4)
+    plan(tmp_path / "faults", rule(client, "nan", skip))
+    chosen = small(tmp_path / "faults", checkpoint=EVERY)
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    chosen = chosen.model_copy(update={"tracking": chosen.tracking.model_copy(update={"uri": uri})})
+    with pytest.raises(Diverged) as caught:
+        run(chosen, tmp_path / "out")
+    assert caught.value.round == 4
+    assert f"client {client} moved inf" in str(caught.value)
+    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert kept == ["round-000001", "round-000002", "round-000003"]
+    from mlflow import MlflowClient
+
+    client_of = MlflowClient(uri)
+    (tracked,) = client_of.search_runs([e.experiment_id for e in client_of.search_experiments()])
+    assert tracked.info.status == "FAILED"
+    assert tracked.data.tags["status"] == "diverged"
