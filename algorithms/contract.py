@@ -58,8 +58,28 @@ class Round(NamedTuple):
         return self.cohort / self.clients
 
 
+class Plan(NamedTuple):
+    """The sizes of a run, S, N and R; `steps`: K, or None where it differs from client to client."""
+
+    cohort: int
+    clients: int
+    rounds: int
+    steps: int | None
+
+
+class Deferred(ABC):
+    """A method some of whose settings follow from the run's sizes."""
+
+    @abstractmethod
+    def planned(self, plan: Plan) -> Algorithm:
+        """The method itself; ValueError where the plan does not say enough."""
+
+
 class Algorithm(ABC):
     """A federated method. Implementations are frozen dataclasses: settings only, no state."""
+
+    weighted: bool = True
+    """False: delta is averaged uniformly whatever the federation's client weights are."""
 
     @abstractmethod
     def server_init(self, x: Tree) -> Server: ...

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .opening import Opened, Opening
 from .tree import Tree
 
 
@@ -111,7 +111,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalMethod(Algorithm):
+class LocalMethod(Opened):
     rule: Rule
     estimator: Estimator
     server: ServerRule
@@ -159,38 +159,8 @@ class LocalMethod(Algorithm):
     def opening(self) -> Algorithm | None:
         return Opening(self) if self.estimator.start == "gradient" else None
 
+    def opened_client(self, client: Client, gradient: Tree) -> Client:
+        return client._replace(own=self.estimator.own_warm(gradient))
 
-class Gradients(NamedTuple):
-    total: Tree
-    steps: Tensor
-
-
-@dataclass(frozen=True)
-class Opening(Algorithm):
-    """Every client's mean gradient at x over one pass of its data; x does not move."""
-
-    method: LocalMethod
-
-    def server_init(self, x: Tree) -> Server:
-        return self.method.server_init(x)
-
-    def client_init(self, public: Public) -> Client:
-        return self.method.client_init(public)
-
-    def client_begin(self, public: Public, client: Client) -> Local:
-        return Gradients(public.x.zeros(), public.x.flat.new_zeros(()))
-
-    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
-        return Gradients(local.total + oracle(public.x), local.steps + 1)
-
-    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
-        gradient = local.total / local.steps.clamp(min=1)
-        message = Message(public.x.zeros(), gradient, {"norm2": torch.zeros_like(local.steps)})
-        return message, client._replace(own=self.method.estimator.own_warm(gradient))
-
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        shared = self.method.estimator.shared_warm(mean.sent)
-        return server._replace(public=server.public._replace(shared=shared))
-
-    def model(self, server: Server) -> Tree:
-        return server.public.x
+    def opened_server(self, server: Server, mean: Any) -> Server:
+        return server._replace(public=server.public._replace(shared=self.estimator.shared_warm(mean)))

@@ -35,6 +35,24 @@ METHODS = {
     "scaffold": Recipe(
         _HERE + "scaffold:scaffold", "control variates cancel drift", "Karimireddy et al. 2020", "1", "2", "2", "1"
     ),
+    "local_sgdm": Recipe(
+        _HERE + "local_sgdm:local_sgdm", "momenta are averaged like the models", "Yu et al. 2019", "0", "2", "2", "1"
+    ),
+    "fedprox": Recipe(
+        _HERE + "fedprox:fedprox", "local steps pulled back to the server's model", "Li et al. 2020", "0", "1", "1", "1"
+    ),
+    "fedavg_m": Recipe(
+        _HERE + "cheng:fedavg_m", "local steps along a shared momentum", "Cheng et al. 2024", "0", "2", "1", "1"
+    ),
+    "fedavg_vr": Recipe(
+        _HERE + "cheng:fedavg_vr", "the same, variance-reduced", "Cheng et al. 2024", "0", "3", "1", "2"
+    ),
+    "scaffold_m": Recipe(
+        _HERE + "cheng:scaffold_m", "shared momentum and control variates", "Cheng et al. 2024", "1", "3", "2", "1"
+    ),
+    "scaffold_vr": Recipe(
+        _HERE + "cheng:scaffold_vr", "the same, variance-reduced", "Cheng et al. 2024", "1", "4", "2", "2"
+    ),
     "local_muon": Recipe(
         _HERE + "local_muon:local_muon", "Muon on own momenta, averaged", "Takezawa et al. 2025", "1", "1", "1", "1"
     ),

@@ -196,7 +196,7 @@ class Driver:
         tasks = cohort.plan(sampled, sizes, local, self.block)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
-        if self.plan.weights == "examples":
+        if self.plan.weights == "examples" and self.method.weighted:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         works = []
         for task in tasks:

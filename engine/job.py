@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..algorithms.contract import Algorithm
+from ..algorithms.contract import Algorithm, Deferred, Plan
 from ..algorithms.tree import Tree
 from ..workloads.base import Split, Workload
 from . import cohort, schedules
@@ -49,9 +49,19 @@ class Job:
         """The method with its schedules resolved for a round (1 … R)."""
         spec = schedules.at(self.experiment.method, round, self.experiment.federation.rounds, "method")
         built = self.parts.build("METHODS", spec, "method")
+        if isinstance(built, Deferred):
+            try:
+                built = built.planned(self.plan)
+            except ValueError as error:
+                raise ConfigError(f"method: {error}") from error
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
         return built
+
+    @property
+    def plan(self) -> Plan:
+        federation = self.experiment.federation
+        return Plan(federation.cohort, federation.clients, federation.rounds, federation.local.steps)
 
     @property
     def changes(self) -> bool:

@@ -1,0 +1,25 @@
+"""LocalSGDM: momentum SGD on every client; the server averages models and momenta.
+
+Yu, Jin, Yang, ICML 2019 ("PR-SGD-Momentum"), arXiv:1905.03817, Algorithm 1.
+
+    u_i <- u, x_i <- x;  K times: u_i <- mu u_i + g, x_i <- x_i - lr u_i     Nesterov: x_i - lr (g + mu u_i)
+    x   <- x + server_lr * mean of (x_i - x)
+    u   <- mean of u_i
+
+This is FedAvg with a momentum whose state travels. Departures: the paper's clients keep x_i and u_i, which are the same
+for all after averaging; here both are sent, so that clients need no state. It has everyone take part; a cohort's mean
+stands for it otherwise. server_lr = 1 is the paper's.
+"""
+
+from __future__ import annotations
+
+from .fedavg import Plain
+from .local import LocalMethod
+from .rules import Momentum
+from .servers import Mean
+
+
+def local_sgdm(lr: float = 0.1, mu: float = 0.9, nesterov: bool = False, server_lr: float = 1.0) -> LocalMethod:
+    """lr: local step size; mu: weight of the old momentum, sum form u <- mu u + g; nesterov: step along g + mu u;
+    server_lr: of the mean displacement, not of the momentum."""
+    return LocalMethod(Momentum(lr, mu, nesterov), Plain(), Mean(server_lr), "average")
