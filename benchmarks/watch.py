@@ -62,16 +62,19 @@ class Watch:
     def record(self, record: dict[str, float]) -> None:
         self.seen.arrivals.append(time.time() - self.began)
         self.seen.rows.append(record)
-        if int(record["round"]) % self.every == 0:
-            self.seen.memory.append({"round": record["round"], **self._memory()})
+        if int(record["round"]) % self.every == 0 and (found := self._memory()):
+            self.seen.memory.append({"round": record["round"], **found})
 
     def _memory(self) -> dict[str, float]:
+        """Nothing where a process is gone, as they are soon after the last round."""
         if not self.found:
             self.found = processes()
         weights = {name: [status(pid) for pid in pids] for name, pids in self.found.items()}
         together = [weight for some in weights.values() for weight in some]
+        if not all("RssAnon" in weight for weight in together):
+            return {}
         found = {name: sum(weight["RssAnon"] for weight in some) for name, some in weights.items()}
-        return {**found, "shared": max((weight["RssShmem"] for weight in together), default=0.0)}
+        return {**found, "shared": max(weight["RssShmem"] for weight in together)}
 
     def end(self, result: Any) -> None: ...
 
@@ -86,8 +89,11 @@ def processes() -> dict[str, list[int]]:
 
 
 def status(pid: int) -> dict[str, float]:
-    """MiB by the name of /proc/PID/status."""
-    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    """MiB by the names of /proc/PID/status; nothing of a process that is gone."""
+    try:
+        lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    except OSError:
+        return {}
     return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[-1] == "kB"}
 
 

@@ -1,0 +1,63 @@
+"""A long run: does anything grow? SCAFFOLD on digits, on Ray with two hosts, checkpoints every 20 rounds.
+
+    python benchmarks/soak.py --rounds 2000
+
+Prints the memory (RssAnon, the page cache aside) of the driver and of both hosts along the way, and the slopes of the
+straight lines fitted to them after a warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from watch import watch
+
+WARMUP = 0.2
+"""Share of the rounds that are left out: every client's first visit, growing heaps."""
+
+
+def config(rounds: int) -> dict[str, Any]:
+    return {
+        "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [32]}},
+        "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
+        "federation": {"clients": 100, "cohort": 20, "rounds": rounds, "local": {"steps": 2, "batch": 8}},
+        "engine": {"hosts": 2},
+        "evaluate": {"every": 20},
+        "checkpoint": {"every": 20},
+        "tracking": {"uri": "none"},
+    }
+
+
+def slope(rounds: Sequence[float], memory: Sequence[float]) -> tuple[float, float]:
+    """(MiB per 1,000 rounds, its standard error were the residuals independent)."""
+    x, y = np.asarray(rounds) / 1000, np.asarray(memory)
+    (by, at), *_ = np.linalg.lstsq(np.stack([x, np.ones_like(x)], 1), y, rcond=None)
+    left = y - by * x - at
+    return float(by), float(np.sqrt((left @ left) / (len(x) - 2) / ((x - x.mean()) @ (x - x.mean()))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--every", type=int, default=5, help="rounds between looks at memory")
+    parser.add_argument("--folder", help="where the run's folder is made")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        seen = watch(config(asked.rounds), Path(folder) / "run", asked.every)
+    print(f"{len(seen.rows)} rounds in {seen.arrivals[-1]:.0f} s, {len(seen.memory)} looks")
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        look = seen.memory[round(share * (len(seen.memory) - 1))]
+        print(f"  round {look['round']:.0f}: driver {look['driver']:.2f} MiB, hosts {look['hosts']:.2f} MiB")
+    late = [look for look in seen.memory if look["round"] > WARMUP * asked.rounds]
+    for who in ("driver", "hosts"):
+        by, error = slope([look["round"] for look in late], [look[who] for look in late])
+        print(f"{who}: {by:+.2f} MiB per 1,000 rounds (standard error {error:.2f})")
+
+
+if __name__ == "__main__":
+    main()
