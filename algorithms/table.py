@@ -59,6 +59,44 @@ METHODS = {
     "fedmuon_bc": Recipe(
         _HERE + "fedmuon_bc:fedmuon_bc", "Muon on corrected momenta", "Takezawa et al. 2025", "1", "2", "2", "1"
     ),
+    "fedavgm": Recipe(_HERE + "fedavgm:fedavgm", "server momentum on the mean", "Hsu et al. 2019", "0", "1", "1", "1"),
+    "fedadagrad": Recipe(_HERE + "fedopt:fedadagrad", "Adagrad on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
+    "fedadam": Recipe(_HERE + "fedopt:fedadam", "Adam on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
+    "fedyogi": Recipe(_HERE + "fedopt:fedyogi", "Yogi on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
+    "fedexp": Recipe(
+        _HERE + "fedexp:fedexp", "the server extrapolates", "Jhunjhunwala et al. 2023", "0", "1", "1 + scalar", "1"
+    ),
+    "fedexp_m": Recipe(
+        _HERE + "fedexp:fedexp_m", "with momentum", "Jhunjhunwala et al. 2023", "0", "1", "1 + scalar", "1"
+    ),
+    "feddu_adagrad": Recipe(
+        _HERE + "feddua:feddu_adagrad", "adaptive metric and step", "Takakura et al. 2025", "0", "1", "1 + scalar", "1"
+    ),
+    "feddu_adam": Recipe(
+        _HERE + "feddua:feddu_adam", "the same with momentum", "Takakura et al. 2025", "0", "1", "1 + scalar", "1"
+    ),
+    "avg_biclip": Recipe(
+        _HERE + "tailopt:avg_biclip", "BiClip steps, then the mean", "Lee et al. 2025", "0", "1", "1", "1"
+    ),
+    "adagrad_biclip": Recipe(
+        _HERE + "tailopt:adagrad_biclip", "BiClip steps, Adagrad outside", "Lee et al. 2025", "0", "1", "1", "1"
+    ),
+    "rmsprop_biclip": Recipe(
+        _HERE + "tailopt:rmsprop_biclip", "BiClip steps, RMSProp outside", "Lee et al. 2025", "0", "1", "1", "1"
+    ),
+    "adam_biclip": Recipe(
+        _HERE + "tailopt:adam_biclip", "BiClip steps, Adam outside", "Lee et al. 2025", "0", "1", "1", "1"
+    ),
+    "bi2clip": Recipe(_HERE + "tailopt:bi2clip", "BiClip inside and outside", "Lee et al. 2025", "0", "1", "1", "1"),
+    "diloco": Recipe(
+        _HERE + "diloco:diloco", "own AdamW inside, Nesterov outside", "Douillard et al. 2023", "2", "1", "1", "1"
+    ),
+    "muloco": Recipe(
+        _HERE + "diloco:muloco", "own Muon inside, Nesterov outside", "Therien et al. 2025", "1 to 2", "1", "1", "1"
+    ),
+    "fedmuon_ma": Recipe(
+        _HERE + "fedmuon_ma:fedmuon_ma", "Muon, momenta averaged too", "Zhang, Gao 2025", "0", "2 + scalar", "2", "1"
+    ),
 }
 
 RULES = {
@@ -70,6 +108,8 @@ RULES = {
     "lmo": Part(_HERE + "muon:lmo", "step along a norm's ball: spectral, euclidean or max; no momentum"),
     "normalised": Part(_HERE + "rules:Normalised", "y - lr v / |v|"),
     "clip": Part(_HERE + "rules:Clip", "another rule on v clipped to a radius"),
+    "biclip": Part(_HERE + "biclip:BiClip", "v with magnitudes kept between two thresholds"),
+    "muon_adamw": Part(_HERE + "muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
 }
 
 BALLS = {

@@ -1,0 +1,55 @@
+"""FedAvgM: FedAvg with heavy-ball momentum on the server.
+
+Hsu, Qi, Brown 2019, arXiv:1909.06335.
+
+    v <- beta v + mean(y_K - x)          no dampening, as in the paper, FedExP's code and Flower
+    x <- x + server_lr v                 or, Nesterov: x + server_lr (mean(y_K - x) + beta v), with the new v
+
+beta = 0 is FedAvg with a server step. Not FedAvg-M (Cheng et al. 2024), whose momentum is inside the local steps.
+Departures: none. Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as DiLoCo has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .adapted import Shown, Work, adapted
+from .contract import Round
+from .local import LocalMethod, Rule, ServerRule
+from .rules import Sgd, fraction, positive
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class ServerMomentum(ServerRule):
+    """State: v, shaped like x."""
+
+    lr: float = 1.0
+    beta: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        positive(server_lr=self.lr)
+        fraction(beta=self.beta)
+
+    def init(self, x: Tree) -> Tree:
+        return x.zeros()
+
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Tree, round: Round) -> tuple[Tree, Tree]:
+        v = delta.add(state, self.beta)
+        return x.add(delta.add(v, self.beta) if self.nesterov else v, self.lr), v
+
+
+def fedavgm(
+    rule: Rule = Sgd(0.1),
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    nesterov: bool = False,
+    local: Work = "plain",
+    mu: float = 0.1,
+    evaluate: Shown = "last",
+) -> LocalMethod:
+    """rule: the local optimiser; beta: momentum; local, mu, evaluate: see `adapted`."""
+    return adapted(ServerMomentum(server_lr, beta, nesterov), rule, local, mu, evaluate)

@@ -1,0 +1,152 @@
+"""FedMuon with momentum averaging: Muon steps whose momenta are averaged with the models.
+
+Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), Algorithm 1.
+
+    line 1   m_i <- gradient of F_i at x0 on the first batch
+    line 4   y   <- y - step(m_i)                          step: lr U V^T per matrix
+    line 5   m_i <- (1 - beta) m_i + beta g(y)             at the new y, on the next batch
+    line 7   x   <- mean y,  m <- mean m_i                 after K (tau) steps
+
+It moves before it estimates, so it is written on the contract. Line 1 takes a batch of the first round: there the first
+of the K steps estimates and does not move. start = "gradient" has an opening pass over all clients instead, whose mean
+gradient is everyone's first momentum; "zeros" begins at m = 0. beta is the weight of the NEW gradient; the paper's
+experiments say 0.9 for every method, read as the weight of the old one. A cohort's mean stands for the mean over all
+clients. Weight decay is decoupled, W <- W (1 - lr weight_decay), on matrices as in `muon`; the cosine decay of the
+experiments is a schedule. The layer scale is `none`, the box's; which Newton-Schulz coefficients is not said there.
+problem_free sets lr = N^(1/4) / T^(3/4) and beta = N^(1/2) / T^(1/2) from the run's number T of local iterations, that
+is rounds times steps, and N of clients that take part, the cohort (Corollary 5.2); `local_steps` is the corollary's K,
+which is for federation.local.steps. Departures: the first round's moves; vectors by a rule of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Plan, Public, Round, Server
+from .local import Rule
+from .muon import Ball, NewtonSchulz, Spectral
+from .opening import Opened, Opening
+from .rules import Sgd, positive
+from .tree import Tree
+
+Start = Literal["batch", "gradient", "zeros"]
+
+
+class Pair(NamedTuple):
+    x: Tree
+    m: Tree
+    begun: Tensor  # (), 0 until there is a momentum
+
+
+class Visit(NamedTuple):
+    y: Tree
+    m: Tree
+    rule: Any
+    begun: Tensor
+
+
+@dataclass(frozen=True)
+class FedMuonMA(Opened):
+    """Public: x and m. Nothing stays with clients. Sent: m_i."""
+
+    rule: Rule
+    beta: float = 0.1
+    start: Start = "batch"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1:
+            raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
+        if self.start not in ("batch", "gradient", "zeros"):
+            raise ValueError(f"start must be one of batch, gradient, zeros, got {self.start!r}")
+
+    def server_init(self, x: Tree) -> Server:
+        return Server(Pair(x, x.zeros(), x.flat.new_full((), float(self.start != "batch"))))
+
+    def client_init(self, public: Public) -> Client:
+        return ()
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        return Visit(public.x, public.m, self.rule.init(public.x), public.begun)
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        begun = local.begun > 0
+        moved = self.rule.step(local.y, local.m, local.rule)
+        y, rule = pytree.tree_map(lambda new, old: torch.where(begun, new, old), moved, (local.y, local.rule))
+        g = oracle(y)
+        m = Tree(torch.where(begun, local.m.lerp(g, self.beta).flat, g.flat), g.layout)
+        return Visit(y, m, rule, torch.ones_like(local.begun))
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        delta = local.y - public.x
+        return Message(delta, local.m, {"norm2": delta.norm2()}), client
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        public = server.public
+        return Server(Pair(public.x + mean.delta, mean.sent, torch.ones_like(public.begun)))
+
+    def model(self, server: Server) -> Tree:
+        return server.public.x
+
+    @property
+    def opening(self) -> Algorithm | None:
+        return Opening(self) if self.start == "gradient" else None
+
+    def opened_server(self, server: Server, mean: Any) -> Server:
+        return server._replace(public=server.public._replace(m=mean))
+
+
+def local_steps(iterations: int, clients: int) -> int:
+    """K of Corollary 5.2, T^(1/4) / N^(3/4), 1 at least."""
+    return max(1, round(iterations**0.25 / clients**0.75))
+
+
+def _build(
+    matrices: float, vectors: float | Rule, beta: float, start: Start, ball: Ball, scale: str, weight_decay: float
+) -> FedMuonMA:
+    positive(matrices=matrices)
+    if not isinstance(vectors, Rule):
+        positive(vectors=vectors)
+        vectors = Sgd(vectors)
+    return FedMuonMA(Spectral(matrices, vectors, ball, scale, weight_decay), beta, start)
+
+
+@dataclass(frozen=True)
+class ProblemFree(Deferred):
+    """Step size and beta by Corollary 5.2 from the run's sizes; `settings`: the other ones, of `fedmuon_ma`."""
+
+    settings: tuple[tuple[str, Any], ...]
+
+    def planned(self, plan: Plan) -> FedMuonMA:
+        if plan.steps is None:
+            raise ValueError("problem_free needs federation.local.steps, got epochs; give steps")
+        iterations = plan.rounds * plan.steps
+        if plan.cohort > iterations:
+            raise ValueError(
+                f"problem_free needs cohort <= rounds * steps, got cohort={plan.cohort}, rounds={plan.rounds}, "
+                f"steps={plan.steps}; raise rounds"
+            )
+        lr, beta = plan.cohort**0.25 / iterations**0.75, (plan.cohort / iterations) ** 0.5
+        return _build(lr, beta=beta, **dict(self.settings))
+
+
+def fedmuon_ma(
+    matrices: float = 0.01,
+    vectors: float | Rule = 0.1,
+    beta: float = 0.1,
+    start: Start = "batch",
+    ball: Ball = NewtonSchulz(),
+    scale: str = "none",
+    weight_decay: float = 0.0,
+    problem_free: bool = False,
+) -> FedMuonMA | ProblemFree:
+    """matrices, vectors: step sizes; beta: weight of the new gradient; start: of the momentum; ball, scale: see `lmo`;
+    weight_decay: of matrices; problem_free: `matrices` and `beta` from the run's sizes."""
+    if problem_free:
+        settings = {"vectors": vectors, "start": start, "ball": ball, "scale": scale, "weight_decay": weight_decay}
+        return ProblemFree(tuple(settings.items()))
+    return _build(matrices, vectors, beta, start, ball, scale, weight_decay)
