@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,23 +24,27 @@ def make_table(job: Job, forms: Forms, opens: bool) -> Table:
     kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
     if directory is not None and job.resume:
         kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
-    folder = experiment.engine.store if directory is None else str(state_folder(job))
+    folder = str(state_folder(job))
     narrow = experiment.engine.state_dtype == "bfloat16"
     place = (folder, narrow, directory is not None)
     return Table(forms.client, plan.clients, everyone + kept * plan.clients, place)
 
 
 def state_folder(job: Job) -> Path:
-    """Of a run with a folder for its files."""
+    """The run's own, whatever else is kept in engine.store."""
     store = job.experiment.engine.store
-    return Path(store) / f"state-{job.run_id}" if store else Path(job.directory or "") / "state"
+    if store:
+        return Path(store) / f"state-{job.run_id}"
+    return Path(job.directory) / "state" if job.directory else Path(tempfile.gettempdir()) / f"fedfleet-{job.run_id}"
 
 
-def discard(job: Job) -> None:
-    """Remove what a run that is complete would have been resumed from."""
-    if job.directory is not None and not job.experiment.engine.keep_state:
-        for folder in (Path(job.directory) / "checkpoints", state_folder(job)):
-            shutil.rmtree(folder, ignore_errors=True)
+def discard(job: Job, complete: bool = True) -> None:
+    """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
+    if job.experiment.engine.keep_state or (not complete and job.directory and written(job.directory)):
+        return
+    shutil.rmtree(state_folder(job), ignore_errors=True)
+    if job.directory:
+        shutil.rmtree(Path(job.directory) / "checkpoints", ignore_errors=True)
 
 
 def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:

@@ -21,6 +21,7 @@ from .driver import Driver, Setup, Told
 from .errors import ConfigError, DriverDied, Interrupted
 from .hosts import RayFleet
 from .job import Job
+from .keeping import discard
 
 STORE_BYTES = 2 * 2**30
 """Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
@@ -137,6 +138,7 @@ def play(job: Job, stop: Callable[[], int]) -> Iterator[Told]:
         raise DriverDied(f"the driver died ({type(error).__name__})") from None
     finally:
         ray.kill(driver)
+        discard(job, complete=False)  # a driver that was killed could not
         if started:
             ray.shutdown()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -274,7 +275,8 @@ def limit(seconds: int) -> Iterator[None]:
 def main() -> int:
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init(num_cpus=4, object_store_memory=256 * 2**20, **quiet)
     table = {kind: [0, 0, 0.0] for kind in KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         expected = undisturbed(Path(scratch))

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -208,7 +209,7 @@ def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "-l", str(folder)], timeout=10)
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp_path, expected, request):
     if backend == "ray":
         request.getfixturevalue("ray_here")
@@ -266,18 +267,13 @@ def test_bfloat16_states_are_half_as_large_and_resume_to_the_same_bits(tmp_path)
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
-def ours() -> set[str]:
-    """Files of the engine's in the folders for temporary ones."""
-    return {str(path) for root in ("/tmp", "/dev/shm") for path in Path(root).glob("fedfleet-[!s]*")} | {
-        str(path) for path in Path("/tmp").glob("fedfleet-state-*")
-    }
-
-
 def start(folder: Path, **engine) -> subprocess.Popen[str]:
+    (folder / "tmp").mkdir()
     (folder / "run.yaml").write_text(yaml.safe_dump(setting(folder, rounds=5000, **engine)))
     return subprocess.Popen(
         [*COMMAND, "run", "run.yaml", "--out", "out"],
         cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -291,7 +287,7 @@ def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path
     """To the whole group, as a terminal's Ctrl-C."""
     if backend == "ray" and number == signal.SIGTERM:
         pytest.skip("SIGTERM goes to the launcher alone; Ctrl-C is the harder one")
-    before = ours(), set(os.listdir("/dev/shm"))
+    before = set(os.listdir("/dev/shm"))
     process = start(tmp_path, backend=backend, hosts=2)
     family: list[psutil.Process] = []
     try:
@@ -313,12 +309,11 @@ def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path
     assert read(tmp_path / "out" / "checkpoints" / name)[1] == ""
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
-    assert ours() <= before[0]
-    until(lambda: set(os.listdir("/dev/shm")) <= before[1], "shared memory to go", 20)
+    assert not list((tmp_path / "tmp").glob("fedfleet-*"))
+    until(lambda: set(os.listdir("/dev/shm")) <= before, "shared memory to go", 20)
 
 
 def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
-    before = ours(), set(os.listdir("/dev/shm"))
     run(small(tmp_path, checkpoint={"every": 1}), tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.yaml",
@@ -329,12 +324,16 @@ def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
         "run.json",
         "run.log",
     }
-    run(small(tmp_path, rounds=2, backend="ray", hosts=2))
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "mine").write_text("a user's own file")
     for backend in ("local", "ray"):
-        with pytest.raises(Exception, match="stop here"):
-            run(small(tmp_path, backend=backend, hosts=1), observers=[Watch(r2=stop_here)])
-    assert ours() <= before[0]
-    assert set(os.listdir("/dev/shm")) <= before[1]
+        run_id = f"{backend}-{os.getpid()}"
+        with pytest.raises(RuntimeError, match="stop here"):
+            run(small(tmp_path, backend=backend, hosts=1), None, [Watch(r2=stop_here)], run_id)
+        assert not list(Path(tempfile.gettempdir()).glob(f"fedfleet-*{run_id}*"))
+    run(small(tmp_path, rounds=2, store=str(store)))
+    assert [path.name for path in store.iterdir()] == ["mine"]
 
 
 def stop_here() -> None:
