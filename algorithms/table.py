@@ -53,6 +53,18 @@ METHODS = {
     "scaffold_vr": Recipe(
         _HERE + "cheng:scaffold_vr", "the same, variance-reduced", "Cheng et al. 2024", "1", "4", "2", "2"
     ),
+    "padamfed": Recipe(
+        _HERE + "padamfed:padamfed", "sizes from S, K and R, normalised steps", "Yan et al. 2025", "1", "3", "2", "1"
+    ),
+    "padamfed_vr": Recipe(
+        _HERE + "padamfed:padamfed_vr", "the same, variance-reduced", "Yan et al. 2025", "1", "4", "3", "2"
+    ),
+    "stem": Recipe(
+        _HERE + "stem:stem", "STORM's estimator, averaged like the models", "Khanduri et al. 2021", "1", "2", "2", "2"
+    ),
+    "fafed": Recipe(
+        _HERE + "fafed:fafed", "STEM with a shared preconditioner like Adam's", "Wu et al. 2023", "1", "3", "3", "2"
+    ),
     "local_muon": Recipe(
         _HERE + "local_muon:local_muon", "Muon on own momenta, averaged", "Takezawa et al. 2025", "1", "1", "1", "1"
     ),

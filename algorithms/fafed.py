@@ -1,0 +1,138 @@
+"""FAFED: STEM by Adam's preconditioner, which all clients share.
+
+Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
+
+    start  m <- mean gradient at x0, v <- mean of the clients' squared gradients, p_i <- x0, x <- x0 - lr m
+    y <- x, m_i <- m, v_i <- v, A = sqrt(v) + rho for the round;  K times:
+           m_i <- g(y) + (1 - alpha) (m_i - g(p_i)), v_i <- beta v_i + (1 - beta) g(y)^2
+           p_i <- y;  y <- y - lr m_i / A, but for the K-th time
+    m   <- mean of m_i, v <- mean of v_i
+    x   <- mean of y - lr m / (sqrt(v) + rho)          the K-th step
+
+Uncertain: the rules come from third-party code, hyperparameters are ours, constant in place of the paper's decaying
+ones (give schedules); the start's step is not preconditioned, as in that code, unless first = "preconditioned"; p_i at
+a round's start is the client's own. Departures: the start is a pass over all data, or left out, m = v = 0 and p_i = x0
+(start = "zeros"). All take part in the paper; in a cohort, a client that was not there in the round before takes p_i =
+x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .opening import Opened, Opening
+from .rules import positive
+from .stem import Own, last_point
+from .tree import Tree
+
+
+class Moments(NamedTuple):
+    first: Tree  # m
+    second: Tree  # v
+
+
+class Shared(NamedTuple):
+    x: Tree
+    moments: Moments
+    number: Tensor  # (), rounds done
+
+
+class Trip(NamedTuple):
+    """The step along m_i is taken when the next one begins, so that the last is left to the server."""
+
+    y: Tree
+    point: Tree  # p_i
+    moments: Moments
+    begun: Tensor  # (), bool: a step has been taken
+
+
+@dataclass(frozen=True)
+class Step:
+    """lr m / (sqrt(v) + rho)."""
+
+    lr: float = 0.01
+    rho: float = 0.001
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr, rho=self.rho)
+
+    def along(self, m: Tree, v: Tree) -> Tree:
+        return Tree(self.lr * m.flat / (v.flat.sqrt() + self.rho), m.layout)
+
+
+@dataclass(frozen=True)
+class Fafed(Opened):
+    step: Step
+    alpha: float = 0.1
+    beta: float = 0.999
+    start: Literal["zeros", "gradient"] = "gradient"
+    first: Literal["plain", "preconditioned"] = "plain"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"0 <= {name} <= 1 must hold, got {name}={getattr(self, name)}")
+        if self.start not in ("zeros", "gradient"):
+            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
+        if self.first not in ("plain", "preconditioned"):
+            raise ValueError(f"first must be plain or preconditioned, got {self.first!r}")
+
+    def server_init(self, x: Tree) -> Server:
+        return Server(Shared(x, Moments(x.zeros(), x.zeros()), x.flat.new_zeros(())))
+
+    def client_init(self, public: Public) -> Client:
+        return Own(public.x, public.number)
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        point = last_point(client, public.x, public.number)
+        return Trip(public.x, point, public.moments, torch.zeros_like(public.number, dtype=torch.bool))
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        (m, v), begun = local.moments, local.begun
+        moved = local.y - self.step.along(m, public.moments.second)
+        y = Tree(torch.where(begun, moved.flat, local.y.flat), m.layout)
+        point = Tree(torch.where(begun, local.y.flat, local.point.flat), m.layout)
+        g = oracle(y)
+        m = g.add(m - oracle(point), 1 - self.alpha)
+        return Trip(y, point, Moments(m, v.lerp(g * g, 1 - self.beta)), torch.ones_like(begun))
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        delta = local.y - public.x
+        return Message(delta, local.moments, {"norm2": delta.norm2()}), Own(local.y, public.number + 1)
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        x = server.public.x + mean.delta - self.step.along(*mean.sent)
+        return Server(Shared(x, mean.sent, server.public.number + 1))
+
+    def model(self, server: Server) -> Tree:
+        return server.public.x
+
+    @property
+    def opening(self) -> Algorithm | None:
+        return Opening(self) if self.start == "gradient" else None
+
+    def opening_sent(self, gradient: Tree) -> Any:
+        return Moments(gradient, gradient * gradient)
+
+    def opened_server(self, server: Server, mean: Moments) -> Server:
+        step = self.step.along(*mean) if self.first == "preconditioned" else mean.first * self.step.lr
+        return Server(server.public._replace(x=server.public.x - step, moments=mean))
+
+
+def fafed(
+    lr: float = 0.01,
+    alpha: float = 0.1,
+    beta: float = 0.999,
+    rho: float = 0.001,
+    start: Literal["zeros", "gradient"] = "gradient",
+    first: Literal["plain", "preconditioned"] = "plain",
+) -> Fafed:
+    """lr: step size; alpha: weight of the new gradient; beta: of the old second moment; rho: added to its root; start:
+    one pass over all clients for m and v at x0 and a first step along m, or zeros and none; first: that step is plain,
+    or preconditioned."""
+    return Fafed(Step(lr, rho), alpha, beta, start, first)

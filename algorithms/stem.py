@@ -1,0 +1,165 @@
+"""STEM: STORM's estimator on every client; the server averages models and estimators.
+
+Khanduri et al., NeurIPS 2021, arXiv:2106.10435; STORM: Cutkosky, Orabona, NeurIPS 2019, arXiv:1905.10018.
+
+    start  d <- mean gradient at x0, p_i <- x0, x <- x0 - lr d
+    d_i <- d, y <- x;  K times:
+           d_i <- g(y) + (1 - a) (d_i - g(p_i))      both on the same batch
+           p_i <- y;  y <- y - lr d_i
+    x   <- mean of y_K;  d <- mean of d_i
+
+Local step and then the mean is the same as the mean and then the server's step. Uncertain: p_i at a round's start is
+the client's own point before the averaged step (previous = "own"); "server" takes the cohort's mean of these instead,
+one vector more each way and none kept. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c
+(lr_t / lr)^2), t counting local steps from 1 and the start's step 0; its constants are from memory, "constant" is the
+default. Departures: the start is a pass over all data, not over K batches, or left out, d = 0 and p_i = x0 (start =
+"zeros"). All take part in the paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c,
+w, sigma2 are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .opening import Opened, Opening
+from .rules import nonnegative, positive
+from .tree import Tree
+
+
+class Own(NamedTuple):
+    """A client's last point but one, and after which round it was there: one number, () both."""
+
+    point: Tree
+    number: Tensor
+
+
+def last_point(own: Own, x: Tree, number: Tensor) -> Tree:
+    """The point of a client that was there in the round before; else x."""
+    return Tree(torch.where(own.number == number, own.point.flat, x.flat), x.layout)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """lr and a of local step t; `decays`: as schedule = "stem" has it."""
+
+    lr: float = 0.1
+    a: float = 0.1
+    decays: bool = False
+    decay: tuple[float, float, float] = (1.0, 1.0, 1.0)  # w, sigma2, c
+
+    def __post_init__(self) -> None:
+        w, sigma2, c = self.decay
+        positive(lr=self.lr, w=w, c=c)
+        nonnegative(sigma2=sigma2)
+        if not 0 <= self.a <= 1:
+            raise ValueError(f"0 <= a <= 1 must hold, got a={self.a}")
+
+    def shrunk(self, t: Any) -> Any:
+        """lr_t / lr."""
+        return (self.decay[0] + self.decay[1] * t) ** (-1 / 3)
+
+    def at(self, t: Any) -> tuple[Any, Any]:
+        """(lr_t, a_t); t: (), or () for constants."""
+        if not self.decays:
+            return self.lr, self.a
+        return self.lr * self.shrunk(t), (self.decay[2] * self.shrunk(t - 1) ** 2).clamp(max=1.0)
+
+
+class Shared(NamedTuple):
+    x: Tree
+    direction: Tree  # d
+    number: Tensor  # (), rounds done
+    steps: Any  # (), local steps done, where rates decay
+    previous: Any  # mean of p_i, where the server has it
+
+
+class Trip(NamedTuple):
+    y: Tree
+    direction: Tree
+    point: Tree  # p_i
+    t: Any  # (), where rates decay
+
+
+class Sent(NamedTuple):
+    direction: Tree
+    steps: Any
+    previous: Any
+
+
+@dataclass(frozen=True)
+class Stem(Opened):
+    rates: Rates
+    start: Literal["zeros", "gradient"] = "gradient"
+    previous: Literal["own", "server"] = "own"
+
+    def __post_init__(self) -> None:
+        if self.start not in ("zeros", "gradient"):
+            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
+        if self.previous not in ("own", "server"):
+            raise ValueError(f"previous must be own or server, got {self.previous!r}")
+
+    def server_init(self, x: Tree) -> Server:
+        none = x.flat.new_zeros(())
+        return Server(
+            Shared(x, x.zeros(), none, none if self.rates.decays else (), x if self.previous == "server" else ())
+        )
+
+    def client_init(self, public: Public) -> Client:
+        return Own(public.x, public.number) if self.previous == "own" else ()
+
+    def client_begin(self, public: Public, client: Client) -> Local:
+        point = last_point(client, public.x, public.number) if self.previous == "own" else public.previous
+        return Trip(public.x, public.direction, point, public.steps + 1 if self.rates.decays else ())
+
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        lr, a = self.rates.at(local.t)
+        d = oracle(local.y) + (local.direction - oracle(local.point)) * (1 - a)
+        return Trip(local.y - d * lr, d, local.y, local.t + 1 if self.rates.decays else ())
+
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        delta = local.y - public.x
+        steps = local.t - 1 - public.steps if self.rates.decays else ()
+        sent = Sent(local.direction, steps, local.point if self.previous == "server" else ())
+        kept = Own(local.point, public.number + 1) if self.previous == "own" else ()
+        return Message(delta, sent, {"norm2": delta.norm2()}), kept
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        public, sent = server.public, mean.sent
+        steps = public.steps + sent.steps if self.rates.decays else ()
+        return Server(Shared(public.x + mean.delta, sent.direction, public.number + 1, steps, sent.previous))
+
+    def model(self, server: Server) -> Tree:
+        return server.public.x
+
+    @property
+    def opening(self) -> Algorithm | None:
+        return Opening(self) if self.start == "gradient" else None
+
+    def opened_server(self, server: Server, mean: Tree) -> Server:
+        x = server.public.x
+        first = self.rates.lr * (self.rates.shrunk(0) if self.rates.decays else 1.0)
+        return Server(server.public._replace(x=x.add(mean, -first), direction=mean))
+
+
+def stem(
+    lr: float = 0.1,
+    a: float = 0.1,
+    start: Literal["zeros", "gradient"] = "gradient",
+    previous: Literal["own", "server"] = "own",
+    schedule: Literal["constant", "stem"] = "constant",
+    w: float = 1.0,
+    sigma2: float = 1.0,
+    c: float = 1.0,
+) -> Stem:
+    """lr: local step size, kappa under schedule = stem; a: weight of the new gradient, 1 is FedAvg, unless schedule =
+    stem; start: one pass over all clients for d = gradient at x0 and a first step along it, or d = 0 and none;
+    previous: p_i stays with the client, or is averaged; schedule: constant lr and a, or lr / (w + sigma2 t)^(1/3) and a
+    = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem."""
+    if schedule not in ("constant", "stem"):
+        raise ValueError(f"schedule must be constant or stem, got {schedule!r}")
+    return Stem(Rates(lr, a, schedule == "stem", (w, sigma2, c)), start, previous)
