@@ -30,8 +30,7 @@ def biclip(z: Tree, d: float, u: float, mode: Mode) -> Tree:
     if mode == "coordinate":
         return z.sign() * Tree(z.flat.abs().clamp(d, u), z.layout)
     size = z.norm()
-    tiny = torch.finfo(size.dtype).tiny
-    return z * (size.clamp(d, u) / size.clamp(min=tiny))
+    return z * torch.where(size > 0, size.clamp(d, u) / size, 0.0)
 
 
 def check_thresholds(d: float, u: float, mode: Mode, where: str = "") -> None:

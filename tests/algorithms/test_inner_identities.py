@@ -1,0 +1,223 @@
+"""Identities of the methods that are told by their local steps: BiClip, DiLoCo, MuLoCo, FedMuon with averaged momenta,
+SCAFFOLD's option I. Exact where both sides do the same operations, else within ROUNDING, see `test_identities`."""
+
+import math
+
+import pytest
+import torch
+
+from fedfleet.algorithms.biclip import BiClip, biclip
+from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.diloco import diloco, muloco
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.fedmuon_ma import ProblemFree, fedmuon_ma, local_steps
+from fedfleet.algorithms.fedopt import fedadagrad, fedadam
+from fedfleet.algorithms.local_muon import local_muon
+from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
+from fedfleet.algorithms.muon_adamw import Split, muon_adamw
+from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Sgd, adamw
+from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
+from fedfleet.algorithms.tree import Tree
+from tests.algorithms.driver import run, tree
+from tests.algorithms.problems import Quadratic, everyone, partial
+from tests.algorithms.test_identities import ROUNDING, Twins, close, equal, paths
+
+MODES = pytest.mark.parametrize("mode", ["coordinate", "norm"])
+Z = Tree.of({"w": torch.tensor([[0.0, -0.3, 2.0], [1e-9, -7.0, 0.5]], dtype=torch.float64)})
+OPEN = BiClip(0.1, 0.0, math.inf)
+
+
+# --- BiClip -----------------------------------------------------------------------------------------------------------
+@MODES
+@pytest.mark.parametrize(("d", "u"), [(0.0, 1.0), (0.2, 1.0), (0.5, 0.5), (0.0, math.inf), (9.0, 20.0)])
+def test_biclip_is_idempotent_and_odd(d, u, mode):
+    once = biclip(Z, d, u, mode)
+    torch.testing.assert_close(biclip(once, d, u, mode).flat, once.flat, rtol=1e-15, atol=0)
+    assert torch.equal(biclip(-Z, d, u, mode).flat, -once.flat)
+    assert torch.equal(biclip(Z.zeros(), d, u, mode).flat, Z.zeros().flat)
+    size = once.flat[Z.flat != 0].abs() if mode == "coordinate" else once.norm()
+    assert ((size >= d * (1 - 1e-15)) & (size <= u * (1 + 1e-15))).all()
+
+
+def test_equal_thresholds_are_signs_or_directions():
+    assert torch.equal(biclip(Z, 0.3, 0.3, "coordinate").flat, 0.3 * Z.flat.sign())
+    torch.testing.assert_close(biclip(Z, 0.3, 0.3, "norm").flat, 0.3 * Z.flat / Z.flat.norm())
+
+
+@MODES
+def test_open_thresholds_change_nothing(mode):
+    torch.testing.assert_close(biclip(Z, 0.0, math.inf, mode).flat, Z.flat, rtol=1e-15, atol=0)
+
+
+def test_tailopt_with_open_thresholds_is_fedavg_and_fedopt():
+    equal(avg_biclip(OPEN), fedavg(Sgd(0.1)))
+    equal(adagrad_biclip(OPEN), fedadagrad(Sgd(0.1)))
+    equal(adam_biclip(OPEN), fedadam(Sgd(0.1)))
+    equal(bi2clip(BiClip(), server_d=0.0, server_u=math.inf), avg_biclip())
+
+
+def test_norm_mode_without_a_lower_threshold_is_clipping():
+    close(avg_biclip(BiClip(0.1, 0.0, 2.0, "norm")), fedavg(Clip(Sgd(0.1), 2.0)))
+
+
+def test_adam_without_first_moment_is_rmsprop():
+    equal(adam_biclip(betas=(0.0, 0.95)), rmsprop_biclip(beta2=0.95))
+
+
+def test_coordinates_move_by_k_lr_u_at_most():
+    cohorts, steps = [[0]] * 4, {(r, i): 3 for r in range(4) for i in range(5)}
+    first, second = paths(
+        avg_biclip(BiClip(0.1, 0.0, 0.05)), avg_biclip(BiClip(0.1, 0.05, 0.05)), timetable=(cohorts, steps)
+    )
+    for path in (first, second):
+        assert (path.diff(dim=0).abs() <= 3 * 0.1 * 0.05 + 1e-15).all()
+
+
+# --- DiLoCo, MuLoCo ---------------------------------------------------------------------------------------------------
+INNER = adamw(0.03, (0.9, 0.95))
+
+
+@pytest.mark.parametrize("carry", ["keep", "reset"])
+def test_diloco_without_an_outer_optimiser_is_fedavg(carry):
+    equal(diloco(INNER, 1.0, 0.0, carry), fedavg(INNER, carry=carry))
+
+
+@pytest.mark.parametrize("rule", [INNER, muon_adamw(aux=())], ids=["adamw", "muon"])
+def test_one_worker_without_an_outer_optimiser_runs_the_inner_one(rule):
+    """However the steps are cut into rounds."""
+    problem = Quadratic(clients=1, noise=0.0)
+    ends = [run(diloco(rule, 1.0, 0.0), problem, *everyone(1, 12 // k, k)).models()[-1].flat for k in (1, 3, 12)]
+    state, y = rule.init(tree(problem.start)), tree(problem.start)
+    for _ in range(12):
+        y, state = rule.step(y, tree(problem.gradient(0, {n: v.numpy() for n, v in y.items()}, 0, 0)), state)
+    for end in ends:
+        torch.testing.assert_close(end, y.flat, rtol=1e-10, atol=1e-10)
+
+
+def test_one_worker_without_outer_momentum_is_lookahead():
+    """Slow weights go a part of the way to the fast ones, which start again from them."""
+    problem, inner, slow_lr = Quadratic(clients=1, noise=0.0), Momentum(0.05), 0.5
+    slow = tree(problem.start)
+    state = inner.init(slow)
+    path = run(diloco(inner, slow_lr, 0.0), problem, *everyone(1, 5, 4)).models()
+    for model in path:
+        fast = slow
+        for _ in range(4):
+            g = tree(problem.gradient(0, {n: v.numpy() for n, v in fast.items()}, 0, 0))
+            fast, state = inner.step(fast, g, state)
+        slow = slow + slow_lr * (fast - slow)
+        torch.testing.assert_close(model.flat, slow.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_outer_nesterov_in_its_other_form():
+    """u <- mu u + lr D; x <- x - (mu u + lr D): the same for a constant lr, momentum in units of steps."""
+    problem, mu, lr = Quadratic(clients=1, noise=0.0), 0.8, 0.7
+    x = tree(problem.start)
+    u = x.zeros()
+    for model in run(diloco(Sgd(0.1), lr, mu), problem, *everyone(1, 6, 1)).models():
+        d = 0.1 * tree(problem.gradient(0, {n: v.numpy() for n, v in x.items()}, 0, 0))
+        u = mu * u + lr * d
+        x = x - (mu * u + lr * d)
+        torch.testing.assert_close(model.flat, x.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_a_tiny_outer_step_does_not_move():
+    first, _ = paths(diloco(outer_lr=1e-300), diloco(outer_lr=1e-300))
+    assert torch.equal(first, tree(Quadratic().start).flat.expand_as(first))
+
+
+def test_muloco_with_adamw_inside_is_diloco():
+    equal(muloco(Split(INNER, INNER), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
+    equal(muloco(Split(INNER, INNER, ("W", "U")), 0.7, 0.9), diloco(INNER, 0.7, 0.9))
+
+
+BALL = NewtonSchulz(scheme="you")
+
+
+def test_muloco_without_an_outer_optimiser_is_local_muon():
+    """Interpolated momentum without Nesterov, averaged plain steps on vectors, the mean over the cohort."""
+    rest = Averaged(Sgd(0.1), 0.75, nesterov=False)
+    inner = muon_adamw(0.02, 0.75, ball=BALL, weight_decay=0.0, rest=rest, aux=())
+    close(muloco(inner, 1.0, 0.0), local_muon(0.02, 0.1, alpha=0.25, ball=BALL, scale="spectral", over="cohort"))
+
+
+def test_muloco_of_one_worker_is_muon():
+    inner = muon_adamw(0.02, 0.75, ball=BALL, weight_decay=0.0, rest=Averaged(Sgd(0.1), 0.75, nesterov=False), aux=())
+    plain = fedavg(muon(0.02, 0.1, 0.75, nesterov=False, ball=BALL, scale="spectral"), carry="keep")
+    close(muloco(inner, 1.0, 0.0), plain, Quadratic(clients=1), everyone(1, 6, 2))
+
+
+def test_split_by_names():
+    x = tree(Quadratic().start)  # W, V, U, kernel are matrices, b is not
+    rule = Split(Momentum(), Adam(), ("ker*", "?"))
+    assert rule.names(x.layout) == ([], ["W", "V", "b", "U", "kernel"])
+    assert Split(Momentum(), Adam(), ("ker*", "V")).names(x.layout) == (["W", "U"], ["V", "b", "kernel"])
+    assert rule.init(x).hidden == ()
+
+
+# --- FedMuon with averaged momenta ------------------------------------------------------------------------------------
+def test_fedmuon_ma_with_beta_one_and_no_ball_is_sgd_one_step_behind():
+    """One noiseless client: m is the gradient at y, so a move is a plain step; round 1 has one move less."""
+    problem = Quadratic(clients=1, noise=0.0)
+    path = run(fedmuon_ma(0.1, 0.1, 1.0, ball=Identity()), problem, *everyone(1, 4, 3)).models()
+    ahead = run(fedavg(Sgd(0.1)), problem, *everyone(1, 11, 1)).models()
+    for r, model in enumerate(path):
+        torch.testing.assert_close(model.flat, ahead[3 * r + 1].flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_fedmuon_ma_of_one_client_does_not_see_rounds():
+    problem = Quadratic(clients=1, noise=0.0)
+    ends = [run(fedmuon_ma(), problem, *everyone(1, 12 // k, k)).models()[-1].flat for k in (1, 3, 12)]
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-10, atol=1e-10)
+
+
+def test_fedmuon_ma_of_equal_clients_is_that_of_one():
+    many, one = (run(fedmuon_ma(), Twins(clients=n), *everyone(n, 5, 2)).models()[-1].flat for n in (3, 1))
+    torch.testing.assert_close(many, one, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_problem_free_step_and_weight():
+    """Corollary 5.2: lr = N^(1/4) / T^(3/4), beta = (N / T)^(1/2), K = T^(1/4) / N^(3/4)."""
+    deferred = fedmuon_ma(problem_free=True, vectors=0.3, start="zeros")
+    assert isinstance(deferred, ProblemFree)
+    method = deferred.planned(Plan(cohort=16, clients=20, rounds=100, steps=100))
+    assert (method.rule.lr, method.beta) == (pytest.approx(2 / 1000), pytest.approx(0.04))
+    assert (method.rule.vectors, method.start) == (Sgd(0.3), "zeros")
+    assert local_steps(10_000, 1) == 10
+    assert local_steps(10_000, 16) == 1
+    with pytest.raises(ValueError, match="steps"):
+        deferred.planned(Plan(2, 4, 10, None))
+    with pytest.raises(ValueError, match="cohort=20, rounds=2, steps=3"):
+        deferred.planned(Plan(20, 20, 2, 3))
+
+
+# --- SCAFFOLD's option I ----------------------------------------------------------------------------------------------
+def test_option_one_with_one_step_is_option_two():
+    cohorts, steps = partial()
+    equal(scaffold(control="server"), scaffold(), timetable=(cohorts, dict.fromkeys(steps, 1)))
+
+
+def test_option_one_of_one_client_is_fedavg():
+    close(scaffold(control="server"), fedavg(), Quadratic(clients=1), everyone(1, 6, 3))
+
+
+def test_option_one_keeps_the_gradient_at_the_servers_model():
+    problem = Quadratic(noise=0.0)
+    cohorts, steps = partial()
+    result = run(scaffold(control="server"), problem, cohorts, steps)
+    before = problem.start
+    for r, cohort in enumerate(cohorts):
+        for i in cohort:
+            expected = tree(problem.gradient(i, before, r, 0))
+            torch.testing.assert_close(result.clients[r][i].own.flat, expected.flat, rtol=ROUNDING, atol=ROUNDING)
+        c = torch.stack([client.own.flat for client in result.clients[r]]).mean(0)
+        torch.testing.assert_close(result.servers[r].public.shared.flat, c, rtol=ROUNDING, atol=ROUNDING)
+        before = {name: value.numpy() for name, value in result.models()[r].items()}
+
+
+def test_option_one_reaches_the_optimum_of_different_clients():
+    problem = Quadratic(noise=0.0, small=True)
+    end = run(scaffold(Sgd(0.05), control="server"), problem, *everyone(5, 600, 3)).models()[-1].flat
+    torch.testing.assert_close(end, torch.from_numpy(problem.optimum), rtol=1e-9, atol=1e-9)
