@@ -1,6 +1,7 @@
 """Faults at random: 200 points, each a small experiment that must end with the model of an undisturbed run.
 
-`make chaos` runs all and prints a table; the test suite runs a fixed sample.
+`make chaos` runs all and prints a table, `python -m tests.faults.chaos disk oracle` some; the test suite runs a fixed
+sample.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ import numpy as np
 
 from fedfleet.engine import Result, run
 from fedfleet.engine.checkpoint import read
-from fedfleet.engine.config import experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted, StoreFull
 from fedfleet.engine.launch import resume
 
 from .faulty import ANYONE
-from .runs import METHODS, Watch, kill_driver, plan, processes, rule, same, setting, small
+from .runs import METHODS, Watch, alone, kill_driver, plan, processes, rule, same, setting, small
 
 ROUNDS = 8
 CALLS = ROUNDS * 3 * 3 + 4 * 4
@@ -109,17 +109,13 @@ def launcher(case: Case) -> Result:
     """SIGKILL to the process that runs it all."""
     case.at("kill")
     here = multiprocessing.get_context("forkserver")
-    here.set_forkserver_preload(["tests.faults.chaos"])
+    here.set_forkserver_preload(["tests.faults.runs"])
     arguments = (setting(case.folder, case.method, ROUNDS, case.every), str(case.out))
     child = here.Process(target=alone, args=arguments, daemon=True)
     child.start()
     child.join(SECONDS)
     assert child.exitcode == -signal.SIGKILL, child.exitcode
     return case.go_on()
-
-
-def alone(data: dict[str, Any], out: str) -> None:
-    run(experiment(data), out)
 
 
 def checkpoint(case: Case) -> Result:
@@ -272,15 +268,16 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def main() -> int:
+def main(kinds: list[str]) -> int:
+    """kinds: to run, or none for all."""
     import ray
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     ray.init(num_cpus=4, object_store_memory=256 * 2**20, **quiet)
-    table = {kind: [0, 0, 0.0] for kind in KINDS}
+    table = {kind: [0, 0, 0.0] for kind in kinds or KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         expected = undisturbed(Path(scratch))
-        for point in POINTS:
+        for point in [point for point in POINTS if point.kind in table]:
             folder, began = Path(scratch) / f"{point.kind}-{point.number}", time.perf_counter()
             folder.mkdir()
             row = table[point.kind]
@@ -303,4 +300,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

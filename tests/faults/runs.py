@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedfleet.engine import cohort
+from fedfleet.engine import cohort, run
 from fedfleet.engine.config import Experiment, experiment
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
@@ -49,6 +49,11 @@ def setting(
 
 def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) -> Experiment:
     return experiment(setting(faults, method, rounds, **more))
+
+
+def alone(data: dict[str, Any], out: str) -> None:
+    """A process's whole work."""
+    run(experiment(data), out)
 
 
 def plan(faults: Path, *rules: dict[str, Any]) -> None:
