@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .history import History
 from .store import Table
 
 FORMAT = 1
@@ -36,7 +37,7 @@ class Snapshot(NamedTuple):
     row: np.ndarray  # (N,)
     digest: np.ndarray  # (N, 32)
     visits: np.ndarray  # (N,)
-    records: list[dict[str, float]]
+    records: History
     config: dict[str, Any]
 
 
@@ -183,10 +184,10 @@ def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
         table["row"].numpy(),
         table["digest"].numpy(),
         table["visits"].numpy(),
-        [
+        History(
             {name: value for name, value in row.items() if value is not None}
             for row in pq.read_table(folder / "rounds.parquet").to_pylist()
-        ],
+        ),
         manifest["config"],
     )
 

@@ -22,6 +22,7 @@ from .errors import ClientFailed, Diverged, FedFleetError
 from .fleet import Fleet
 from .forms import Forms, traffic
 from .guard import check, growth_limit
+from .history import History
 from .host import Shared, Slice, Work, keep_heap
 from .job import Job
 from .keeping import make_table, usable, wrong_rows
@@ -58,7 +59,7 @@ class Driver:
         self.block = job.block(x.flat.numel())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round, self.version = 0, 0
-        self.records: list[Record] = []
+        self.records = History()
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
         self.table = make_table(job, self.forms, self.method.opening is not None)
@@ -250,7 +251,7 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
-        snapshot = Snapshot(self.round, leaves, *table, list(self.records), self.job.experiment.plain())
+        snapshot = Snapshot(self.round, leaves, *table, self.records.copy(), self.job.experiment.plain())
         self.checkpoints.save(snapshot)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
@@ -260,5 +261,5 @@ class Driver:
         device = self.job.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
-        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, list(snapshot.records)
+        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records.copy()
         self.tell(f"resumes after round {self.round}")

@@ -37,6 +37,7 @@ class DriverProcess:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.told: list[Told] = []
+        self.gone = 0  # told, heard and forgotten
         self.news = threading.Condition()
         self.over = False
         self.signal = 0
@@ -77,10 +78,12 @@ class DriverProcess:
         self.signal = signal
 
     def since(self, seen: int) -> tuple[list[Told], bool]:
-        """What was told after the first `seen`, waiting for news; and whether the run is over."""
+        """What was told after the first `seen`, waiting for news; and whether the run is over. Those are forgotten."""
         with self.news:
-            self.news.wait_for(lambda: len(self.told) > seen or self.over)
-            return self.told[seen:], self.over
+            del self.told[: seen - self.gone]
+            self.gone = seen
+            self.news.wait_for(lambda: bool(self.told) or self.over)
+            return list(self.told), self.over
 
 
 def examples(columns: Columns) -> int:

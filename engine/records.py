@@ -13,9 +13,13 @@ time/state                          of the hosts' time, what reading, writing an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import pyarrow as pa
 
 from .driver import Record
+from .history import History
 
 WHOLE = (
     "round",
@@ -24,11 +28,10 @@ WHOLE = (
 )
 
 
-def to_table(rows: list[Record]) -> pa.Table:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def to_table(rows: Iterable[Record]) -> pa.Table:
+    history = rows if isinstance(rows, History) else History(rows)
     columns = {}
-    for name in names:
-        kind = pa.int64() if name in WHOLE else pa.float64()
-        values = [row.get(name) for row in rows]
-        columns[name] = pa.array([None if v is None else int(v) if name in WHOLE else float(v) for v in values], kind)
+    for name in history.columns:
+        values, there = history.column(name)
+        columns[name] = pa.array(values.astype(np.int64) if name in WHOLE else values, mask=~there)
     return pa.table(columns)

@@ -12,7 +12,9 @@ import torch
 from fedfleet.engine import cohort, run
 from fedfleet.engine.batches import stream
 from fedfleet.engine.config import Local
+from fedfleet.engine.history import History
 from fedfleet.engine.host import Work
+from fedfleet.engine.records import to_table
 from fedfleet.engine.store import Rows, Table
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.partitions import Iid
@@ -133,3 +135,18 @@ def test_time_of_states_is_reading_writing_and_digests(tmp_path, monkeypatch):
 def test_a_method_without_states_takes_no_time_for_them():
     for row in run(digits("fedavg", STEPS)).rows:
         assert row["time/state"] < row["time/hosts"] / 2
+
+
+def test_packed_records_are_the_records():
+    rows = [{"round": 1, "a": 0.5}, {"round": 2, "a": float("nan"), "b": -1.0}, {"round": 3, "b": 2.0}]
+    history = History(rows)
+    kept = history.copy()
+    history.append({"c": 1.0})
+    assert repr(list(kept)) == repr([{name: float(value) for name, value in row.items()} for row in rows])
+    assert len(kept) == 3
+    assert list(history)[-1] == {"c": 1.0}
+    table = to_table(kept)
+    assert table["round"].to_pylist() == [1, 2, 3]
+    assert table["a"].null_count == 1
+    assert table["b"].to_pylist() == [None, -1.0, 2.0]
+    assert repr(to_table(rows).to_pylist()) == repr(table.to_pylist())
