@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.contract import Round
 from fedfleet.engine import cohort, run
 from fedfleet.engine.checkpoint import read
+from fedfleet.engine.config import Evaluate
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, HostsLost
 from fedfleet.engine.forms import Forms
 from fedfleet.engine.host import Data, Host, Shared, Work
@@ -21,6 +22,7 @@ from fedfleet.engine.launch import digest, new_run_id, prepare, resume
 from fedfleet.engine.store import Table
 
 from ..tune.commands import invoke
+from .faulty import ANYONE
 from .runs import CLIENTS, STEPS, Watch, cohort_of, plan, rule, same, setting, small, visitor
 
 EVERY = {"every": 1, "keep": 20}
@@ -222,6 +224,17 @@ def test_an_evaluation_that_fails(backend, tmp_path, expected, request):
         )
     plan(faults)
     same(resume(small(faults), out), expected[4])
+
+
+def test_one_of_more_slices_than_the_board_has_slots_fails_once(tmp_path, ray_here):
+    """178 slices, 128 slots: a slice that is tried again must not get the slot of one that is under way."""
+    slices = {"evaluate": Evaluate(every=2, batch=2)}
+    expected = run(small(tmp_path, rounds=2).model_copy(update=slices))
+    plan(tmp_path, rule(ANYONE, "raise", 2 * 3 * STEPS + 5, 1))
+    watch = Watch()
+    chosen = small(tmp_path, rounds=2, backend="ray", hosts=1).model_copy(update=slices)
+    same(run(chosen, observers=[watch]), expected)
+    assert len([text for text in watch.told if text.startswith("evaluation of test rows")]) == 1
 
 
 def test_a_loss_that_is_not_a_number(tmp_path):
