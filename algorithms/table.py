@@ -42,28 +42,28 @@ METHODS = {
         _HERE + "fedprox:fedprox", "local steps pulled back to the server's model", "Li et al. 2020", "0", "1", "1", "1"
     ),
     "fedavg_m": Recipe(
-        _HERE + "cheng:fedavg_m", "local steps along a shared momentum", "Cheng et al. 2024", "0", "2", "1", "1"
+        _HERE + "cheng:fedavg_m", "steps along a shared momentum", "Cheng et al. 2024", "0", "2", "1 + scalar", "1"
     ),
     "fedavg_vr": Recipe(
-        _HERE + "cheng:fedavg_vr", "the same, variance-reduced", "Cheng et al. 2024", "0", "3", "1", "2"
+        _HERE + "cheng:fedavg_vr", "FedAvg-M, variance-reduced", "Cheng et al. 2024", "0", "3", "1 + scalar", "2"
     ),
     "scaffold_m": Recipe(
-        _HERE + "cheng:scaffold_m", "shared momentum and control variates", "Cheng et al. 2024", "1", "3", "2", "1"
+        _HERE + "cheng:scaffold_m", "momentum and control variates", "Cheng et al. 2024", "1", "3", "2 + scalar", "1"
     ),
     "scaffold_vr": Recipe(
-        _HERE + "cheng:scaffold_vr", "the same, variance-reduced", "Cheng et al. 2024", "1", "4", "2", "2"
+        _HERE + "cheng:scaffold_vr", "SCAFFOLD-M, variance-reduced", "Cheng et al. 2024", "1", "4", "2 + scalar", "2"
     ),
     "padamfed": Recipe(
-        _HERE + "padamfed:padamfed", "sizes from S, K and R, normalised steps", "Yan et al. 2025", "1", "3", "2", "1"
+        _HERE + "padamfed:padamfed", "SCAFFOLD-M, sizes from S, K, R", "Yan et al. 2025", "1", "3", "2 + scalar", "1"
     ),
     "padamfed_vr": Recipe(
-        _HERE + "padamfed:padamfed_vr", "the same, variance-reduced", "Yan et al. 2025", "1", "4", "3", "2"
+        _HERE + "padamfed:padamfed_vr", "PAdaMFed, variance-reduced", "Yan et al. 2025", "1", "4", "3 + scalar", "2"
     ),
     "stem": Recipe(
-        _HERE + "stem:stem", "STORM's estimator, averaged like the models", "Khanduri et al. 2021", "1", "2", "2", "2"
+        _HERE + "stem:stem", "STORM, averaged", "Khanduri et al. 2021", "1 + scalar", "2 + scalar", "2", "2"
     ),
     "fafed": Recipe(
-        _HERE + "fafed:fafed", "STEM with a shared preconditioner like Adam's", "Wu et al. 2023", "1", "3", "3", "2"
+        _HERE + "fafed:fafed", "STEM, preconditioned like Adam", "Wu et al. 2023", "1 + scalar", "3 + scalar", "3", "2"
     ),
     "local_muon": Recipe(
         _HERE + "local_muon:local_muon", "Muon on own momenta, averaged", "Takezawa et al. 2025", "1", "1", "1", "1"

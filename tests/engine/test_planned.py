@@ -1,0 +1,61 @@
+"""Methods whose settings follow from the run's sizes; lr as each round has it; uniform means; gradients counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedfleet.algorithms.padamfed import padamfed
+from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.launch import prepare
+
+from .setups import EPOCHS, STEPS, digits
+
+
+def final(method: Any, local: dict[str, int] = STEPS, **federation: Any) -> dict[str, torch.Tensor]:
+    base = digits(method, local, rounds=4, dtype="float64")
+    return run(base.model_copy(update={"federation": base.federation.model_copy(update=federation)})).model
+
+
+def near(first: Any, second: Any) -> bool:
+    """Four rounds of some 100 roundings near 1 each, a few digits lost to dividing displacements by step sizes."""
+    return all(torch.allclose(first[name], second[name], rtol=0, atol=1e-11) for name in first)
+
+
+def test_sizes_come_from_the_run():
+    """9 clients a round, 3 steps, 3 rounds."""
+    method: Any = prepare(digits("padamfed", STEPS), "test").method()
+    assert method.rule.lr == pytest.approx(1 / (3 * 3**0.5))
+    assert method.server.gamma == pytest.approx((9 * 3) ** 0.25 / 3**0.75)
+    assert method.direction.beta == 1.0  # (9 * 3 / 3) ** 0.5, cut
+    assert prepare(digits(padamfed(), STEPS), "test").method() == method
+
+
+def test_sizes_must_be_given_where_steps_differ():
+    with pytest.raises(ConfigError, match=r"^method: lr, gamma and beta must be given with federation\.local\.epochs"):
+        prepare(digits("padamfed", EPOCHS), "test")
+    given = {"name": "padamfed", "lr": 0.01, "gamma": 0.05, "beta": 0.3}
+    assert all(leaf.isfinite().all() for leaf in run(digits(given, EPOCHS)).model.values())
+
+
+@pytest.mark.parametrize("name", ["fedavg_m", "scaffold_vr"])
+def test_momentum_is_read_off_with_the_rounds_own_step_size(name):
+    """The rule momentum at mu = 0 has the mean direction sent instead; both agree while lr falls."""
+    lr = {"schedule": "exponential", "start": 0.2, "decay": 0.5}
+    read = final({"name": name, "rule": {"name": "sgd", "lr": lr}}, EPOCHS)
+    sent = final({"name": name, "rule": {"name": "momentum", "mu": 0.0, "lr": lr}}, EPOCHS)
+    assert near(read, sent)
+
+
+def test_shared_momenta_are_uniform_means_whatever_the_weights():
+    assert near(final("fedavg_m", weights="examples"), final("fedavg_m"))
+    assert not near(final("fedavg", weights="examples"), final("fedavg"))
+
+
+@pytest.mark.parametrize(("name", "gradients"), [("scaffold_m", 1), ("fedavg_vr", 2), ("stem", 2), ("fafed", 2)])
+def test_gradients_are_counted(name, gradients):
+    for row in run(digits(name, STEPS)).rows:
+        assert row["client/gradients"] == gradients * row["client/steps"]

@@ -1,0 +1,51 @@
+"""docs/methods.md is what its command prints, and that is complete."""
+
+from pathlib import Path
+
+import pytest
+
+from fedfleet.algorithms.table import METHODS
+from fedfleet.engine.parts import Parts, resolve, signature
+from fedfleet.tune import methods
+
+PAGE = Path(__file__).parents[2] / "docs/methods.md"
+COMMAND = "python -m fedfleet.tune.methods > docs/methods.md"
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text(encoding="utf-8") == methods.page(), f"after a change of a method: {COMMAND}"
+
+
+def test_the_page_names_its_command():
+    assert COMMAND in methods.page()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_argument_is_explained(name):
+    tables = Parts().tables
+    text = methods.section(name, METHODS[name], tables)
+    for key in signature(resolve(METHODS[name]))[1]:
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
+        meaning = row.rsplit(" | ", 1)[1].removesuffix(" |")
+        assert len(meaning) > 2, f'{name}: say what {key} is in the recipe\'s docstring, "{key}: …; other: …"'
+
+
+def test_sentences():
+    def recipe(lr: float = 0.1, mu: float = 0.9, start: str = "zeros", rule: int = 0) -> None:
+        """lr, mu: step size; momentum; start: zeros, or
+        gradient: a pass; rule: x | y."""
+
+    assert methods.sentences(recipe) == {
+        "lr": "step size; momentum",
+        "mu": "step size; momentum",
+        "start": "zeros, or gradient: a pass",
+        "rule": "x \\| y",
+    }
+
+
+def test_defaults_are_shown_as_an_experiment_has_them():
+    from fedfleet.algorithms.rules import Clip, Sgd
+
+    tables = Parts().tables
+    assert methods.shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"
+    assert [methods.shown(v, tables) for v in (True, None, (0.9, 0.99), "mean")] == ["true", "", "[0.9, 0.99]", "mean"]
