@@ -34,9 +34,9 @@ class Server(NamedTuple):
 class Message(NamedTuple):
     """What one client sends; anything in it may be added. The engine averages it over the cohort.
 
-    `delta`: y_K - x, averaged with the federation's client weights. `sent`: whatever else the method sends, averaged
-    uniformly. `facts`: 0-d diagnostics, averaged uniformly, recorded and not counted as traffic; always has
-    `norm2`, the squared norm of delta.
+    `delta`: y_K - x, or a multiple of it, averaged with the federation's client weights. `sent`: whatever else the
+    method sends, averaged uniformly. `facts`: 0-d diagnostics, averaged uniformly, recorded and not counted as traffic;
+    always has `norm2`, the squared norm of y_K - x.
     """
 
     delta: Tree
