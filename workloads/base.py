@@ -69,10 +69,12 @@ class Partition(ABC):
     """A rule that deals training rows to clients."""
 
     table: ClassVar[str] = "PARTITIONS"
+    column: ClassVar[str] = "label"
+    """What `deal` goes by; a column "client", where a set has one, says whose a row is by nature."""
 
     @abstractmethod
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
-        """labels: (n,) class of each training row. The same seed deals the same rows."""
+        """labels: (n,) class (or what `column` names) of each training row. The same seed deals the same rows."""
 
 
 class Model(ABC):
@@ -115,6 +117,12 @@ def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 
+class Keyed(nn.Module):
+    """A module that is random while training: it draws from `key`, a tensor (), and does not where that is None."""
+
+    key: Tensor | None = None
+
+
 class Stateless:
     """A module as a function of its parameters: `call(p, x)`.
 
@@ -130,10 +138,14 @@ class Stateless:
             for leaf, value in owner._parameters.items()
             if value is not None
         ]
+        self.random = [part for part in module.modules() if isinstance(part, Keyed)]
 
-    def __call__(self, p: Params, x: Tensor) -> Tensor:
+    def __call__(self, p: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """`key`: of what is random in training; none while testing."""
         for name, parameters, leaf in self.slots:
             parameters[leaf] = p[name]  # pyright: ignore[reportArgumentType] torch runs on plain tensors too
+        for number, part in enumerate(self.random):
+            part.key = None if key is None else counted.key(key, "module", number)
         return self.module(x)
 
 
@@ -159,9 +171,12 @@ class Classification(Workload):
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
+    def build(self) -> nn.Module:
+        return self.model.build(self.shape, self.classes)
+
     def check(self) -> None:
         with torch.device("meta"):
-            self.model.build(self.shape, self.classes)
+            self.build()
 
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
@@ -169,10 +184,14 @@ class Classification(Workload):
 
     def split(self, seed: int, clients: int) -> Split:
         train, test = self.load()
-        return Split(train, test, self.partition.deal(train["label"], clients, seed))
+        column = self.partition.column
+        if column not in train:
+            raise ValueError(f"the partition goes by a column {column!r}, got a data set with {', '.join(train)}")
+        parts = self.partition.deal(train[column], clients, seed)
+        return Split({name: rows for name, rows in train.items() if name != "client"}, test, parts)
 
     def init(self, seed: int) -> dict[str, Tensor]:
-        module = initial(lambda: self.model.build(self.shape, self.classes), seed)
+        module = initial(self.build, seed)
         return {name: value.detach().clone() for name, value in module.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,7 +202,7 @@ class Classification(Workload):
     def network(self) -> Stateless:
         """Built in a thread of its own: its first use may be in vectorised code, where weights cannot be drawn."""
         with ThreadPoolExecutor(1) as apart:
-            return Stateless(apart.submit(initial, lambda: self.model.build(self.shape, self.classes), 0).result())
+            return Stateless(apart.submit(initial, self.build, 0).result())
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape), normalised."""
@@ -196,11 +215,11 @@ class Classification(Workload):
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(channels)
         return (x - mean) / std
 
-    def logits(self, p: Params, batch: Batch) -> Tensor:
-        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype))
+    def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key)
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        return cross_entropy(self.logits(p, batch), batch["label"])
+        return cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits = self.logits(p, batch)

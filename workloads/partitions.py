@@ -26,6 +26,23 @@ def dealt(clients: list[np.ndarray], random: np.random.Generator) -> Parts:
     return Parts.of([random.permutation(rows) for rows in clients])
 
 
+def repaired(hands: list[np.ndarray], minimum: int) -> list[np.ndarray]:
+    """The last rows of the largest clients (of equals, the first) to those with fewer than `minimum`.
+
+    A giver always has more than `minimum`, for there are enough rows: it never comes to be in need itself.
+    """
+    sizes = np.array([len(hand) for hand in hands])
+    gifts = {}
+    for poor in np.flatnonzero(sizes < minimum):
+        gifts[poor] = []
+        for _ in range(minimum - sizes[poor]):
+            rich = sizes.argmax()
+            sizes[rich] -= 1
+            gifts[poor].append(hands[rich][sizes[rich]])
+    kept = [hand[:size] for hand, size in zip(hands, sizes, strict=True)]
+    return [np.append(hand, gifts[i]).astype(np.int64) if i in gifts else hand for i, hand in enumerate(kept)]
+
+
 @dataclass(frozen=True)
 class Iid(Partition):
     """All rows at random, in equal parts (sizes differ by one at most)."""
@@ -91,7 +108,7 @@ class Dirichlet(Partition):
             for client, piece in enumerate(np.split(rows, cuts)):
                 hands[client].append(piece)
                 sizes[client] += len(piece)
-        return Parts.of(self._repair([random.permutation(np.concatenate(hand)) for hand in hands]))
+        return Parts.of(repaired([random.permutation(np.concatenate(hand)) for hand in hands], self.minimum))
 
     def _shares(self, random: np.random.Generator, sizes: np.ndarray, full: float) -> np.ndarray:
         """(clients,) summing to 1; `full`: the size from which `cap` shuts a client out."""
@@ -101,19 +118,3 @@ class Dirichlet(Partition):
             if share.sum() == 0:  # all of the draw went to clients that are full; some client is not
                 share = (sizes < full).astype(np.float64)
         return share / share.sum()
-
-    def _repair(self, hands: list[np.ndarray]) -> list[np.ndarray]:
-        """The last rows of the largest clients (of equals, the first) to those with fewer than `minimum`.
-
-        A giver always has more than `minimum`, for there are enough rows: it never comes to be in need itself.
-        """
-        sizes = np.array([len(hand) for hand in hands])
-        gifts = {}
-        for poor in np.flatnonzero(sizes < self.minimum):
-            gifts[poor] = []
-            for _ in range(self.minimum - sizes[poor]):
-                rich = sizes.argmax()
-                sizes[rich] -= 1
-                gifts[poor].append(hands[rich][sizes[rich]])
-        kept = [hand[:size] for hand, size in zip(hands, sizes, strict=True)]
-        return [np.append(hand, gifts[i]).astype(np.int64) if i in gifts else hand for i, hand in enumerate(kept)]

@@ -17,6 +17,23 @@ _HERE = "fedfleet.workloads."
 WORKLOADS = {
     "digits": Part(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; shipped, no download"),
     "fashion_mnist": Part(_HERE + "fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"),
+    "mnist": Part(_HERE + "mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
+    "cifar10": Part(_HERE + "cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
+    "cifar100": Part(_HERE + "cifar:Cifar100", "CIFAR-100, 32 x 32 colour, 100 classes; from data_root"),
+    "svhn": Part(_HERE + "svhn:Svhn", "SVHN, 32 x 32 colour, 10 classes; from data_root, needs scipy"),
+    "tiny_imagenet": Part(
+        _HERE + "tiny_imagenet:TinyImagenet", "Tiny ImageNet, 64 x 64 colour, 200 classes; from data_root"
+    ),
+    "femnist": Part(_HERE + "femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"),
+    "shakespeare": Part(
+        _HERE + "shakespeare:Shakespeare", "next of 79 characters, by speaking role; LEAF's files in data_root"
+    ),
+    "sst2": Part(_HERE + "sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
+    "sentiment140": Part(_HERE + "sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
+    "yelp": Part(_HERE + "sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
+    "imdb": Part(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
+    "parquet": Part(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
+    "parquet_text": Part(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
     "quadratic": Part(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
 }
 
@@ -24,10 +41,25 @@ MODELS = {
     "logistic": Part(_HERE + "models:Logistic", "one linear layer"),
     "mlp": Part(_HERE + "models:Mlp", "linear layers with ReLU, widths by hidden"),
     "lenet": Part(_HERE + "models:LeNet", "LeNet-5 with ReLU and max pooling"),
+    "cnn4": Part(_HERE + "convolutional:Cnn4", "4 convolutions, 32 to 256 channels, GroupNorm"),
+    "cnn8": Part(_HERE + "convolutional:Cnn8", "8 convolutions, 32 to 256 channels, GroupNorm"),
+    "cnn10": Part(_HERE + "convolutional:Cnn10", "10 convolutions, 32 to 512 channels, GroupNorm"),
+    "femnist_cnn": Part(_HERE + "convolutional:FemnistCnn", "2 convolutions and 128, as for FEMNIST"),
+    "resnet18": Part(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm and CIFAR's stem"),
+    "vit": Part(_HERE + "transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
+    "rnn": Part(_HERE + "recurrent:Rnn", "tanh cells over a text, largest outputs, 300 -> 4096 -> classes"),
+    "lstm": Part(_HERE + "recurrent:Lstm", "LSTM cells over a text, last output"),
 }
 
 PARTITIONS = {
     "iid": Part(_HERE + "partitions:Iid", "equal parts at random"),
     "dirichlet": Part(_HERE + "partitions:Dirichlet", "label skew: classes cut by Dirichlet(beta) proportions"),
     "shards": Part(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards each"),
+    "dirichlet_prior": Part(
+        _HERE + "skew:DirichletPrior", "label skew: each client's own Dirichlet(beta); equal sizes"
+    ),
+    "labels": Part(_HERE + "skew:Labels", "label skew: per_client labels each, least used first or as NIID-Bench"),
+    "quantity": Part(_HERE + "skew:Quantity", "size skew: shares of all rows by Dirichlet(beta)"),
+    "natural": Part(_HERE + "natural:Natural", "the set's own clients: writers, roles, users"),
+    "positive_ratio": Part(_HERE + "skew:PositiveRatio", "rare positives: their share overall, or of each client"),
 }

@@ -24,7 +24,7 @@ def _folders() -> list[str]:
     spec = find_spec("torchvision")
     if spec is None:
         raise ValueError(
-            "torchvision must be installed to read this data set, got no such module; run: pip install torchvision"
+            "torchvision must be installed for this data set or model, got no such module; run: pip install torchvision"
         )
     return list(spec.submodule_search_locations or [])
 
@@ -46,11 +46,24 @@ def _declare_operators() -> None:
             torch.library.define(f"torchvision::{name}", _SCHEMA)
 
 
+def _importable() -> None:
+    if "torchvision" not in sys.modules and not _extension_loads(_folders()):
+        _declare_operators()
+
+
 @cache
 def torchvision_datasets() -> ModuleType:
     """The module `torchvision.datasets`."""
-    if "torchvision" not in sys.modules and not _extension_loads(_folders()):
-        _declare_operators()
+    _importable()
     from torchvision import datasets
 
     return datasets
+
+
+@cache
+def torchvision_models() -> ModuleType:
+    """The module `torchvision.models`."""
+    _importable()
+    from torchvision import models
+
+    return models

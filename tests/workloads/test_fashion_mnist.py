@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.workloads import fashion_mnist as module
-from fedfleet.workloads.fashion_mnist import FILES, RAW, FashionMnist
+from fedfleet.workloads.cache import write_whole
+from fedfleet.workloads.fashion_mnist import PUBLISHED, FashionMnist
 from fedfleet.workloads.vision import torchvision_datasets
 
-SET = "fashion_mnist"
+SET, FILES, RAW = PUBLISHED.folder, PUBLISHED.files, PUBLISHED.raw
 
 
 @pytest.fixture(autouse=True)
@@ -75,21 +75,22 @@ def test_root_by_environment_and_one_folder_deeper(real, monkeypatch):
 
 
 def test_unpacked_files_are_read_where_they_are(real, cache):
-    folder = module.unpack(Path(real, SET))
+    folder = PUBLISHED.unpack(Path(real, SET))
     shutil.move(cache, cache.with_name("elsewhere"))
     assert len(FashionMnist(data_root=str(cache.with_name("elsewhere") / folder.name)).load()[1]["label"]) == 10_000
     assert not cache.exists()
 
 
 def test_a_damaged_cache_is_repaired(real, cache):
-    module.unpack(Path(real, SET))
+    PUBLISHED.unpack(Path(real, SET))
     damaged = cache / SET / RAW / "t10k-labels-idx1-ubyte"
     damaged.write_bytes(damaged.read_bytes()[:5000])
     assert len(FashionMnist(data_root=real).load()[1]["label"]) == 10_000
 
 
 def test_two_processes_unpack_at_once(real, cache):
-    code = f"from fedfleet.workloads import fashion_mnist as m; m.unpack(m.Path({real!r}, {SET!r}))"
+    code = "from pathlib import Path; from fedfleet.workloads.fashion_mnist import PUBLISHED; "
+    code += f"PUBLISHED.unpack(Path({real!r}, {SET!r}))"
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait(60) for process in running] == [0, 0]
     assert {path.name: path.stat().st_size for path in (cache / SET / RAW).iterdir()} == {
@@ -137,5 +138,5 @@ def test_a_cache_that_cannot_be_written(real, tmp_path, monkeypatch):
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        module.write_whole(tmp_path / "target", b"data")
+        write_whole(tmp_path / "target", b"data")
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import pytest
 
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.digits import Digits
-from fedfleet.workloads.partitions import Dirichlet, Iid, Shards
+from fedfleet.workloads.partitions import Dirichlet, Iid, Shards, repaired
 
 RULES = [Iid(), Dirichlet(0.1), Dirichlet(0.1, cap=True), Dirichlet(100.0, minimum=5), Shards(2), Shards(3)]
 
@@ -62,7 +62,7 @@ def test_repair_leaves_a_good_draw_alone_and_takes_from_the_largest(digits):
     free = Dirichlet(100.0, 1).deal(digits, 10, 0)
     assert free.sizes.min() >= 50
     assert np.array_equal(Dirichlet(100.0, 50).deal(digits, 10, 0).rows, free.rows)
-    hands = Dirichlet(1.0, 2)._repair([np.arange(5), np.array([], dtype=np.int64), np.arange(5, 9)])
+    hands = repaired([np.arange(5), np.array([], dtype=np.int64), np.arange(5, 9)], 2)
     # Sizes 5, 0, 4: the first gives; then 4, 1, 4: of equals the first gives again.
     assert [hand.tolist() for hand in hands] == [[0, 1, 2], [4, 3], [5, 6, 7, 8]]
 

@@ -1,0 +1,167 @@
+"""Convolutional networks of the papers, normalised by groups of channels.
+
+The originals of CNN4, CNN8, CNN10 and ResNet-18 normalise by batches. That needs running means and variances, buffers
+that the engine does not average, so those forms are left out. GroupNorm has as many parameters (a scale and a shift a
+channel): the counts are the papers'.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import counted
+from .base import Keyed, Model
+from .vision import torchvision_models
+
+STAGES = {
+    "cnn4": ((32,), (64,), (128,), (256,)),
+    "cnn8": ((32, 32), (64, 64), (128, 128), (256, 256)),
+    "cnn10": ((32, 32), (64, 64), (128, 128), (256, 256), (512, 512)),
+}
+"""Channels of the convolutions; each group ends with 2 x 2 max pooling."""
+
+SPREAD = 0.01
+"""Standard deviation of the first weights of convolutions and of the last layer, in the code of Li et al. 2025."""
+
+
+def images(name: str, shape: tuple[int, ...], least: int) -> None:
+    """Raise unless inputs are (channels, height, width) with sides of `least` pixels."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"{name} needs inputs (channels, height >= {least}, width >= {least}), got shape={shape}; "
+            "choose mlp or logistic"
+        )
+
+
+def group_norm(groups: int, channels: int) -> nn.GroupNorm:
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups must divide the channels, got groups={groups}, channels={channels}")
+    return nn.GroupNorm(groups, channels)
+
+
+class Dropout(Keyed):
+    """Zeroes entries with probability `rate` and scales the others by 1 / (1 - rate), while there is a key."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"0 <= dropout < 1 must hold, got dropout={rate}")
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, …); an example's draws depend on its place in the batch, not on the batch's length."""
+        if self.key is None or not self.rate:
+            return x
+        kept = counted.uniform(self.key.to(x.device), x.numel()).view(x.shape) >= self.rate
+        return torch.where(kept, x / (1 - self.rate), torch.zeros_like(x))
+
+
+def stacked(name: str, shape: tuple[int, ...], classes: int, groups: int) -> nn.Module:
+    """3 x 3 convolutions without bias, GroupNorm, ReLU; a last layer without bias."""
+    images(name, shape, 2 ** len(STAGES[name]))
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, number = shape[0], 0
+    for stage, widths in enumerate(STAGES[name], 1):
+        for width in widths:
+            number += 1
+            layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            layers[f"norm{number}"] = group_norm(groups, width)
+            layers[f"relu{number}"] = nn.ReLU()
+            channels = width
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    height, width = (side // 2 ** len(STAGES[name]) for side in shape[1:])
+    layers["flat"] = nn.Flatten()
+    layers["out"] = nn.Linear(channels * height * width, classes, bias=False)
+    for layer in layers.values():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.normal_(layer.weight, std=SPREAD)
+    return nn.Sequential(layers)
+
+
+@dataclass(frozen=True)
+class Cnn4(Model):
+    """Four convolutions, 32 to 256 channels: 390,880 parameters on 28 x 28 grey, 399,136 on 32 x 32 colour images of
+    10 classes. Li et al. 2025 (FedMUD). `groups`: of GroupNorm."""
+
+    groups: int = 2
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return stacked("cnn4", shape, classes, self.groups)
+
+
+@dataclass(frozen=True)
+class Cnn8(Model):
+    """Eight convolutions, as the text of Li et al. 2025 has it: their code's ten without the last two. 1,183,456
+    parameters on 32 x 32 colour images of 10 classes."""
+
+    groups: int = 2
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return stacked("cnn8", shape, classes, self.groups)
+
+
+@dataclass(frozen=True)
+class Cnn10(Model):
+    """Ten convolutions, 32 to 512 channels, as the code of Li et al. 2025 has it: 4,719,328 parameters on 32 x 32
+    colour images of 10 classes, 4,765,408 of 100."""
+
+    groups: int = 2
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return stacked("cnn10", shape, classes, self.groups)
+
+
+@dataclass(frozen=True)
+class FemnistCnn(Model):
+    """Two convolutions without padding, pooling, 128, classes: 1,206,590 parameters on 28 x 28 grey images of 62
+    classes. Takakura et al. 2025, table 5, with the 2 x 2 pooling that it lacks and its counts need. `dropout`: after
+    the pooling and after the 128; 0 as in the source it cites, .25 and .5 in other code."""
+
+    dropout: tuple[float, float] = (0.0, 0.0)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        images("femnist_cnn", shape, 6)
+        channels, height, width = shape
+        flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 32, 3),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(32, 64, 3),
+                relu2=nn.ReLU(),
+                pool=nn.MaxPool2d(2),
+                drop1=Dropout(self.dropout[0]),
+                flat=nn.Flatten(),
+                fc=nn.Linear(flat, 128),
+                relu3=nn.ReLU(),
+                drop2=Dropout(self.dropout[1]),
+                out=nn.Linear(128, classes),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class ResNet18(Model):
+    """ResNet-18 with GroupNorm and CIFAR's stem (3 x 3, no pooling), mean over the last map: 11,173,962 parameters on
+    colour images of 10 classes, 11,220,132 of 100. He et al. 2016; `groups`: 2 as in FedExP's code."""
+
+    groups: int = 2
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        images("resnet18", shape, 8)
+        resnet: Any = torchvision_models().resnet
+        net = resnet.ResNet(
+            resnet.BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda n: group_norm(self.groups, n)
+        )
+        net.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        net.maxpool = nn.Identity()
+        for layer in net.modules():
+            if isinstance(layer, nn.ReLU):
+                layer.inplace = False  # nothing in place in vectorised code
+        return net

@@ -1,0 +1,44 @@
+"""FEMNIST: 28 x 28 grey images of handwritten digits and letters, 62 classes, by writer. LEAF's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from .base import Columns, Model, Partition
+from .convolutional import FemnistCnn
+from .images import FromFiles
+from .leaf import read
+from .natural import Natural
+from .roots import Layout, damaged
+
+
+def images(paths: list[Path], train: bool) -> Columns:
+    found = read(paths)
+    try:
+        pixels = np.asarray(found.x, dtype=np.float32).reshape(-1, 1, 28, 28)
+        label = np.asarray(found.y, dtype=np.int64)
+    except (ValueError, TypeError) as error:
+        raise damaged(paths[0], error) from error
+    client = np.unique(np.asarray(found.users), return_inverse=True)[1].astype(np.int64)
+    # LEAF divides bytes by 255: rounding gives them back.
+    return {"input": np.rint(pixels * 255).astype(np.uint8), "label": label, "client": client}
+
+
+@dataclass(frozen=True)
+class Femnist(FromFiles):
+    """Inputs (1, 28, 28) bytes, white 255; clients are writers."""
+
+    model: Model = FemnistCnn()
+    partition: Partition = Natural()
+
+    folder: ClassVar[str] = "femnist"
+    fetch: ClassVar[str] = "LEAF's data/femnist/preprocess.sh makes them"
+    classes: ClassVar[int] = 62
+    shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(Layout((f"{top}train/*.json",), (f"{top}test/*.json",), images) for top in ("", "leaf/", "data/"))

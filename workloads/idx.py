@@ -1,0 +1,137 @@
+"""Sets in the idx format, as MNIST was published: read through torchvision's classes.
+
+The root is never written to: where it holds only the packed files, as they are published, they are unpacked once into
+the cache folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from .base import Classification, Columns
+from .cache import cache_folder, write_whole
+from .roots import damaged, given_root
+from .vision import torchvision_datasets
+
+
+class File(NamedTuple):
+    """`md5` of the packed file, as torchvision has it; `size` of the unpacked one in bytes."""
+
+    md5: str
+    size: int
+
+
+class IdxSet(NamedTuple):
+    """A set of `files`, name -> File, that torchvision's class `name` reads from `folder`/`name`/raw."""
+
+    name: str
+    folder: str
+    files: dict[str, File]
+
+    @property
+    def raw(self) -> Path:
+        return Path(self.name, "raw")
+
+    @property
+    def fetch(self) -> str:
+        return f"torchvision.datasets.{self.name}(root, download=True)"
+
+    def place(self, data_root: str | None) -> Path:
+        """The folder that torchvision would call the root: `root`/`folder` or `root` itself."""
+        root = given_root(data_root, f"{self.raw}/*.gz, which {self.fetch} fetches")
+        places = [root / self.folder, root]
+        for place in places:
+            if not self.missing(place):
+                return place
+        nearest = next((place for place in places if (place / self.raw).is_dir()), root)
+        raise ValueError(
+            f"{self.name} wants {', '.join(self.missing(nearest))} (packed, .gz, or unpacked) in "
+            f"{nearest / self.raw}, got no such files; fetch them with root={str(nearest)!r}: {self.fetch}"
+        )
+
+    def missing(self, place: Path) -> list[str]:
+        """Names of files that are there neither packed nor unpacked."""
+        raw = place / self.raw
+        return [name for name in self.files if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file()]
+
+    def unpacked(self, place: Path) -> bool:
+        return all((place / self.raw / name).is_file() for name in self.files)
+
+    def verify(self, place: Path) -> None:
+        """Raise unless each file is whole: packed ones by md5, unpacked ones by size."""
+        for name, file in self.files.items():
+            plain, packed = place / self.raw / name, place / self.raw / f"{name}.gz"
+            if plain.is_file():
+                path, whole = plain, plain.stat().st_size == file.size
+            else:
+                path, whole = packed, hashlib.md5(packed.read_bytes(), usedforsecurity=False).hexdigest() == file.md5
+            if not whole:
+                raise ValueError(
+                    f"{path} must be the published file, got a truncated or different one of {path.stat().st_size} "
+                    f"bytes; delete it and fetch it again: {self.fetch}"
+                )
+
+    def unpack(self, place: Path) -> Path:
+        """The cache folder with every file unpacked. Two processes may do it at once: files appear by a rename."""
+        cache = cache_folder() / self.folder
+        try:
+            (cache / self.raw).mkdir(parents=True, exist_ok=True)
+            for name, file in self.files.items():
+                target = cache / self.raw / name
+                if not target.is_file() or target.stat().st_size != file.size:
+                    write_whole(target, contents(place / self.raw / name))
+        except OSError as error:
+            raise ValueError(
+                f"{cache} must be a folder that can be written to, got {error}; set FEDFLEET_CACHE to such a folder"
+            ) from error
+        return cache
+
+    def read(self, root: Path, train: bool) -> Columns:
+        images = getattr(torchvision_datasets(), self.name)(root, train=train)
+        return {"input": images.data.numpy()[:, None], "label": images.targets.numpy()}
+
+
+def contents(path: Path) -> bytes:
+    """A file's bytes, unpacked where only the packed file is there."""
+    return path.read_bytes() if path.is_file() else gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
+
+
+def numbers(path: Path, columns: int) -> np.ndarray:
+    """(n, columns) int32 of an idx file of integers, packed or not; `path` without .gz."""
+    try:
+        data = contents(path)
+        kind, rows, width = np.frombuffer(data[:12], ">i4")
+        if kind != 0x0C02 or width != columns or len(data) != 12 + 4 * rows * width:
+            raise ValueError(f"{len(data)} bytes do not hold rows of {columns} integers")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise damaged(path, error) from error
+    return np.frombuffer(data[12:], ">i4").reshape(rows, width).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Idx(Classification):
+    """Inputs (1, 28, 28) bytes, 10 classes. `data_root`: a folder with the set's folder in it, or that folder, or
+    torchvision's root; $FEDFLEET_DATA where it is not given."""
+
+    data_root: str | None = None
+
+    published: ClassVar[IdxSet]
+    classes: ClassVar[int] = 10
+    shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
+
+    def check(self) -> None:
+        super().check()
+        self.published.verify(self.published.place(self.data_root))
+
+    def load(self) -> tuple[Columns, Columns]:
+        self.check()
+        place = self.published.place(self.data_root)
+        root = place if self.published.unpacked(place) else self.published.unpack(place)
+        return self.published.read(root, train=True), self.published.read(root, train=False)

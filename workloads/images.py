@@ -1,0 +1,142 @@
+"""What image sets share: files under a data root, decoded once into the cache, varied while training."""
+
+from __future__ import annotations
+
+import io
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import Classification, Columns, Model, Partition
+from .cache import cached
+from .roots import Found, Layout, damaged, locate
+
+
+@dataclass(frozen=True)
+class FromFiles(Classification):
+    """`data_root`: a folder with the set's folder in it, or that folder; $FEDFLEET_DATA where it is not given.
+
+    A set fills `folder`, its folder's name; `fetch`, how to come by the files; `layouts`, the forms it may lie in.
+    """
+
+    model: Model
+    partition: Partition
+    data_root: str | None = None
+
+    folder: ClassVar[str]
+    fetch: ClassVar[str]
+
+    @abstractmethod
+    def layouts(self) -> tuple[Layout, ...]: ...
+
+    def found(self) -> Found:
+        return locate(self.data_root, self.folder, self.layouts(), self.fetch)
+
+    def check(self) -> None:
+        super().check()
+        for path in self.found().files:
+            if path.suffix == ".parquet":
+                parquet(path)
+
+    def settings(self) -> str:
+        """What else, beside the files, decides how they are decoded."""
+        return type(self).__name__
+
+    def decode(self, found: Found) -> tuple[Columns, Columns]:
+        """(train, test) from the files; the slow way."""
+        return found.read()
+
+    def load(self) -> tuple[Columns, Columns]:
+        found = self.found()
+        train, test = cached(self.folder, self.settings(), found.files, lambda: self.decode(found))
+        for part, columns in (("train", train), ("test", test)):
+            self.suits(part, columns)
+        return train, test
+
+    def suits(self, part: str, columns: Columns) -> None:
+        labels = columns["label"]
+        if not len(labels):
+            raise ValueError(f"{self.folder} must have rows, got none in its {part} files; fetch them again")
+        if labels.min() < 0 or labels.max() >= self.classes:
+            raise ValueError(
+                f"0 <= label < {self.classes} must hold, got labels {labels.min()} to {labels.max()} "
+                f"in the {part} files of {self.folder}"
+            )
+
+
+def parquet(path: Path) -> Any:
+    """The open file, whose footer has been read: a truncated one is found at once."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+
+
+def table(paths: Sequence[Path], columns: Sequence[str]) -> dict[str, list[Any] | np.ndarray]:
+    """Some columns of Parquet files, one after the other: numbers as arrays, anything else as lists."""
+    import pyarrow as pa
+
+    parts = []
+    for path in paths:
+        file = parquet(path)
+        lacking = set(columns) - set(file.schema_arrow.names)
+        if lacking:
+            raise ValueError(f"{path} must have the columns {list(columns)}, got {file.schema_arrow.names}")
+        try:
+            parts.append(file.read(columns=list(columns)))
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(path, error) from error
+    whole = pa.concat_tables(parts, promote_options="permissive")
+    return {name: plain(whole[name].combine_chunks()) for name in columns}
+
+
+def plain(column: Any) -> list[Any] | np.ndarray:
+    import pyarrow as pa
+
+    numbers = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return np.asarray(column.to_numpy(zero_copy_only=False)) if numbers else column.to_pylist()
+
+
+def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object) -> np.ndarray:
+    """(n, 3, height, width) bytes from encoded pictures of that size: WebP, PNG, JPEG."""
+    out = np.empty((len(encoded), *shape), dtype=np.uint8)
+
+    def one(row: int) -> None:
+        out[row] = picture(encoded[row], shape, f"picture {row} of {where}")
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for _ in threads.map(one, range(len(encoded)), chunksize=64):
+            pass
+    return out
+
+
+def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """(channels, height, width) bytes; grey where there is one channel, else RGB."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
+    except Exception as error:  # Pillow raises of many kinds on damaged bytes
+        raise ValueError(f"{where} cannot be decoded ({error}); fetch its file again") from error
+    pixels = pixels[None] if shape[0] == 1 else pixels.transpose(2, 0, 1)
+    if pixels.shape != shape:
+        raise ValueError(f"{where} must have shape {shape}, got {pixels.shape}")
+    return pixels
+
+
+def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:
+    """Parquet files with columns `image` (encoded) and `label`."""
+    columns = table(paths, ("image", "label"))
+    images = [image["bytes"] if isinstance(image, dict) else image for image in columns["image"]]
+    label = np.asarray(columns["label"]).astype(np.int64)
+    return {"input": pictures(images, shape, f"{paths[0].parent}/{paths[0].name}"), "label": label}

@@ -1,0 +1,59 @@
+"""MNIST: 28 x 28 grey images of handwritten digits, 60,000 train and 10,000 test, with their writers. LeCun et al.
+1998; writers from QMNIST's labels, Yadav and Bottou 2019, arXiv:1905.10498.
+
+Where QMNIST/raw/qmnist-{train,test}-labels-idx2-int (packed or not) lie beside MNIST/raw, the training set has its 539
+writers for the partition `natural`: a client that is one person, as in FEMNIST.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from .base import Columns, Model, Partition
+from .idx import File, Idx, IdxSet, numbers
+from .models import LeNet
+from .partitions import Iid
+
+PUBLISHED = IdxSet(
+    "MNIST",
+    "mnist",
+    {
+        "train-images-idx3-ubyte": File("f68b3c2dcbeaaa9fbdd348bbdeb94873", 16 + 60_000 * 784),
+        "train-labels-idx1-ubyte": File("d53e105ee54ea40749a09fcbcd1e9432", 8 + 60_000),
+        "t10k-images-idx3-ubyte": File("9fb629c4189551a2d022fa330f9573f3", 16 + 10_000 * 784),
+        "t10k-labels-idx1-ubyte": File("ec29112dd5afa0611ce80d1b7f02629c", 8 + 10_000),
+    },
+)
+WRITERS = Path("QMNIST", "raw", "qmnist-train-labels-idx2-int")
+
+
+def writers(place: Path, labels: np.ndarray) -> np.ndarray | None:
+    """(60,000,) int64, who wrote each training image; None where QMNIST's labels are not there."""
+    path = place / WRITERS
+    if not path.is_file() and not path.with_name(path.name + ".gz").is_file():
+        return None
+    about = numbers(path, 8)
+    if len(about) != len(labels) or (about[:, 0] != labels).any():
+        raise ValueError(f"{path} must have MNIST's labels in its first column, got others; fetch it again")
+    return about[:, 2].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Mnist(Idx):
+    """Column "client": the writer's number, where QMNIST's labels are there."""
+
+    model: Model = LeNet()
+    partition: Partition = Iid()
+
+    published: ClassVar[IdxSet] = PUBLISHED
+    mean: ClassVar[tuple[float, ...]] = (0.1307,)
+    std: ClassVar[tuple[float, ...]] = (0.3081,)
+
+    def load(self) -> tuple[Columns, Columns]:
+        train, test = super().load()
+        clients = writers(self.published.place(self.data_root), train["label"])
+        return (train if clients is None else {**train, "client": clients}), test

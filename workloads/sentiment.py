@@ -1,0 +1,148 @@
+"""Sentiment of texts, two classes: 0 negative, 1 positive.
+
+sst2            sentences and phrases of film reviews, GLUE's files; its dev set is the test
+sentiment140    tweets, by user; the test file's neutral rows are left out
+yelp            reviews, by business category
+imdb            long film reviews
+parquet_text    Parquet files of your own with a column of texts, one of labels, perhaps one of clients
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from .base import Model, Partition
+from .images import table
+from .partitions import Iid
+from .recurrent import Rnn
+from .roots import Found, Layout, damaged
+from .text import Rows, Text
+
+
+def glue(paths: list[Path], train: bool) -> Rows:
+    """A header `sentence<TAB>label`, then one row a line."""
+    (path,) = paths
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [line.rsplit("\t", 1) for line in lines]
+        labels = np.array([int(row[1]) for row in rows], dtype=np.int64)
+    except (ValueError, IndexError) as error:
+        raise damaged(path, error) from error
+    if header != "sentence\tlabel":
+        raise damaged(path, f"its first line is {header[:40]!r}, not sentence<TAB>label")
+    return Rows([row[0] for row in rows], labels)
+
+
+def tweets(paths: list[Path], train: bool) -> Rows:
+    """No header; target (0, 2, 4), id, date, query, user, text, in latin-1."""
+    kept = [row for path in paths for row in csv_rows(path) if row[0] != "2"]
+    labels = np.array([int(row[0] == "4") for row in kept], dtype=np.int64)
+    return Rows([row[5] for row in kept], labels, [row[4] for row in kept])
+
+
+def csv_rows(path: Path) -> Iterator[list[str]]:
+    with path.open(encoding="latin-1", newline="") as file:
+        try:
+            for number, row in enumerate(csv.reader(file, strict=True), 1):
+                if len(row) != 6 or row[0] not in ("0", "2", "4"):
+                    raise damaged(path, f"row {number} is not target, id, date, query, user, text")
+                yield row
+        except csv.Error as error:
+            raise damaged(path, error) from error
+
+
+@dataclass(frozen=True)
+class Sst2(Text):
+    model: Model = Rnn(128)
+    partition: Partition = Iid()
+
+    folder: ClassVar[str] = "sst2"
+    fetch: ClassVar[str] = "GLUE's SST-2.zip has them"
+    classes: ClassVar[int] = 2
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(Layout((f"{top}train.tsv",), (f"{top}dev.tsv",), glue) for top in ("SST-2/", ""))
+
+    def rows(self, found: Found) -> tuple[Rows, Rows]:
+        return found.read()
+
+
+@dataclass(frozen=True)
+class Sentiment140(Text):
+    """Clients are users. The published training file, or a part of it named train….csv."""
+
+    model: Model = Rnn(128)
+    partition: Partition = Iid()
+    length: int = 40
+
+    folder: ClassVar[str] = "sentiment140"
+    fetch: ClassVar[str] = "http://help.sentiment140.com has them"
+    classes: ClassVar[int] = 2
+
+    def layouts(self) -> tuple[Layout, ...]:
+        trains = ("training.1600000.processed.noemoticon.csv", "train*.csv")
+        return tuple(Layout((train,), ("testdata.manual.2009.06.14.csv",), tweets) for train in trains)
+
+    def rows(self, found: Found) -> tuple[Rows, Rows]:
+        return found.read()
+
+
+def read_texts(paths: list[Path], columns: tuple[str, str, str | None]) -> Rows:
+    """`columns`: of texts, labels and clients."""
+    found = table(paths, [name for name in columns if name is not None])
+    text, label, client = columns
+    if not isinstance(found[label], np.ndarray) or not all(isinstance(one, str) for one in found[text]):
+        raise ValueError(
+            f"{paths[0]} must have texts in {text} and whole numbers in {label}, got others or empty cells"
+        )
+    return Rows(
+        [re.sub(r"<br\s*/?>", " ", one) for one in found[text]],
+        np.asarray(found[label]).astype(np.int64),
+        None if client is None else [str(one) for one in found[client]],
+    )
+
+
+@dataclass(frozen=True)
+class ParquetText(Text):
+    """`folder` below the data root, with train*.parquet and test*.parquet; `client`: a column, none if not given."""
+
+    model: Model = Rnn(128)
+    partition: Partition = Iid()
+    length: int = 200
+    folder: str = "texts"  # pyright: ignore[reportIncompatibleVariableOverride]
+    text: str = "text"
+    label: str = "label"
+    client: str | None = None
+    classes: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    fetch: ClassVar[str] = "put your files there, or give workload.folder"
+
+    def settings(self) -> str:
+        return f"{super().settings()} {self.text} {self.label} {self.client}"
+
+    def layouts(self) -> tuple[Layout, ...]:
+        columns = (self.text, self.label, self.client)
+        return (Layout(("train*.parquet",), ("test*.parquet",), lambda paths, train: read_texts(paths, columns)),)
+
+    def rows(self, found: Found) -> tuple[Rows, Rows]:
+        return found.read()
+
+
+@dataclass(frozen=True)
+class Yelp(ParquetText):
+    """Clients are business categories."""
+
+    folder: str = "yelp"  # pyright: ignore[reportIncompatibleVariableOverride]
+    client: str | None = "category"
+
+
+@dataclass(frozen=True)
+class Imdb(ParquetText):
+    folder: str = "imdb"  # pyright: ignore[reportIncompatibleVariableOverride]
