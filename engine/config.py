@@ -124,11 +124,13 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    """`uri`: an MLflow store: auto (SQLite beside the runs), none, sqlite:///…, or a server's http(s)://…"""
+    """`uri`: an MLflow store: auto (SQLite beside the runs), none, sqlite:///…, or a server's http(s)://…; `clients`:
+    also write each round's loss, movement and steps of every client, to Parquet in the run's folder."""
 
     uri: str = "auto"
     experiment: str = "default"
     name: str = "mlflow"
+    clients: bool = False
 
 
 class Experiment(Section):

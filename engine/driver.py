@@ -26,6 +26,7 @@ from .history import History
 from .host import Shared, Slice, Work, keep_heap
 from .job import Job
 from .keeping import make_table, usable, wrong_rows
+from .per_client import write_clients
 from .store import Place
 from .totals import Totals, in_order
 
@@ -168,6 +169,8 @@ class Driver:
         for column, value in opening.items():
             record[column] += value
         self._commit(server, sampled, totals, record)
+        if self.job.experiment.tracking.clients and self.job.directory is not None:
+            write_clients(self.job.directory, number, totals.clients)
         return record
 
     def _where(self, number: int, size: int) -> Round:

@@ -117,6 +117,8 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError(f"workload: {error}") from error
     if experiment.checkpoint.every and directory is None:
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
+    if experiment.tracking.clients and directory is None:
+        raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         raise ConfigError(
             f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
