@@ -1,0 +1,141 @@
+"""The papers' networks: their sizes, many clients at once as one at a time, recurrent cells as torch's own, dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import Model, Stateless
+from fedfleet.workloads.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
+from fedfleet.workloads.models import LeNet
+from fedfleet.workloads.recurrent import Lstm, Lstm4, Rnn, Tanh
+from fedfleet.workloads.transformer import Vit
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "count"),
+    [
+        (Cnn4(), GREY, 10, 390_880),
+        (Cnn4(), COLOUR, 10, 399_136),
+        (Cnn8(), COLOUR, 10, 1_183_456),
+        (Cnn10(), COLOUR, 10, 4_719_328),
+        (Cnn10(), COLOUR, 100, 4_765_408),
+        (FemnistCnn(), GREY, 62, 1_206_590),
+        (LeNet(), GREY, 10, 61_706),
+        (ResNet18(), COLOUR, 10, 11_173_962),
+        (ResNet18(), COLOUR, 100, 11_220_132),
+        (Vit(), COLOUR, 10, 9_523_722),
+        (Rnn(), (64, 300), 2, 51_585_026),
+        (Lstm(), (80, 256), 79, 1_093_199 - 79 * 256),
+    ],
+    ids=str,
+)
+def test_parameter_counts(model: Model, shape, classes, count):
+    with torch.device("meta"):
+        module = model.build(shape, classes)
+    assert sum(value.numel() for value in module.parameters()) == count
+    assert not list(module.buffers())
+
+
+SMALL = [
+    (Cnn4(), (1, 16, 16)),
+    (Cnn8(), (1, 16, 16)),
+    (FemnistCnn((0.25, 0.5)), (1, 12, 12)),
+    (ResNet18(), (3, 8, 8)),
+    (Vit(width=16, depth=2, heads=2, head=4, mlp=16), (3, 8, 8)),
+    (Rnn(6), (5, 4)),
+    (Lstm(6, dropout=0.3), (5, 4)),
+]
+
+
+@pytest.mark.parametrize(("model", "shape"), SMALL, ids=lambda v: str(v)[:20])
+def test_gradients_together_equal_one_at_a_time(model: Model, shape):
+    """float64, and each client's own dropout; weights of one over the root of the inputs, so that gradients are not
+    tiny beside the tolerance."""
+    clients, size = 2, 3
+    torch.manual_seed(0)
+    network = Stateless(model.build(shape, 4).double())
+    first = {
+        n: v.detach() if v.ndim < 2 else torch.randn_like(v) * v[0].numel() ** -0.5
+        for n, v in network.module.named_parameters()
+    }
+    p = {
+        n: torch.stack([v + 0.01 * torch.randn_like(v) for _ in range(clients)]).requires_grad_()
+        for n, v in first.items()
+    }
+    x, label = torch.randn(clients, size, *shape, dtype=torch.float64), torch.randint(0, 4, (clients, size))
+    keys = counted.key(0, torch.arange(clients))
+
+    def loss(p, x, label, key):
+        return -network(p, x, key).log_softmax(-1).gather(-1, label.unsqueeze(-1)).mean()
+
+    together = torch.autograd.grad(vmap(loss)(p, x, label, keys).sum(), list(p.values()))
+    for client in range(clients):
+        one = {name: value[client] for name, value in p.items()}
+        alone = torch.autograd.grad(loss(one, x[client], label[client], keys[client]), list(one.values()))
+        for both, single in zip(together, alone, strict=True):
+            assert torch.allclose(both[client], single, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("ours", "torchs"), [(Tanh, nn.RNN), (Lstm4, nn.LSTM)])
+def test_cells_are_torchs(ours, torchs, layers):
+    torch.manual_seed(1)
+    mine, other = ours(5, 7, layers).double(), torchs(5, 7, layers, batch_first=True).double()
+    assert [(n, v.shape) for n, v in mine.named_parameters()] == [(n, v.shape) for n, v in other.named_parameters()]
+    other.load_state_dict(mine.state_dict())
+    x = torch.randn(4, 9, 5, dtype=torch.float64)
+    assert torch.allclose(mine(x), other(x)[0], rtol=1e-12, atol=1e-12)
+    assert max(float(v.detach().abs().max()) for v in mine.parameters()) <= 7**-0.5
+
+
+@pytest.mark.parametrize("model", [Rnn(6), Lstm(6)], ids=str)
+def test_padding_does_not_count(model):
+    torch.manual_seed(0)
+    reader = model.build((8, 4), 2)
+    x = torch.randn(3, 8, 4)
+    real = torch.arange(8) < torch.tensor([[5], [1], [8]])
+    for row, length in enumerate((5, 1, 8)):
+        assert torch.allclose(reader(x, real)[row], reader(x[row : row + 1, :length])[0], atol=1e-6)
+
+
+def test_dropout_drops_its_share_keeps_the_mean_and_sleeps_without_a_key():
+    """100,000 draws of rate .3: the share's deviation is .0014."""
+    layer, x = Dropout(0.3), torch.ones(100, 1000)
+    assert layer(x) is x
+    layer.key = counted.key(0)
+    y = layer(x)
+    assert abs(float((y == 0).double().mean()) - 0.3) < 0.006
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert torch.equal(layer(x[:7]), y[:7])  # a shorter batch draws alike
+    layer.key = counted.key(1)
+    assert not torch.equal(layer(x), y)
+
+
+def test_each_dropout_of_a_model_draws_its_own():
+    network = Stateless(nn.Sequential(Dropout(0.5), Dropout(0.5)))
+    kept = float(network({}, torch.ones(100, 100), counted.key(0)).count_nonzero()) / 10_000
+    assert abs(kept - 0.25) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Cnn10().build((1, 28, 28), 10), "cnn10 needs inputs"),
+        (lambda: FemnistCnn().build((64,), 10), "femnist_cnn needs inputs"),
+        (lambda: FemnistCnn((1.0, 0.0)).build(GREY, 10), "dropout=1"),
+        (lambda: ResNet18(3).build(COLOUR, 10), "groups=3, channels=64"),
+        (lambda: Vit(patch=5).build(COLOUR, 10), "patch=5"),
+        (lambda: Vit(depth=0), "depth=0"),
+        (lambda: Lstm(0), "hidden=0"),
+        (lambda: Rnn().build(GREY, 10), r"inputs \(length, width\)"),
+    ],
+)
+def test_models_that_do_not_fit(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
