@@ -27,7 +27,7 @@ from torch import Tensor
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from .opening import Opened, Opening
 from .rules import positive
-from .stem import Own, last_point
+from .stem import Own, last_point, no_round
 from .tree import Tree
 
 
@@ -83,7 +83,7 @@ class Fafed(Opened):
             raise ValueError(f"first must be plain or preconditioned, got {self.first!r}")
 
     def server_init(self, x: Tree) -> Server:
-        return Server(Shared(x, Moments(x.zeros(), x.zeros()), x.flat.new_zeros(())))
+        return Server(Shared(x, Moments(x.zeros(), x.zeros()), no_round(x)))
 
     def client_init(self, public: Public) -> Client:
         return Own(public.x, public.number)

@@ -38,6 +38,11 @@ class Own(NamedTuple):
     number: Tensor
 
 
+def no_round(x: Tree) -> Tensor:
+    """0, an integer: a client's state may be kept in a float format that cannot count to 300."""
+    return x.flat.new_zeros((), dtype=torch.int64)
+
+
 def last_point(own: Own, x: Tree, number: Tensor) -> Tree:
     """The point of a client that was there in the round before; else x."""
     return Tree(torch.where(own.number == number, own.point.flat, x.flat), x.layout)
@@ -104,10 +109,8 @@ class Stem(Opened):
             raise ValueError(f"previous must be own or server, got {self.previous!r}")
 
     def server_init(self, x: Tree) -> Server:
-        none = x.flat.new_zeros(())
-        return Server(
-            Shared(x, x.zeros(), none, none if self.rates.decays else (), x if self.previous == "server" else ())
-        )
+        steps = x.flat.new_zeros(()) if self.rates.decays else ()
+        return Server(Shared(x, x.zeros(), no_round(x), steps, x if self.previous == "server" else ()))
 
     def client_init(self, public: Public) -> Client:
         return Own(public.x, public.number) if self.previous == "own" else ()

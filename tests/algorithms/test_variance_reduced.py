@@ -18,7 +18,7 @@ from fedfleet.algorithms.padamfed import padamfed, padamfed_vr, parameter_free
 from fedfleet.algorithms.rules import Sgd
 from fedfleet.algorithms.stem import stem
 from fedfleet.algorithms.tree import Tree
-from tests.algorithms.driver import arrays, run, tree
+from tests.algorithms.driver import arrays, run, tree, visit
 from tests.algorithms.problems import Line, Logistic, Quadratic, everyone, partial
 from tests.algorithms.test_identities import close, paths
 from tests.algorithms.test_momenta import agree, even, mean_gradient, slow
@@ -115,6 +115,15 @@ def test_padamfed_moves_by_gamma_at_most(kind):
     models = [tree(Quadratic().start), *result.models()]
     for before, after in pairwise(models):
         assert float((after - before).norm()) <= SIZES["gamma"] * (1 + ROUNDING)
+
+
+@KINDS
+def test_a_client_moves_by_lr_k_at_most(kind):
+    problem, method = Quadratic(), planned(kind, **SIZES)
+    public = method.server_init(tree(problem.start)).public
+    oracles = [lambda y, k=k: tree(problem.gradient(0, arrays(y), 0, k)) for k in range(4)]
+    message, _ = visit(method, public, method.client_init(public), oracles)
+    assert 0 < float(message.facts["norm2"]) ** 0.5 <= SIZES["lr"] * 4 * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("start", ["zeros", "gradient"])
@@ -294,6 +303,12 @@ def test_stem_with_one_step_has_one_point_for_all():
     close(stem(0.1, 0.3, previous="own"), stem(0.1, 0.3, previous="server"), timetable=everyone(5, 8, 1))
     one, two = paths(stem(0.1, 0.3, previous="own"), stem(0.1, 0.3, previous="server"), timetable=everyone(5, 8, 3))
     assert (one - two).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("method", [stem(), fafed()], ids=["stem", "fafed"])
+def test_rounds_are_counted_in_integers(method):
+    """States may be stored as bfloat16, whose 256 + 1 is 256: a client would never again be of the round before."""
+    assert method.client_init(method.server_init(tree(Quadratic().start)).public).number.dtype == torch.int64
 
 
 def test_a_client_that_returns_begins_at_x():
