@@ -45,5 +45,6 @@ def muloco(
     outer_mu: float = 0.8,
     carry: Carry = "keep",
 ) -> LocalMethod:
-    """rule: the inner optimiser; outer_lr, outer_mu: of the outer Nesterov step; carry: the inner state."""
+    """rule: the inner optimiser, muon_adamw unless given; outer_lr, outer_mu: of the outer Nesterov step; carry: the
+    inner state."""
     return diloco(rule, outer_lr, outer_mu, carry)

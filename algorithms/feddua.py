@@ -1,6 +1,6 @@
 """FedDuA: an adaptive metric and an adaptive step, both on the server. FedDuAdagrad, FedDuAdam.
 
-Takakura, Liew, Hasegawa 2025, Algorithm 1.
+Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 
     A <- mean |y_K - x|^2,  delta <- mean(y_K - x)
     adagrad   s <- s + delta^2                          v <- delta                          m <- A / 2

@@ -1,6 +1,6 @@
 """FedMuon with momentum averaging: Muon steps whose momenta are averaged with the models.
 
-Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), Algorithm 1.
+Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), arXiv:2510.03866, Algorithm 1.
 
     line 1   m_i <- gradient of F_i at x0 on the first batch
     line 4   y   <- y - step(m_i)                          step: lr U V^T per matrix

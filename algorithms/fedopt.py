@@ -11,9 +11,9 @@ Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
 
 Uncertain points. v starts at tau^2 as in the algorithm; v_init = 0 is what the official code, Flower and Takakura et
 al. 2025 do. No bias correction, as in the algorithm; bias_correction = true multiplies the step by
-sqrt(1 - beta2^t) / (1 - beta1^t), t the round from 1, as Keras (hence the official code's Adam and Yogi) and Flower's
-FedAdam have it. Takakura et al.: v_init = 0, tau = 1e-9. server_lr is ours; the paper tunes it. Departures: 0 / 0 = 0,
-for tau = 0.
+sqrt(1 - beta2^t) / (1 - beta1^t), t the round from 1, as Keras has it (hence the official code's Adam and Yogi);
+Flower's FedAdam has t + 1. Takakura et al.: v_init = 0, tau = 1e-9. server_lr is ours; the paper tunes it. Departures:
+0 / 0 = 0, for tau = 0.
 """
 
 from __future__ import annotations

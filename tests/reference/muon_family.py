@@ -2,7 +2,7 @@
 
 diloco      Douillard et al. 2023, arXiv:2311.08105: inner state kept by the client, Nesterov outside
 muloco      Therien et al. 2025, arXiv:2505.23725: the same with `MuonAdamW` inside
-fedmuon_ma  Zhang, Gao 2025, Algorithm 1: move along the momentum, then estimate; both are averaged
+fedmuon_ma  Zhang, Gao 2025, arXiv:2510.03866, Algorithm 1: move along the momentum, then estimate; both are averaged
 option_one  Karimireddy et al. 2020, Algorithm 1, option I, on the round's own batches
 """
 

@@ -6,7 +6,7 @@ clients; local work is plain steps, SCAFFOLD's (option II) or FedProx's.
     FedAvgM                          Hsu et al. 2019, arXiv:1909.06335
     FedAdagrad, FedAdam, FedYogi     Reddi et al. 2021, arXiv:2003.00295, Algorithm 2
     FedExP, FedExPM                  Jhunjhunwala et al. 2023, arXiv:2301.09604; momentum as in their code
-    FedDuAdagrad, FedDuAdam          Takakura et al. 2025, Algorithm 1
+    FedDuAdagrad, FedDuAdam          Takakura et al. 2025, arXiv:2505.11126, Algorithm 1
 """
 
 from typing import NamedTuple
