@@ -8,8 +8,8 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -192,20 +192,24 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
 def _play(job: Job, observers: list[Observer], rows: list[Record], stop: Callable[[], int]) -> dict[str, Tensor]:
     """Pass on what the run tells; the final model. Rounds told again, after a checkpoint, replace what was told."""
     play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
-    while True:
-        try:
-            told = next(play)
-        except StopIteration as end:
-            return end.value
-        if isinstance(told, str):
-            for observer in observers:
-                observer.event(told)
-            continue
-        if isinstance(told, list):
-            rows[:] = told
-            for observer in observers:
-                getattr(observer, "resumed", ignore)(told)
-            continue
+    with closing(play):  # now, and not when an exception of an observer's is forgotten
+        while True:
+            try:
+                told = next(play)
+            except StopIteration as end:
+                return end.value
+            _tell(told, observers, rows)
+
+
+def _tell(told: Told, observers: list[Observer], rows: list[Record]) -> None:
+    if isinstance(told, str):
+        for observer in observers:
+            observer.event(told)
+    elif isinstance(told, list):
+        rows[:] = told
+        for observer in observers:
+            getattr(observer, "resumed", ignore)(told)
+    else:
         while rows and rows[-1]["round"] >= told["round"]:
             rows.pop()
         rows.append(told)
@@ -234,13 +238,13 @@ def stopping() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def _on_ray(job: Job, stop: Callable[[], int]) -> Iterator[Told]:
+def _on_ray(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     from .ray_backend import play
 
     return play(job, stop)
 
 
-def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Iterator[Told]:
+def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told, None, dict[str, Tensor]]:
     """Run in this process; yields what the driver tells, returns the final model's tensors."""
 
     def beat() -> None:

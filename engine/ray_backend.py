@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,7 @@ def start_ray(job: Job) -> bool:
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # hosts are the work, not a background to it
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls that nobody looks at
         if engine.address:
             ray.init(address=engine.address, **quiet)
         else:
@@ -125,7 +126,7 @@ def _fits(engine: Engine, have: Mapping[str, float]) -> None:
             )
 
 
-def play(job: Job, stop: Callable[[], int]) -> Iterator[Told]:
+def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
     started = start_ray(job)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4}
