@@ -35,6 +35,9 @@ WORKLOADS = {
     "parquet": Part(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
     "parquet_text": Part(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
     "quadratic": Part(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
+    "linear": Part(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
+    "logistic": Part(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),
+    "noisy": Part(_HERE + "noisy:Noisy", "another workload (of) with gradient noise by law, or labels flipped"),
 }
 
 MODELS = {

@@ -13,6 +13,7 @@ import torch
 
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Partition, Workload
+from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic
 from fedfleet.workloads.partitions import Iid
 from fedfleet.workloads.table import MODELS, PARTITIONS, WORKLOADS
@@ -22,6 +23,8 @@ TABLES = [(WORKLOADS, Workload), (MODELS, Model), (PARTITIONS, Partition)]
 
 def build(entry, **arguments):
     module, _, name = entry.build.partition(":")
+    if name == "Noisy":
+        arguments = {"of": Digits(), **arguments}
     return getattr(importlib.import_module(module), name)(**arguments)
 
 
@@ -44,7 +47,7 @@ def test_reading_the_tables_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["digits", "quadratic"])
+@pytest.mark.parametrize("name", ["digits", "quadratic", "linear", "logistic", "noisy"])
 def test_global_randomness_is_neither_read_nor_written(name):
     def results(seed):
         for reseed in (random.seed, np.random.seed, torch.manual_seed):

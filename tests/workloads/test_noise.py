@@ -1,0 +1,174 @@
+"""Gradient noise by its laws, wrong labels, made-up data, AUC."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.func import vmap
+
+from fedfleet.workloads import counted, noise
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.metrics import auc
+from fedfleet.workloads.models import Logistic
+from fedfleet.workloads.noisy import Noisy, flipped
+from fedfleet.workloads.partitions import Dirichlet
+from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.regression import Linear, Synthetic
+
+N = 100_000
+LAWS = [("gaussian", 1.0), ("student_t", 1.5), ("student_t", 5.0), ("pareto", 1.2), ("pareto", 3.0)]
+LAWS += [("stable", 2.0), ("stable", 1.0), ("stable", 1.5), ("stable", 0.7)]
+
+
+def distance(sorted_draws: np.ndarray, cdf: np.ndarray) -> float:
+    """Kolmogorov's: the largest gap between the empirical and the true distribution."""
+    n = len(sorted_draws)
+    return float(max(np.max(np.arange(1, n + 1) / n - cdf), np.max(cdf - np.arange(n) / n)))
+
+
+def true_cdf(law: str, tail: float, x: np.ndarray) -> np.ndarray:
+    from scipy import stats
+
+    if law == "pareto":
+        return 0.5 + np.sign(x) * (1 - (1 + np.abs(x)) ** -tail) / 2
+    return {
+        "gaussian": lambda: stats.norm.cdf(x),
+        "student_t": lambda: stats.t.cdf(x, tail),
+        "stable": lambda: stats.norm.cdf(x, scale=math.sqrt(2)) if tail == 2 else stats.cauchy.cdf(x),
+    }[law]()
+
+
+@pytest.mark.parametrize(("law", "tail"), [one for one in LAWS if one[0] != "stable" or one[1] in (1.0, 2.0)])
+def test_distributions(law, tail):
+    """Kolmogorov's distance times root n exceeds 1.95 in one of a thousand such tests; the keys are fixed."""
+    x = np.sort(noise.draw(law, tail, counted.key(7, "test"), N).numpy())
+    assert distance(x, true_cdf(law, tail, x)) < 1.95 / math.sqrt(N)
+
+
+@pytest.mark.parametrize("alpha", [0.7, 1.0, 1.2, 1.5, 1.8, 2.0])
+def test_stable_draws_have_the_characteristic_function(alpha):
+    """The mean of cos(t x) is exp(-|t|^alpha), its deviation below sqrt(1 / 2 N) = .0022: five of them."""
+    x = noise.draw("stable", alpha, counted.key(3), N)
+    for t in (0.1, 0.5, 1.0, 2.0):
+        assert abs(float((t * x).cos().mean()) - math.exp(-(t**alpha))) < 0.011
+        assert abs(float((t * x).sin().mean())) < 0.011
+
+
+@pytest.mark.parametrize(("law", "tail"), [("student_t", 1.5), ("pareto", 1.5), ("stable", 1.5)])
+def test_tail_index_by_hill(law, tail):
+    """Hill's estimate from the largest 500 of 100,000 has deviation tail / sqrt(500) = 4.5 %, and a bias below that."""
+    x = noise.draw(law, tail, counted.key(5), N).abs().sort(descending=True).values[:501].log()
+    assert 1 / float((x[:500] - x[500]).mean()) == pytest.approx(tail, rel=0.2)
+
+
+@pytest.mark.parametrize(("law", "tail"), LAWS)
+def test_draws_are_finite_and_the_same_alone_and_together(law, tail):
+    keys = counted.key(0, torch.arange(5))
+    alone = torch.stack([noise.draw(law, tail, key, 1000) for key in keys])
+    assert alone.isfinite().all()
+    for together in (noise.draw(law, tail, keys, 1000), vmap(lambda key: noise.draw(law, tail, key, 1000))(keys)):
+        # A processor's vector and scalar forms of pow and cos differ in their last bits.
+        assert torch.allclose(together, alone, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("law", "tail", "words"), [("cauchy", 1.0, "law='cauchy'"), ("stable", 2.1, "tail <= 2"), ("pareto", 0.0, "tail=0")]
+)
+def test_bad_laws(law, tail, words):
+    with pytest.raises(ValueError, match=words):
+        noise.check(law, tail)
+
+
+# --- the workload that wraps another ----------------------------------------------------------------------------------
+def gradient(workload, p, batch):
+    leaf = {name: value.clone().requires_grad_() for name, value in p.items()}
+    loss = workload.losses(leaf, batch).mean()
+    return loss.item(), torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(leaf.values()))])
+
+
+def test_noise_is_added_to_the_gradient_and_not_to_the_loss():
+    plain = Digits(Logistic())
+    noisy = Noisy(plain, "student_t", 1.5, scale=0.3)
+    p = {name: value.double() for name, value in plain.init(0).items()}
+    train = plain.load()[0]
+    batch = {name: torch.from_numpy(rows[:8]) for name, rows in train.items()} | {"key": counted.key(0, "step")}
+    (loss, g), (same, h) = gradient(plain, p, batch), gradient(noisy, p, batch)
+    assert loss == pytest.approx(same, rel=1e-12)
+    xi = noise.draw("student_t", 1.5, counted.key(batch["key"], "gradient noise"), len(g))
+    assert torch.allclose(h - g, 0.3 * xi, rtol=1e-9, atol=1e-12)
+    assert torch.equal(gradient(noisy, p, batch)[1], h)
+    assert not torch.equal(gradient(noisy, p, {**batch, "key": counted.key(1, "step")})[1], h)
+
+
+def test_flipped_labels():
+    """50,000 labels, a fifth flipped: deviation .0018; each other class gets a ninth of them."""
+    labels = np.arange(50_000) % 10
+    wrong = flipped(labels, 10, 0.2, 0)
+    assert abs((wrong != labels).mean() - 0.2) < 0.008
+    shift = np.bincount((wrong - labels) % 10, minlength=10)[1:] / (wrong != labels).sum()
+    assert np.abs(shift - 1 / 9).max() < 0.015
+    assert (flipped(labels, 10, 1.0, 0) != labels).all()
+    plain, other = Digits().split(0, 10), Noisy(Digits(), flips=0.5).split(0, 10)
+    assert np.array_equal(plain.test["label"], other.test["label"])
+    assert (plain.train["label"] != other.train["label"]).mean() == pytest.approx(0.5, abs=0.07)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Noisy(Digits(), scale=-1.0), "scale=-1"),
+        (lambda: Noisy(Digits(), flips=1.5), "flips=1.5"),
+        (lambda: Noisy(Quadratic(), flips=0.5).split(0, 3), "flips needs a workload with labels"),
+        (lambda: Linear(dim=0), "dim=0"),
+        (lambda: Synthetic(alpha=-1.0), "alpha=-1"),
+        (lambda: Synthetic(partition=Dirichlet()), "clients of its own"),
+    ],
+)
+def test_bad_settings(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+# --- made-up data -----------------------------------------------------------------------------------------------------
+def test_linear_interpolates():
+    """600 equations of rank 600 in 1,000 unknowns: the least-squares residual is 0."""
+    split = Linear().split(0, 20)
+    x, y = split.train["x"], split.train["y"]
+    assert x.shape == (600, 1000)
+    theta, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+    assert rank == 600
+    assert np.abs(x @ theta - y).max() < 1e-8
+    assert (x**2).mean(0)[[0, 9]] == pytest.approx([1, 10**-1.1], rel=0.2)  # deviation sqrt(2 / 600) = 6 %
+    assert np.array_equal(Linear().split(0, 30).train["x"][:600], x)
+    p = {"theta": torch.from_numpy(theta)}
+    test = {name: torch.from_numpy(rows) for name, rows in split.test.items()}
+    assert float(Linear().report(p, test)["loss"].mean()) < 1e-16
+
+
+def spread(workload: Synthetic) -> float:
+    """How far clients' shares of the labels are from each other."""
+    split = workload.split(0, 20)
+    own = [np.bincount(rows, minlength=10) / len(rows) for rows in split.train["label"].reshape(20, -1)]
+    return float(np.std(own, axis=0).sum())
+
+
+def test_logistic_clients_are_as_unlike_as_asked():
+    same, apart = spread(Synthetic(iid=True)), spread(Synthetic())
+    assert same < 0.6 * apart
+    assert Synthetic(rows=40).split(0, 3).test["input"].shape == (30, 60)
+    Synthetic().check()
+
+
+def test_auc_is_scikit_learns():
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    for ties in (3, 10**9):
+        scores, positive = rng.integers(0, ties, 500) / ties, rng.random(500) < 0.1
+        assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
+    assert auc(np.array([0.0, 1.0]), np.array([False, True])) == 1
+    with pytest.raises(ValueError, match="0 positives and 2 negatives"):
+        auc(np.zeros(2), np.zeros(2, dtype=bool))

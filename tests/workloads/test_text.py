@@ -1,0 +1,201 @@
+"""Texts and characters from the real files: words, vocabulary, padding, clients, GloVe; crops and flips of images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from torch.func import vmap
+
+from fedfleet.workloads import counted
+from fedfleet.workloads.augment import crop, flip
+from fedfleet.workloads.models import Logistic
+from fedfleet.workloads.natural import Natural
+from fedfleet.workloads.parquet import Parquet
+from fedfleet.workloads.recurrent import Rnn
+from fedfleet.workloads.sentiment import Imdb, ParquetText, Sentiment140, Sst2, Yelp
+from fedfleet.workloads.shakespeare import CHARACTERS, Shakespeare, coded
+from fedfleet.workloads.text import OTHER, PAD, numbered, vocabulary_of, words
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+
+
+def here(data_root: str, name: str) -> Path:
+    if not Path(data_root, name).is_dir():
+        pytest.skip(f"{name} is not in {data_root}")
+    return Path(data_root, name)
+
+
+def test_words_and_numbers():
+    assert words("It's GOOD, isn't it?") == ["it's", "good", ",", "isn't", "it", "?"]
+    known = vocabulary_of(["b b a", "a c"], 4)  # of a and b, two each, the first by alphabet; c is one too many
+    assert known == {"a": 2, "b": 3}
+    assert numbered(["b c a b", "", "a"], known, 3).tolist() == [
+        [3, OTHER, 2],
+        [OTHER, PAD, PAD],
+        [2, PAD, PAD],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "test", "clients"),
+    [
+        (Sst2, [29780, 37569], [428, 444], None),
+        (Sentiment140, [7950, 8050], [177, 182], 15313),
+        (Yelp, [1876, 5291], [450, 1322], 10),
+        (Imdb, [1500, 1500], [500, 500], None),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_rows_and_classes(kind, train, test, clients, data_root):
+    """The counts of the sets' descriptions."""
+    here(data_root, kind.folder)
+    workload = kind(data_root=data_root, vocabulary=500, length=16)
+    columns = workload.load()
+    assert [np.bincount(part["label"]).tolist() for part in columns] == [train, test]
+    tokens = columns[0]["input"]
+    assert tokens.shape[1] == 16
+    assert (tokens[:, 0] != PAD).all()
+    assert tokens.max() == 499
+    assert len(np.unique(columns[0]["client"])) == clients if clients else "client" not in columns[0]
+
+
+def test_a_text_model_learns_from_embeddings_and_ignores_padding(data_root):
+    here(data_root, "yelp")
+    workload = Yelp(Rnn(8), Natural(), data_root=data_root, vocabulary=200, length=12, embedding=5)
+    split, p = workload.split(0, 10), workload.init(0)
+    assert sorted(split.train) == ["input", "label"]
+    assert sorted(split.parts.sizes)[-1] == 4383  # restaurants
+    assert p["embedding.weight"].shape == (200, 5)
+    batch = {name: torch.from_numpy(rows[:6]) for name, rows in split.train.items()} | {"key": counted.key(0)}
+    several = {name: value.expand(2, *value.shape) for name, value in p.items()}
+    together = vmap(lambda p: workload.losses(p, batch))(several)
+    assert torch.allclose(together[1], workload.losses(p, batch), atol=1e-6)
+    longer = {**batch, "input": torch.nn.functional.pad(batch["input"], (0, 5))}
+    assert torch.allclose(workload.losses(p, longer), workload.losses(p, batch), atol=1e-6)
+
+
+def test_glove_fills_the_rows_of_known_words(tmp_path):
+    texts = pa.table({"text": ["good good film", "bad film"], "label": [1, 0]})
+    (tmp_path / "texts").mkdir()
+    for part in ("train", "test"):
+        parquet.write_table(texts, tmp_path / "texts" / f"{part}.parquet")
+    (tmp_path / "glove.txt").write_text("film 1 2 3\nother 0 0 0\ngood 4 5 6\n")
+    plain = ParquetText(Rnn(4), data_root=str(tmp_path), vocabulary=6, length=3, embedding=3)
+    filled = ParquetText(
+        Rnn(4), data_root=str(tmp_path), vocabulary=6, length=3, embedding=3, glove=str(tmp_path / "glove.txt")
+    )
+    table, before = filled.init(0)["embedding.weight"], plain.init(0)["embedding.weight"]
+    assert table[2:4].tolist() == [[1, 2, 3], [4, 5, 6]]  # film and good, two each
+    assert torch.equal(table[4:], before[4:])
+    (tmp_path / "glove.txt").write_text("film 1 2\n")
+    with pytest.raises(ValueError, match="vectors of 2 numbers, where embedding=3"):
+        filled.init(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "said"),
+    [
+        (Sst2, "SST-2/train.tsv", "sentence\tlabel\ngood \tone\n", r"train.tsv must be a whole file"),
+        (Sst2, "SST-2/train.tsv", "good\t1\n", r"first line is"),
+        (Sentiment140, "train_a.csv", '"4","1","date","q","user"\n', r"row 1 is not target"),
+        (Sentiment140, "train_a.csv", '"4","1","date","q","user","text', r"train_a.csv must be a whole file"),
+    ],
+)
+def test_damaged_files(kind, name, content, said, tmp_path):
+    tests = {
+        Sst2: ("SST-2/dev.tsv", "sentence\tlabel\nbad \t0\n"),
+        Sentiment140: ("testdata.manual.2009.06.14.csv", ""),
+    }
+    for file, text in ((name, content), tests[kind]):
+        path = tmp_path / kind.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        kind(data_root=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("kind", [Sst2, Sentiment140, Yelp, Imdb, Shakespeare, Parquet, ParquetText])
+def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
+    with pytest.raises(ValueError, match=rf"wants .* in {tmp_path}, got no such files; .*"):
+        kind(data_root=str(tmp_path)).check()
+
+
+def test_shakespeare_by_role(data_root):
+    here(data_root, "shakespeare")
+    workload = Shakespeare(data_root=data_root)
+    split = workload.split(0, 100)
+    assert split.train["input"].shape == (17_672, 80)
+    assert split.test["input"].shape == (4_397, 80)
+    assert (split.parts.sizes.min(), split.parts.sizes.max()) == (107, 616)
+    text = "".join(CHARACTERS[c] for c in workload.load()[0]["input"][0])
+    assert text.startswith("Now, Hal, what time of day is it, lad?")
+    assert sum(value.numel() for value in workload.init(0).values()) == 1_093_199
+    assert coded("a\nZ|é").tolist() == [CHARACTERS.index(c) for c in "a Z  "]
+
+
+def test_a_window_of_another_length(tmp_path):
+    for part in ("train", "test"):
+        path = tmp_path / "shakespeare" / part / "a.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"users": ["u"], "user_data": {"u": {"x": ["abc"], "y": ["d"]}}}))
+    with pytest.raises(ValueError, match="a window of 3 characters"):
+        Shakespeare(data_root=str(tmp_path)).load()
+    path.write_text('{"users": ["u"]')
+    (tmp_path / "shakespeare/train/a.json").write_text('{"users": ["u"]')
+    with pytest.raises(ValueError, match=r"a.json must be a whole file"):
+        Shakespeare(data_root=str(tmp_path)).load()
+
+
+def test_parquet_of_your_own(tmp_path):
+    (tmp_path / "table").mkdir()
+    rows = pa.table({"a": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "b": [0, 1, 2], "who": ["x", "y", "x"]})
+    for part in ("train", "test"):
+        parquet.write_table(rows, tmp_path / "table" / f"{part}.parquet")
+    settings = {"data_root": str(tmp_path), "input": "a", "label": "b", "shape": (2,), "classes": 3}
+    train, _ = Parquet(Logistic(), client="who", **settings).load()
+    assert train["input"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert train["client"].tolist() == [0, 1, 0]
+    for change, said in (({"shape": (3,)}, "3 numbers a row"), ({"input": "c"}, "must have the columns")):
+        with pytest.raises(ValueError, match=said):
+            Parquet(Logistic(), **{**settings, **change}).load()
+    with pytest.raises(ValueError, match="0 <= label < 2"):
+        Parquet(Logistic(), **{**settings, "classes": 2}).load()
+
+
+# --- crops and flips --------------------------------------------------------------------------------------------------
+def test_crops_are_cuts_of_the_padded_image():
+    x = torch.randint(1, 256, (300, 3, 8, 8), dtype=torch.uint8)
+    out = crop(x, counted.key(0), pad=1)
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1))
+    cuts = torch.stack([padded[:, :, i : i + 8, j : j + 8] for i in range(3) for j in range(3)])
+    which = (cuts == out).flatten(2).all(-1)
+    assert (which.sum(0) == 1).all()
+    assert which.sum(1).min() > 15  # 300 / 9 = 33, deviation 5.4
+
+
+def test_flips_are_half():
+    x = torch.randint(0, 256, (1000, 1, 2, 3), dtype=torch.uint8)
+    out = flip(x, counted.key(0))
+    turned = (out == x.flip(-1)).flatten(1).all(-1)
+    assert ((out == x).flatten(1).all(-1) | turned).all()
+    assert abs(int(turned.sum()) - 500) < 80
+
+
+def test_a_batch_is_varied_alike_alone_together_and_shorter():
+    x, keys = torch.randint(0, 256, (4, 6, 3, 8, 8), dtype=torch.uint8), counted.key(0, torch.arange(4))
+    for change in (crop, flip):
+        together = vmap(change)(x, keys)
+        for client in range(4):
+            assert torch.equal(change(x[client], keys[client]), together[client])
+            assert torch.equal(change(x[client, :2], keys[client]), together[client, :2])
+        assert not torch.equal(change(x[0], keys[1]), together[0])
