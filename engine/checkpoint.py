@@ -14,8 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +42,14 @@ class Snapshot(NamedTuple):
 
 
 class Checkpoints:
-    """Saves in a thread of its own, so that rounds go on; at most one is under way."""
+    """Saves in a thread of its own, so that rounds go on; at most one is under way. One thread for all of a run's: the
+    C library keeps memory by thread, and a new one for each let the driver grow by 0.1 MiB a checkpoint."""
 
     def __init__(self, directory: str, keep: int, table: Table) -> None:
         self.folder, self.keep, self.table = Path(directory) / "checkpoints", keep, table
         self.pinned: dict[int, np.ndarray] = {}
-        self.writing: threading.Thread | None = None
+        self.writer = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
         self.under_way: Snapshot | None = None
         self.error: str = ""
 
@@ -55,14 +57,13 @@ class Checkpoints:
         """Begin to write; the one before must have been finished."""
         self.table.pin(snapshot.row)
         self.under_way = snapshot
-        self.writing = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
-        self.writing.start()
+        self.writing = self.writer.submit(self._write, snapshot)
 
     def finish(self) -> list[str]:
         """Wait for the one under way; drop those beyond `keep`. What went wrong is returned as events."""
         if self.writing is None or self.under_way is None:
             return []
-        self.writing.join()
+        self.writing.result()
         snapshot, self.writing, self.under_way = self.under_way, None, None
         if self.error:
             self.table.unpin(snapshot.row)
