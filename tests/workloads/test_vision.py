@@ -15,7 +15,7 @@ def run(code: str) -> str:
 
 
 def test_imported_only_when_called_and_operators_declared_only_where_the_extension_fails():
-    names = ["digits", "fashion_mnist", "models", "partitions", "quadratic", "vision"]
+    names = ["cifar", "convolutional", "digits", "fashion_mnist", "models", "partitions", "quadratic", "svhn", "vision"]
     code = f"""
 import sys, torch
 {"; ".join("import fedfleet.workloads." + name for name in names)}
