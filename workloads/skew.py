@@ -93,15 +93,16 @@ class Labels(Partition):
         classes, places = np.unique(labels, return_inverse=True)
         if self.per_client > len(classes):
             raise ValueError(f"per_client <= labels must hold, got per_client={self.per_client}, labels={len(classes)}")
-        has = self._least_used(clients, len(classes)) if self.assign == "least_used" else None
-        if has is None:
+        if self.assign == "least_used":
+            has = self._least_used(clients, len(classes))
+        else:
             has = self._niid_bench(clients, len(classes), random)
         hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for c in range(len(classes)):
+        for c in np.flatnonzero(has.any(0)):
             holders = np.flatnonzero(has[:, c])
             rows = random.permutation(np.flatnonzero(places == c))
-            enough(len(rows), len(holders)) if len(holders) else None
-            for holder, own in zip(holders, np.array_split(rows, max(1, len(holders))), strict=False):
+            enough(len(rows), len(holders))
+            for holder, own in zip(holders, np.array_split(rows, len(holders)), strict=True):
                 hands[holder].append(own)
         return dealt([np.concatenate(hand) for hand in hands], random)
 
