@@ -267,13 +267,19 @@ def test_bfloat16_states_are_half_as_large_and_resume_to_the_same_bits(tmp_path)
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
-def start(folder: Path, **engine) -> subprocess.Popen[str]:
-    (folder / "tmp").mkdir()
+@pytest.fixture
+def short():
+    """A temporary folder of a short name: Ray's sockets lie in it, and their paths may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ff") as folder:
+        yield Path(folder)
+
+
+def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
     (folder / "run.yaml").write_text(yaml.safe_dump(setting(folder, rounds=5000, **engine)))
     return subprocess.Popen(
         [*COMMAND, "run", "run.yaml", "--out", "out"],
         cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+        env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -283,16 +289,17 @@ def start(folder: Path, **engine) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("backend", ["local", "ray"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path):
+def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
     """To the whole group, as a terminal's Ctrl-C."""
     if backend == "ray" and number == signal.SIGTERM:
         pytest.skip("SIGTERM goes to the launcher alone; Ctrl-C is the harder one")
     before = set(os.listdir("/dev/shm"))
-    process = start(tmp_path, backend=backend, hosts=2)
+    process = start(tmp_path, short, backend=backend, hosts=2)
     family: list[psutil.Process] = []
     try:
         log = tmp_path / "out" / "run.log"
-        until(lambda: log.is_file() and "round=3 " in log.read_text(), "round 3", 120)
+        until(lambda: process.poll() is not None or (log.is_file() and "round=3 " in log.read_text()), "round 3", 120)
+        assert process.poll() is None, process.communicate()
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, number)
         stdout, stderr = process.communicate(timeout=120)
@@ -309,7 +316,7 @@ def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path
     assert read(tmp_path / "out" / "checkpoints" / name)[1] == ""
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
-    assert not list((tmp_path / "tmp").glob("fedfleet-*"))
+    assert not list(short.glob("fedfleet-*"))
     until(lambda: set(os.listdir("/dev/shm")) <= before, "shared memory to go", 20)
 
 
