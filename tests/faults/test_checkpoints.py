@@ -287,12 +287,11 @@ def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "backend"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGINT, "ray")]
+)
 def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
     """To the whole group, as a terminal's Ctrl-C."""
-    if backend == "ray" and number == signal.SIGTERM:
-        pytest.skip("SIGTERM goes to the launcher alone; Ctrl-C is the harder one")
     before = set(os.listdir("/dev/shm"))
     process = start(tmp_path, short, backend=backend, hosts=2)
     family: list[psutil.Process] = []
