@@ -110,10 +110,12 @@ class Engine(Section):
 
 
 class Evaluate(Section):
-    """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only."""
+    """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only.
+    `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth."""
 
     every: int = Field(default=5, ge=0)
     batch: int = Field(default=500, ge=1)
+    fairness: bool = False
 
 
 class Checkpoint(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,12 @@ from .checkpoint import Checkpoints, Snapshot
 from .config import Local
 from .dispatch import Dispatch
 from .errors import ClientFailed, Diverged, FedFleetError
+from .evaluation import measured
 from .fleet import Fleet
 from .forms import Forms, traffic
 from .guard import check, growth_limit
 from .history import History
-from .host import Shared, Slice, Work, keep_heap
+from .host import Shared, Work, keep_heap
 from .job import Job
 from .keeping import make_table, usable, wrong_rows
 from .per_client import write_clients
@@ -226,11 +228,9 @@ class Driver:
         return number == self.plan.rounds or (every > 0 and number % every == 0)
 
     def _evaluate(self, x: Tree) -> Record:
-        size, total = self.job.experiment.evaluate.batch, self.setup.examples
-        slices = [Slice(i, at, min(at + size, total)) for i, at in enumerate(range(0, total, size))]
-        sums = self._run("evaluate", slices, x.flat).facts
-        examples = sums.pop("examples")
-        return {f"eval/{name}": value / examples for name, value in sums.items()}
+        asked, setup = self.job.experiment.evaluate, self.setup
+        run = partial(self._run, "evaluate", state=x.flat)
+        return measured(self.job.workload, asked, (setup.examples, setup.parts), run)
 
     def model(self) -> Any:
         """The tree to evaluate."""

@@ -22,6 +22,7 @@ from ..workloads.base import Columns, Parts
 from .batches import Stream, stream
 from .cohort import Task
 from .config import Local
+from .evaluation import Group, Slice, of_clients, of_rows
 from .forms import Forms
 from .job import Job
 from .store import Place, Rows
@@ -72,25 +73,13 @@ class Work(NamedTuple):
         return Work(task, self.round, self.opening, *columns)
 
 
-class Slice(NamedTuple):
-    """Test rows to evaluate."""
-
-    index: int
-    begin: int
-    end: int
-
-    @property
-    def what(self) -> str:
-        return f"evaluation of test rows {self.begin} to {self.end}"
-
-
 class Sums(NamedTuple):
     """A task's result: float64 sums over its clients, or an evaluation's over its examples."""
 
     index: int
     leaves: list[np.ndarray]
     facts: dict[str, float]
-    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to; "id", "loss", "norm2", "steps", "digest"
+    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to; a number a client, or an evaluation's a row
     dropped: tuple[int, ...] = ()
 
     @staticmethod
@@ -251,13 +240,13 @@ class Host:
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, part: Slice, shared: Shared) -> Sums:
-        """Sums of the report's metrics over test rows [begin, end)."""
+    def evaluate(self, part: Slice | Group, shared: Shared) -> Sums:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
-        batch = {name: column[part.begin : part.end].to(self.device) for name, column in self.data.test.items()}
-        report = self.job.workload.report(dict(model.items()), batch)
-        sums = {name: float(values.sum(dtype=torch.float64)) for name, values in report.items()}
-        return Sums(part.index, [], {**sums, "examples": float(part.end - part.begin)})
+        workload, p = self.job.workload, dict(model.items())
+        if isinstance(part, Slice):
+            return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
+        train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
+        return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))
 
 
 class Total:

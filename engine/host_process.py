@@ -88,7 +88,8 @@ def board_sizes(job: Job) -> tuple[int, int, int, int]:
     public = sum(bytes_of(leaf) for leaf in pytree.tree_leaves(forms[0].server.public))
     plan = job.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
-    return public, sums, 8192 + 128 * clients, MOST
+    rows = job.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
+    return public, sums, 8192 + 128 * max(clients, rows), MOST
 
 
 def bytes_of(leaf: Any) -> int:

@@ -104,4 +104,9 @@ class Job:
         if len(sizes) != clients or not sizes.all():
             got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
             raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
+        if self.experiment.evaluate.fairness and (lacking := set(split.test) - set(split.train)):
+            raise ConfigError(
+                f"evaluate.fairness: the workload's report goes by {', '.join(sorted(lacking))}, which training rows "
+                "do not have; set it to false"
+            )
         return split

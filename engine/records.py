@@ -3,6 +3,8 @@
 round                               1 … R
 train/loss                          mean over the cohort of each client's mean loss over its local steps
 eval/…                              the workload's report on the test set, where the round was evaluated
+eval/clients/…, …_worst             evaluate.fairness: of each client's mean over its own training rows, the mean over
+                                    clients and over the tenth that is worst off in it
 client/count, dropped               clients that took part; those left out for failing (engine.on_failure: drop)
 client/steps, gradients             their local steps and gradients in all
 client/norm2                        mean of |y_K - x|^2

@@ -22,6 +22,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.nn import functional as F
 
 from . import counted
+from .metrics import auc
 
 Columns = Mapping[str, np.ndarray]
 """name -> (n, ...) arrays of equal n: one row an example."""
@@ -106,7 +107,18 @@ class Workload(ABC):
 
     @abstractmethod
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Metrics of test examples, each (B,); the report of a test set is their mean."""
+        """Metrics of test examples, each (B,); the report of a test set is their mean, but for those in `whole`."""
+
+    whole: tuple[str, ...] = ()
+    """Columns of the report that are not averaged but seen whole by `summary`, as a ranking has to be."""
+
+    lower: tuple[str, ...] = ("loss",)
+    """Metrics that are better when they are lower: it decides which clients are worst off."""
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """What no mean over examples gives, from the report's means and the `whole` columns (n,) of all n test rows in
+        their order; added to the report of a test set."""
+        return {}
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
@@ -222,6 +234,19 @@ class Classification(Workload):
         return cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        logits = self.logits(p, batch)
-        loss = cross_entropy(logits, batch["label"])
-        return {"loss": loss, "accuracy": (logits.argmax(-1) == batch["label"]).to(loss.dtype)}
+        logits, label = self.logits(p, batch), batch["label"]
+        loss = cross_entropy(logits, label)
+        columns = {"loss": loss, "accuracy": (logits.argmax(-1) == label).to(loss.dtype)}
+        if self.whole:
+            columns |= {"score": logits[:, 1] - logits[:, 0], "label": label}  # rises with the softmax's probability
+        return columns
+
+    @property
+    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("score", "label") if self.classes == 2 else ()
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """The area under the ROC curve where there are two classes, and test rows of both."""
+        if not columns or len(set(columns["label"].tolist())) < 2:
+            return {}
+        return {"auc": auc(columns["score"], columns["label"] == 1)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -17,3 +19,8 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2  # of each value, from 1
     return float((ranks[place][positive].sum() - many * (many + 1) / 2) / (many * rest))
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean cross-entropy in nats; infinite where no float is so large."""
+    return math.exp(loss) if loss < 709 else math.inf

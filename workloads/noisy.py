@@ -9,6 +9,7 @@ once, and methods that ask twice in a step see the same xi. Reports and test lab
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import counted, noise
-from .base import Batch, Params, Split, Workload
+from .base import Batch, Columns, Params, Split, Workload
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,17 @@ class Noisy(Workload):
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         return self.of.report(p, batch)
+
+    @property
+    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.whole
+
+    @property
+    def lower(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.lower
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        return self.of.summary(means, columns)
 
 
 def _constant(term: Tensor | int) -> Tensor | int:

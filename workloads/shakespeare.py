@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ import numpy as np
 
 from .base import Columns, Model, Partition
 from .leaf import read
+from .metrics import perplexity
 from .natural import Natural
 from .recurrent import Lstm
 from .roots import Layout, damaged
@@ -60,6 +62,10 @@ class Shakespeare(Tokens):
                 f"vocabulary={len(CHARACTERS)}, length={LENGTH} must hold, the files have it so, "
                 f"got vocabulary={self.vocabulary}, length={self.length}"
             )
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """Perplexity: how many equally likely characters are as hard to tell; e to the mean loss in nats."""
+        return {"perplexity": perplexity(means["loss"])}
 
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(Layout((f"{top}train/*.json",), (f"{top}test/*.json",), windows) for top in ("", "leaf/", "data/"))

@@ -1,0 +1,152 @@
+"""Metrics of whole test sets and of clients: exact, the same in process and on Ray, whatever the hosts and batches."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.evaluation import groups, spread
+from fedfleet.engine.launch import run
+from fedfleet.workloads.base import Parts
+from fedfleet.workloads.metrics import perplexity
+from fedfleet.workloads.noisy import Noisy
+from fedfleet.workloads.parquet import Parquet
+from fedfleet.workloads.partitions import Dirichlet
+from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.shakespeare import Shakespeare
+
+ROWS, TESTS = 120, 57
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows of three numbers, labels that depend on the first and on chance."""
+    random = np.random.default_rng(0)
+    (tmp_path / "data/table").mkdir(parents=True)
+    for part, rows in (("train", ROWS), ("test", TESTS)):
+        x = random.normal(size=(rows, 3))
+        label = (x[:, 0] + random.normal(size=rows) > 0.5).astype(np.int64)
+        parquet.write_table(pa.table({"input": list(x), "label": label}), tmp_path / f"data/table/{part}.parquet")
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "data"
+
+
+def experiment_on(root: Path, batch: int = 10, **engine: Any) -> Experiment:
+    workload = {"name": "parquet", "data_root": str(root), "shape": [3], "classes": 2, "model": "logistic"}
+    return experiment(
+        {
+            "workload": {**workload, "partition": {"name": "dirichlet", "beta": 0.3}},
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "federation": {"clients": 12, "cohort": 4, "rounds": 4},
+            "engine": {"backend": "local", **engine},
+            "evaluate": {"every": 2, "batch": batch, "fairness": True},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def measured(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+
+
+def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
+    """Against scikit-learn on all test rows at once, and against plain means over each client's rows."""
+    from sklearn.metrics import roc_auc_score
+
+    result = run(experiment_on(two_classes))
+    found = measured(result.rows)[-1]
+    workload = Parquet(shape=(3,), classes=2, data_root=str(two_classes))
+    train, test = workload.load()
+    weight, bias = result.model["out.weight"].double().numpy(), result.model["out.bias"].double().numpy()
+
+    def logits(columns: Any) -> np.ndarray:
+        return columns["input"].astype(np.float64) @ weight.T + bias
+
+    scores = logits(test) @ [-1, 1]
+    # Ranks agree to the last pair unless two scores lie within float32's rounding of each other.
+    assert found["eval/auc"] == pytest.approx(roc_auc_score(test["label"], scores), abs=1e-12)
+    right = logits(train).argmax(1) == train["label"]
+    parts = Dirichlet(0.3).deal(train["label"], 12, 0)
+    own = [right[rows].mean() for rows in np.split(parts.rows, parts.offsets[1:-1])]
+    assert found["eval/clients/accuracy"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert found["eval/clients/accuracy_worst"] == pytest.approx(np.mean(np.sort(own)[:2]), abs=1e-12)
+    assert found["eval/clients/loss_worst"] > found["eval/clients/loss"]
+    assert not {"eval/score", "eval/label", "eval/clients/score"} & set(found)
+
+
+def test_on_ray_and_in_process(two_classes: Path, ray_here: None):
+    local = run(experiment_on(two_classes))
+    for hosts in (1, 2):
+        there = run(experiment_on(two_classes, backend="ray", hosts=hosts))
+        assert measured(there.rows) == measured(local.rows)
+        assert there.model_sha256 == local.model_sha256
+
+
+def test_ranks_do_not_depend_on_batches(two_classes: Path):
+    """AUC is of whole numbers of pairs; means differ by the order of float64 sums."""
+    few, many = (measured(run(experiment_on(two_classes, batch)).rows)[-1] for batch in (7, 500))
+    assert few["eval/auc"] == many["eval/auc"]
+    assert few == pytest.approx(many, rel=1e-6)  # float32's forward passes
+
+
+def test_groups_hold_whole_clients():
+    sizes = [3, 4, 3, 1, 12, 1, 9, 1]
+    parts = Parts(np.cumsum([0, *sizes]), np.arange(sum(sizes)))
+    assert [(g.begin, g.end) for g in groups(parts, 10)] == [(0, 3), (3, 4), (4, 5), (5, 7), (7, 8)]
+    assert [(g.begin, g.end) for g in groups(parts, 1)] == [(i, i + 1) for i in range(8)]
+
+
+def test_worst_is_low_accuracy_and_high_loss():
+    found = spread(Shakespeare(), {"loss": np.arange(20.0), "accuracy": np.arange(20.0)})
+    assert found == {
+        "eval/clients/loss": 9.5,
+        "eval/clients/loss_worst": 18.5,
+        "eval/clients/accuracy": 9.5,
+        "eval/clients/accuracy_worst": 0.5,
+    }
+
+
+def test_fairness_needs_rows_that_a_report_can_read():
+    job = experiment(
+        {
+            "workload": "quadratic",
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {"clients": 3, "cohort": 3, "rounds": 1},
+            "engine": {"backend": "local"},
+            "evaluate": {"fairness": True},
+            "tracking": {"uri": "none"},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"evaluate.fairness: .* goes by floor, hessian, optimum"):
+        run(job)
+
+
+def test_perplexity():
+    assert Shakespeare().summary({"loss": math.log(79), "accuracy": 0.0}, {}) == {"perplexity": pytest.approx(79)}
+    assert perplexity(1e4) == math.inf
+
+
+def test_one_class_has_no_auc():
+    assert Parquet().summary({}, {"score": np.zeros(3), "label": np.ones(3)}) == {}
+    assert Parquet(classes=3).whole == ()
+
+
+def test_noise_hides_no_metric():
+    noisy = Noisy(Parquet(), scale=1.0)
+    assert noisy.whole == ("score", "label")
+    assert noisy.summary({}, {"score": np.array([0.0, 1.0]), "label": np.array([0, 1])}) == {"auc": 1.0}
+    assert Noisy(Quadratic()).whole == ()
+    report = Parquet(classes=2).report(
+        {name: value for name, value in Parquet(classes=2).init(0).items()},
+        {"input": torch.ones(2, 1), "label": torch.tensor([0, 1])},
+    )
+    assert set(report) == {"loss", "accuracy", "score", "label"}
