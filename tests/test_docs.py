@@ -112,7 +112,7 @@ def test_other_runs_are_other_models(runs: dict[str, dict[str, Any]]):
 def test_lists_and_shows(folder: Path):
     for arguments in commands(EXTENDING):
         if arguments[0] != "run":
-            assert "fedprox" in call(*arguments)
+            assert "fedleash" in call(*arguments)
 
 
 def test_the_pages_tests_pass(folder: Path):
@@ -128,6 +128,20 @@ def test_script_gives_the_files_model(folder: Path, runs: dict[str, dict[str, An
         names = runpy.run_path("my_script.py", run_name="__main__")
     assert names["result"].model_sha256 == runs["run my_experiment.yaml"]["model_sha256"]
     assert len(names["frame"]) == 20
+
+
+def test_the_pages_parts_shadow_nothing():
+    """Reading on, a reader must not wonder which of two methods of one name a run used."""
+    mine = {name for path in FILES if path.startswith("my_") and path.endswith(".py") for name in tables_of(path)}
+    built_in = {name for table in Parts().tables.values() for name in table}
+    assert mine
+    assert not mine & built_in
+
+
+def tables_of(path: str) -> set[str]:
+    """The names in a plug-in's tables."""
+    found = re.findall(r"^[A-Z]+ = \{(.*?)\}$", FILES[path], re.MULTILINE)
+    return {name for table in found for name in re.findall(r'"(\w+)":', table)}
 
 
 def test_entry_point_of_the_page():
