@@ -7,8 +7,9 @@ Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tail
     y <- (1 - lr weight_decay) (y - lr BiClip(v; d, u))
 
 d = 0 and u = .inf is plain SGD; d = u is u sign(z), or u z / |z|; d = 0 in norm mode is gradient clipping. The paper
-tunes the thresholds per task and its schedules of them, t^power over the rounds, default to powers of 0; any setting
-here may be a schedule. d = 0 and u = 0.1 are ours. Departures: none; the decay comes after the step, as in the
+tunes the thresholds per task; its schedules over the rounds t = 1, 2, …, lr t^power and so for d and u, default to
+powers of 0 (here u: {schedule: polynomial, start: 0.1, power: 0.25}). d = 0 and u = 0.1 are ours, mode = "coordinate"
+too: which mode others ran in comparisons is not known. Departures: none; the decay comes after the step, as in the
 algorithm.
 """
 

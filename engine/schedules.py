@@ -6,6 +6,7 @@ numbers.
     constant      start
     cosine        end + (start - end) (1 + cos(pi (t - 1) / R)) / 2      t = 1 … R
     exponential   start decay^(t - 1)
+    polynomial    start t^power                                          TailOPT's, of step sizes and thresholds
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ def exponential(t: int, rounds: int, start: float, decay: float) -> float:
     return start * decay ** (t - 1)
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {"constant": constant, "cosine": cosine, "exponential": exponential}
+def polynomial(t: int, rounds: int, start: float, power: float = 0.0) -> float:
+    return start * t**power
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "exponential": exponential,
+    "polynomial": polynomial,
+}
 
 
 def has_schedule(spec: Any) -> bool:

@@ -1,0 +1,49 @@
+"""Schedules: their closed forms, and that a round's numbers are what the method of that round has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.schedules import at
+
+from .setups import quadratic
+
+
+@pytest.mark.parametrize(
+    ("spec", "numbers"),
+    [
+        ({"schedule": "constant", "start": 0.3}, [0.3] * 4),
+        ({"schedule": "cosine", "start": 1.0, "end": 0.2}, [0.6 + 0.4 * math.cos(math.pi * t / 4) for t in range(4)]),
+        ({"schedule": "exponential", "start": 0.8, "decay": 0.5}, [0.8, 0.4, 0.2, 0.1]),
+        ({"schedule": "polynomial", "start": 0.6, "power": -1.0}, [0.6, 0.3, 0.2, 0.15]),
+        ({"schedule": "polynomial", "start": 0.6}, [0.6] * 4),
+    ],
+)
+def test_closed_forms(spec, numbers):
+    assert [at(spec, t, 4, "lr") for t in (1, 2, 3, 4)] == pytest.approx(numbers, rel=1e-14)
+
+
+def test_tailopts_thresholds_fall_round_by_round():
+    """d = u makes every entry of a step +- lr u_t; one step of each client, so |y - x|^2 = dim (lr u_t)^2."""
+    falling = {"schedule": "polynomial", "start": 0.2, "power": -0.5}
+    rule = {"name": "biclip", "lr": 0.1, "d": falling, "u": falling}
+    plan = {"clients": 3, "cohort": 3, "rounds": 9, "local": {"steps": 1, "batch": 1}}
+    rows = run(quadratic({"name": "avg_biclip", "rule": rule}, {"dim": 6}, plan)).rows
+    moved = [row["client/norm2"] for row in rows]
+    assert moved == pytest.approx([6 * (0.1 * 0.2) ** 2 / t for t in range(1, 10)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"schedule": "polynom", "start": 0.1}, "did you mean polynomial"),
+        ({"schedule": "polynomial", "start": 0.1, "decay": 0.5}, "polynomial: .*decay"),
+    ],
+)
+def test_mistakes_are_told(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        at(spec, 1, 4, "method.rule.u")
