@@ -49,6 +49,11 @@ def shipped() -> dict[str, Path]:
 
 def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment of a file or a shipped name, overridden."""
+    return experiment(load_data(source, overrides))
+
+
+def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The same as plain data, before it is validated."""
     path = shipped().get(source, Path(source))
     if not path.is_file():
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
@@ -58,7 +63,7 @@ def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
     data = override(data, overrides)
     data.setdefault("name", path.stem)
     data["plugins"] = [located(name, path) for name in listed(data.get("plugins"))]
-    return experiment(data)
+    return data
 
 
 def own(value: Any) -> Any:

@@ -14,12 +14,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import redacted
+from ..engine.config import Experiment, redacted
 from ..engine.driver import Record
 from ..engine.errors import ConfigError, Diverged, Interrupted
 from ..engine.job import Job
@@ -127,7 +127,7 @@ class MlflowTracker:
         if not run_id:
             run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
             run_id = run.info.run_id
-            self._parameters(client, run_id, job)
+            log_parameters(client, run_id, job.experiment)
         if self.directory:
             (Path(self.directory) / KEPT).write_text(json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n")
         status, reason = self._rounds(client, run_id, first, known)
@@ -158,7 +158,7 @@ class MlflowTracker:
             self._gather(batch)
             end = batch.pop() if batch[-1][-1] is DONE else None
             try:
-                self._metrics(client, run_id, batch, known)
+                log_metrics(client, run_id, batch, known)
                 batch = []
             except Exception:
                 if end is not None:
@@ -176,29 +176,6 @@ class MlflowTracker:
             except queue.Empty:
                 return
 
-    def _parameters(self, client: Any, run_id: str, job: Job) -> None:
-        from mlflow.entities import Param
-
-        plain = job.experiment.plain()
-        plain.pop("tracking")
-        params = [Param(key, value[:6000]) for key, value in flatten(plain).items()]
-        for at in range(0, len(params), BATCH):
-            client.log_batch(run_id, params=params[at : at + BATCH])
-
-    def _metrics(
-        self, client: Any, run_id: str, batch: list[tuple[int, Record]], known: Collection[tuple[str, int]]
-    ) -> None:
-        from mlflow.entities import Metric
-
-        metrics = [
-            Metric(name, float(value), stamp, int(record["round"]))
-            for stamp, record in batch
-            for name, value in record.items()
-            if name != "round" and (name, int(record["round"])) not in known
-        ]
-        for at in range(0, len(metrics), 10 * BATCH):
-            client.log_batch(run_id, metrics=metrics[at : at + 10 * BATCH])
-
     def _artifacts(self, client: Any, run_id: str, job: Job) -> None:
         import yaml
 
@@ -206,6 +183,33 @@ class MlflowTracker:
         for name in ("rounds.parquet", "result.json", "environment.json"):
             if self.directory and (Path(self.directory) / name).is_file():
                 client.log_artifact(run_id, str(Path(self.directory) / name))
+
+
+def log_parameters(client: Any, run_id: str, experiment: Experiment) -> None:
+    """The experiment's keys, flattened, in batches."""
+    from mlflow.entities import Param
+
+    plain = experiment.plain()
+    plain.pop("tracking")
+    params = [Param(key, value[:6000]) for key, value in flatten(plain).items()]
+    for at in range(0, len(params), BATCH):
+        client.log_batch(run_id, params=params[at : at + BATCH])
+
+
+def log_metrics(
+    client: Any, run_id: str, batch: Iterable[tuple[int, Record]], known: Collection[tuple[str, int]] = ()
+) -> None:
+    """(milliseconds, record) of each round, but for the (metric, round) in `known`; in batches."""
+    from mlflow.entities import Metric
+
+    metrics = [
+        Metric(name, float(value), stamp, int(record["round"]))
+        for stamp, record in batch
+        for name, value in record.items()
+        if name != "round" and (name, int(record["round"])) not in known
+    ]
+    for at in range(0, len(metrics), 10 * BATCH):
+        client.log_batch(run_id, metrics=metrics[at : at + 10 * BATCH])
 
 
 def steps(client: Any, run_id: str) -> set[tuple[str, int]]:
