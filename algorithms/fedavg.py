@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .contract import Oracle
+from .groups import Number
 from .local import Estimator, LocalMethod, Rule
 from .rules import Sgd
 from .servers import Mean
@@ -31,7 +32,7 @@ class Plain(Estimator):
 
 def fedavg(
     rule: Rule = Sgd(0.1),
-    server_lr: float = 1.0,
+    server_lr: Number = 1.0,
     over: Literal["cohort", "all"] = "cohort",
     carry: Literal["reset", "keep", "average"] = "reset",
 ) -> LocalMethod:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Plan, Public, Round, Server
+from .groups import Number, both
 from .local import Rule
 from .muon import Ball, NewtonSchulz, Spectral
 from .opening import Opened, Opening
@@ -52,14 +53,16 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMuonMA(Opened):
-    """Public: x and m. Nothing stays with clients. Sent: m_i."""
+    """Public: x and m. Nothing stays with clients. Sent: m_i. reduced: STORM's estimate in line 5's place, see
+    `fed_sgda_m`."""
 
     rule: Rule
-    beta: float = 0.1
+    beta: Number = 0.1
     start: Start = "batch"
+    reduced: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
+        if not all(0 < part <= 1 for part in both(self.beta)):
             raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
         if self.start not in ("batch", "gradient", "zeros"):
             raise ValueError(f"start must be one of batch, gradient, zeros, got {self.start!r}")
@@ -78,7 +81,8 @@ class FedMuonMA(Opened):
         moved = self.rule.step(local.y, local.m, local.rule)
         y, rule = pytree.tree_map(lambda new, old: torch.where(begun, new, old), moved, (local.y, local.rule))
         g = oracle(y)
-        m = Tree(torch.where(begun, local.m.lerp(g, self.beta).flat, g.flat), g.layout)
+        m = g.add(local.m - oracle(local.y), 1 - self.beta) if self.reduced else local.m.lerp(g, self.beta)
+        m = Tree(torch.where(begun, m.flat, g.flat), g.layout)
         return Visit(y, m, rule, torch.ones_like(local.begun))
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:

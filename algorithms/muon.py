@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from .groups import Number, at
 from .local import Rule
 from .orthogonal import SCHEMES, newton_schulz, svd
 from .rules import Averaged, Normalised, Sgd, nonnegative, positive
@@ -92,7 +93,7 @@ class Identity(Ball):
 class Spectral(Rule):
     """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vectors` is the rule for all else."""
 
-    lr: float = 0.001
+    lr: Number = 0.001
     vectors: Rule = field(default_factory=Sgd)
     ball: Ball = field(default_factory=NewtonSchulz)
     scale: str = "moonlight"
@@ -119,10 +120,10 @@ class Spectral(Rule):
                 if len(names) == 1
                 else (self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names])))
             )
-            step = -self.lr * SCALES[self.scale](*shape)
             for name, move in zip(names, moves, strict=True):
-                w = y[name] * (1 - self.lr * self.weight_decay) if self.weight_decay else y[name]
-                leaves[name] = w.add(move.reshape(w.shape), alpha=step)
+                lr = at(self.lr, name)
+                w = y[name] * (1 - lr * self.weight_decay) if self.weight_decay else y[name]
+                leaves[name] = w.add(move.reshape(w.shape), alpha=-lr * SCALES[self.scale](*shape))
         if vectors:
             rest, state = self.vectors.step(y.pick(vectors), v.pick(vectors), state)
             leaves.update(rest.items())
@@ -133,7 +134,7 @@ class Spectral(Rule):
 class Sign(Rule):
     """y <- y - lr sign(v): the max norm's ball."""
 
-    lr: float = 0.001
+    lr: Number = 0.001
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
@@ -144,8 +145,8 @@ class Sign(Rule):
 
 def lmo(
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
-    matrices: float = 0.001,
-    vectors: float | Rule = 0.1,
+    matrices: Number = 0.001,
+    vectors: Number | Rule = 0.1,
     ball: Ball | None = None,
     scale: str = "moonlight",
 ) -> Rule:
@@ -165,7 +166,7 @@ def lmo(
     return Spectral(matrices, _on_vectors(vectors), ball or NewtonSchulz(), scale)
 
 
-def _on_vectors(vectors: float | Rule) -> Rule:
+def _on_vectors(vectors: Number | Rule) -> Rule:
     if isinstance(vectors, Rule):
         return vectors
     positive(vectors=vectors)
@@ -173,8 +174,8 @@ def _on_vectors(vectors: float | Rule) -> Rule:
 
 
 def muon(
-    lr: float = 0.02,
-    vectors: float | Rule = 0.1,
+    lr: Number = 0.02,
+    vectors: Number | Rule = 0.1,
     mu: float = 0.95,
     nesterov: bool = True,
     ball: Ball | None = None,

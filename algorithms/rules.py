@@ -1,25 +1,27 @@
 """Steps of the local optimiser, elementwise or by a norm of the whole vector. Muon's are in `muon`.
 
 Every rule gets a direction v (a gradient, or an estimate of one) and returns the next iterate. Conventions of
-momentum: `Momentum` is torch's (u <- mu u + v, dampening 0); `Averaged` interpolates (m <- mu m + (1 - mu) v).
+momentum: `Momentum` is torch's (u <- mu u + v, dampening 0); `Averaged` interpolates (m <- mu m + (1 - mu) v). A step
+size may be one for each group, see `groups`, and norms are then of each group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .groups import Number, both
 from .local import Rule
 from .tree import Tree
 
 
-def positive(**values: float) -> None:
+def positive(**values: Number) -> None:
     """Refuse step sizes and the like that are not above zero."""
     for name, value in values.items():
-        if not value > 0:
+        if not all(part > 0 for part in both(value)):
             raise ValueError(f"{name} > 0 must hold, got {name}={value}")
 
 
@@ -41,7 +43,7 @@ def fraction(**values: float) -> None:
 class Sgd(Rule):
     """y <- y - lr v."""
 
-    lr: float = 0.1
+    lr: Number = 0.1
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
@@ -54,7 +56,7 @@ class Sgd(Rule):
 class Momentum(Rule):
     """u <- mu u + v;  y <- y - lr u, or y <- y - lr (v + mu u) with Nesterov. State: u, shaped like x."""
 
-    lr: float = 0.1
+    lr: Number = 0.1
     mu: float = 0.9
     nesterov: bool = False
 
@@ -80,7 +82,7 @@ class Moments(NamedTuple):
 class Adam(Rule):
     """Adam with bias correction, the counter starting at 1; `weight_decay` is decoupled (AdamW)."""
 
-    lr: float = 0.001
+    lr: Number = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -100,26 +102,34 @@ class Adam(Rule):
         scale = second.flat.sqrt() / (1 - b2**count).sqrt() + self.eps
         move = first.flat / (1 - b1**count) / scale
         y = y * (1 - self.lr * self.weight_decay) if self.weight_decay else y
-        return Tree(y.flat.add(move, alpha=-self.lr), y.layout), Moments(first, second, count)
+        return y.add(Tree(move, y.layout), -self.lr), Moments(first, second, count)
 
 
 @dataclass(frozen=True)
 class Normalised(Rule):
-    """y <- y - lr v / |v|, the norm over all parameters as one vector; v = 0 does not move."""
+    """y <- y - lr v / |v|, the norm over all parameters of a group as one vector; v = 0 does not move. over =
+    "tensor": each tensor by its own norm, which leaves of a lone number its sign."""
 
-    lr: float = 0.01
+    lr: Number = 0.01
     eps: float = 1e-12
+    over: Literal["group", "tensor"] = "group"
 
     def __post_init__(self) -> None:
         positive(lr=self.lr, eps=self.eps)
+        if self.over not in ("group", "tensor"):
+            raise ValueError(f"over must be group or tensor, got {self.over!r}")
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
-        return y.add(v / v.norm().clamp(min=self.eps), -self.lr), state
+        if self.over == "tensor":
+            unit = v.map(lambda name, leaf: leaf / torch.linalg.vector_norm(leaf).clamp(min=self.eps))
+        else:
+            unit = v / v.norms().clamp(min=self.eps)
+        return y.add(unit, -self.lr), state
 
 
 @dataclass(frozen=True)
 class Clip(Rule):
-    """The wrapped rule on min(1, radius / |v|) v, the norm over all parameters as one vector."""
+    """The wrapped rule on min(1, radius / |v|) v, the norm over all parameters of a group as one vector."""
 
     rule: Rule = Sgd()
     radius: float = 1.0
@@ -132,7 +142,7 @@ class Clip(Rule):
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         tiny = torch.finfo(v.flat.dtype).tiny
-        return self.rule.step(y, v * (self.radius / v.norm().clamp(min=tiny)).clamp(max=1.0), state)
+        return self.rule.step(y, v * (self.radius / v.norms().clamp(min=tiny)).clamp(max=1.0), state)
 
 
 class Average(NamedTuple):
@@ -164,7 +174,7 @@ class Averaged(Rule):
 
 
 def adamw(
-    lr: float = 0.001,
+    lr: Number = 0.001,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.01,

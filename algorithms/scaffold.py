@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from .contract import Oracle, Round
+from .groups import Number
 from .local import Estimator, LocalMethod, Rule
 from .rules import Sgd
 from .servers import Mean
@@ -85,7 +86,7 @@ class ServerControl(ControlVariates):
 
 def scaffold(
     rule: Rule = Sgd(0.1),
-    server_lr: float = 1.0,
+    server_lr: Number = 1.0,
     control: Literal["mean", "last", "server"] = "mean",
     start: Literal["zeros", "gradient"] = "zeros",
     over: Literal["cohort", "all"] = "cohort",

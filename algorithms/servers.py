@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .contract import Round
+from .groups import Number
 from .local import ServerRule
 from .rules import positive
 from .tree import Tree
@@ -21,7 +22,7 @@ class Mean(ServerRule):
     having moved, (1/N) * sum over S, which is the first with lr * S / N (Takezawa et al. 2025, for all its methods).
     """
 
-    lr: float = 1.0
+    lr: Number = 1.0
     over: Literal["cohort", "all"] = "cohort"
 
     def __post_init__(self) -> None:

@@ -109,6 +109,52 @@ METHODS = {
     "fedmuon_ma": Recipe(
         _HERE + "fedmuon_ma:fedmuon_ma", "Muon, momenta averaged too", "Zhang, Gao 2025", "0", "2 + scalar", "2", "1"
     ),
+    "local_sgda": Recipe(
+        _HERE + "local_sgda:local_sgda",
+        "min-max: local descent-ascent, then the mean",
+        "Deng, Mahdavi 2021",
+        "0",
+        "1",
+        "1",
+        "1",
+    ),
+    "local_sgdam": Recipe(
+        _HERE + "local_sgdam:local_sgdam",
+        "min-max: with averaged momenta",
+        "Sharma et al. 2022",
+        "0",
+        "2 + scalar",
+        "2",
+        "1",
+    ),
+    "fed_sgda_m": Recipe(
+        _HERE + "fed_sgda_m:fed_sgda_m", "min-max: with STORM, averaged", "Wu et al. 2023", "0", "2 + scalar", "2", "2"
+    ),
+    "sagda": Recipe(_HERE + "sagda:sagda", "min-max: with control variates", "Yang et al. 2022", "1", "2", "2", "1"),
+    "fess_gda": Recipe(
+        _HERE + "fess_gda:fess_gda", "min-max: the server smooths the primal", "Shen et al. 2024", "0", "1", "1", "1"
+    ),
+    "fed_nsgda_m": Recipe(
+        _HERE + "fed_nsgda_m:fed_nsgda_m",
+        "min-max: normalised, momentum and controls",
+        "Zhang, Gao 2025",
+        "1",
+        "2",
+        "2",
+        "1",
+    ),
+    "fedmuon_da": Recipe(
+        _HERE + "fedmuon_da:fedmuon_da", "min-max: the same with Muon's steps", "Zhang, Gao 2025", "1", "2", "2", "1"
+    ),
+    "fed_sgda_clip": Recipe(
+        _HERE + "fed_sgda_clip:fed_sgda_clip",
+        "min-max: the same with clipped steps",
+        "Zhang, Gao 2025",
+        "1",
+        "2",
+        "2",
+        "1",
+    ),
 }
 
 RULES = {

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .groups import Number, PerGroup, both, dual_places, sides
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -36,6 +38,11 @@ class Layout:
             spans[name] = (start, size, shape)
             start += size
         return spans
+
+    @cached_property
+    def sides(self) -> tuple[bool, ...]:
+        """Which groups of parameters there are: see `groups.sides`."""
+        return sides(self.names)
 
     def pick(self, names: Iterable[str]) -> Layout:
         """The layout of some of the leaves, in this layout's order."""
@@ -102,21 +109,42 @@ class Tree:
     def __neg__(self) -> Tree:
         return self._with(-self.flat)
 
-    def __mul__(self, factor: float | Tensor | Tree) -> Tree:
-        return self._with(self.flat * (factor.flat if isinstance(factor, Tree) else factor))
+    def __mul__(self, factor: Number | Tensor | Tree) -> Tree:
+        return self._with(self.flat * self._factor(factor))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float | Tensor | Tree) -> Tree:
-        return self._with(self.flat / (divisor.flat if isinstance(divisor, Tree) else divisor))
+    def __truediv__(self, divisor: Number | Tensor | Tree) -> Tree:
+        return self._with(self.flat / self._factor(divisor))
 
-    def add(self, other: Tree, scale: float) -> Tree:
+    def _factor(self, factor: Number | Tensor | Tree) -> float | Tensor:
+        """What to multiply the flat vector by; a number of each group becomes (P,)."""
+        if isinstance(factor, Tree):
+            return factor.flat
+        if not isinstance(factor, PerGroup):
+            return factor
+        primal, dual = both(factor)
+        if self.layout.sides == (False, True) and primal != dual:
+            return self._spread(*(self.flat.new_full((), number) for number in (primal, dual)))
+        return both(factor)[self.layout.sides[0]]
+
+    def _spread(self, primal: Tensor, dual: Tensor) -> Tensor:
+        """(P,): at each place its group's number, () each."""
+        return torch.where(self._dual(), dual, primal)
+
+    def _dual(self) -> Tensor:
+        return dual_places(self.layout.names, tuple(self.layout.sizes), self.flat.device)
+
+    def add(self, other: Tree, scale: Number) -> Tree:
         """self + scale * other, in one kernel."""
-        return self._with(self.flat.add(other.flat, alpha=scale))
+        factor = self._factor(scale)
+        if isinstance(factor, Tensor):
+            return self._with(torch.addcmul(self.flat, factor, other.flat))
+        return self._with(self.flat.add(other.flat, alpha=factor))
 
-    def lerp(self, other: Tree, weight: float) -> Tree:
+    def lerp(self, other: Tree, weight: Number) -> Tree:
         """(1 - weight) * self + weight * other."""
-        return self._with(self.flat.lerp(other.flat, weight))
+        return self._with(self.flat.lerp(other.flat, self._factor(weight)))
 
     def sqrt(self) -> Tree:
         return self._with(self.flat.sqrt())
@@ -137,6 +165,14 @@ class Tree:
 
     def norm(self) -> Tensor:
         return self.norm2().sqrt()
+
+    def norms(self) -> Tensor:
+        """(): the norm; where there are two groups, (P,): at each place the norm of its group."""
+        if self.layout.sides != (False, True):
+            return self.norm()
+        zero = self.flat.new_zeros(())
+        primal, dual = (self._with(torch.where(self._dual(), *pair)) for pair in ((zero, self.flat), (self.flat, zero)))
+        return self._spread(primal.norm(), dual.norm())
 
     def to(self, target: torch.dtype | torch.device) -> Tree:
         return self._with(self.flat.to(target))

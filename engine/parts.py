@@ -180,15 +180,30 @@ class Parts:
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
+        records: list[Any] = [o for o in options if is_dataclass(o) and not hasattr(o, "table")]
+        if records and isinstance(value, Mapping) and "name" not in value:
+            return self._record(records[0], value, path)
+        if records and isinstance(value, tuple(records)):
+            return value
         tables = [option.table for option in options if hasattr(option, "table")]
         if tables and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[tables[0]])):
             return self.build(tables[0], value, path)
-        simple = tuple(option for option in options if not hasattr(option, "table"))
+        simple = tuple(option for option in options if not hasattr(option, "table") and option not in records)
         if not simple:
             if isinstance(value, str):
                 return self.build(tables[0], value, path)
             raise ConfigError(f"{path} must be a name or {{name: …, arguments}}, got {value!r}")
         return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple
+
+    def _record(self, record: Any, value: Mapping[Any, Any], path: str) -> Any:
+        """A value of several parts, all of which must be given: {primal: 0.1, dual: 1.0}."""
+        hints, parameters = signature(record)
+        for key in (*value, *parameters):
+            if key not in parameters:
+                raise ConfigError(f"{path}.{key} is not a key of it; {nearest(str(key), parameters)}")
+            if key not in value:
+                raise ConfigError(f"{path}.{key} is missing; give {' and '.join(parameters)}")
+        return record(**{key: self._value(hints[key], inner, f"{path}.{key}") for key, inner in value.items()})
 
 
 def _is_union(hint: Any) -> bool:

@@ -1,0 +1,24 @@
+"""Fed-NSGDA-M: normalised descent-ascent with momentum and control variates, for heavy-tailed noise.
+
+Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 1;
+what is common with its other methods is in `controlled_momentum`.
+
+    x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
+
+|u| is the norm of all of the primal as one vector, |v| of the dual: a dual of one number takes steps of its sign.
+beta = 0.9 is the paper's number on the NEW gradient, as its Algorithm 1 has it; the usual reading of "momentum 0.9",
+which its theory is closer to, is beta = 0.1. In theory gamma_x is a tenth of gamma_y over the condition number.
+Departures: those of `controlled_momentum`; a norm below 1e-12 counts as that.
+"""
+
+from __future__ import annotations
+
+from .controlled_momentum import ControlledMomentum, controlled_momentum
+from .groups import Number
+from .rules import Normalised
+
+
+def fed_nsgda_m(lr: Number = 0.01, gamma: Number | None = None, beta: Number = 0.9) -> ControlledMomentum:
+    """lr: length of a local step, or one for each group, {primal: 0.01, dual: 0.1}; gamma: length of the server's step
+    where clients agree, lr K unless given, or one for each group; beta: weight of the new gradient."""
+    return controlled_momentum(Normalised(lr), lr, gamma, beta)

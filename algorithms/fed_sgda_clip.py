@@ -1,0 +1,25 @@
+"""FedSGDA-Clip: Fed-NSGDA-M with clipped steps in the place of normalised ones.
+
+Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, the baseline
+of its experiments; what is common with its other methods is in `controlled_momentum`.
+
+    x_i <- x_i - lr_x min(1, radius / |u|) u,  y_i <- y_i + lr_y min(1, radius / |v|) v      a norm for each group
+
+radius = 0.1 for both groups is the paper's, beta as in `fed_nsgda_m`. Where every norm is above the radius this is
+Fed-NSGDA-M with lr and gamma times the radius; without clipping and with beta = 1 it is `sagda`. Departures: those of
+`controlled_momentum`.
+"""
+
+from __future__ import annotations
+
+from .controlled_momentum import ControlledMomentum, controlled_momentum
+from .groups import Number
+from .rules import Clip, Sgd
+
+
+def fed_sgda_clip(
+    lr: Number = 0.1, gamma: Number | None = None, beta: Number = 0.9, radius: float = 0.1
+) -> ControlledMomentum:
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; gamma: step size of the server, lr K
+    unless given, or one for each group; beta: weight of the new gradient; radius: largest norm of a direction."""
+    return controlled_momentum(Clip(Sgd(lr), radius), lr, gamma, beta)

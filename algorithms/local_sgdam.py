@@ -1,0 +1,25 @@
+"""LocalSGDAM: local descent-ascent along averaged momenta; iterates and momenta are averaged.
+
+Sharma, Panda, Joshi, Varshney, ICML 2022 ("Federated Minimax Optimization"), arXiv:2203.04850, its Momentum Local SGDA.
+
+    K times: x_i <- x_i - lr d_x,i,  y_i <- y_i + lr d_y,i;  d_i <- (1 - beta) d_i + beta g      at the new point
+    x, y, d_x, d_y <- their means
+
+It moves before it estimates: `fedmuon_ma` with plain steps. The paper's rate is alpha eta and its weight alpha b;
+lr and beta here are these products. beta weighs the NEW gradient: 0.9 read literally from Zhang and Gao 2025, whose
+experiments may as well mean 0.1. Uncertain: the recursion was not read in the paper. start: of the momentum, `batch`:
+the first step of round 1 estimates and does not move; `gradient`: an opening pass over all clients; `zeros`.
+Departures: a cohort's mean stands for the mean over all clients.
+"""
+
+from __future__ import annotations
+
+from .fedmuon_ma import FedMuonMA, Start
+from .groups import Number
+from .rules import Sgd
+
+
+def local_sgdam(lr: Number = 0.1, beta: Number = 0.9, start: Start = "batch") -> FedMuonMA:
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; beta: weight of the new gradient, or one
+    for each group; start: the first momentum, from the first batch, one pass over all clients, or zeros."""
+    return FedMuonMA(Sgd(lr), beta, start)
