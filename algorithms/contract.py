@@ -9,13 +9,28 @@ dtypes that do not change from step to step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from .tree import Tree
+from torch import Tensor
 
-Oracle = Callable[[Tree], Tree]
-"""oracle(y): the gradient at y on this step's batch. Called twice, it sees the same batch and the same noise."""
+from .tree import Layout, Tree
+
+
+class Oracle(Protocol):
+    """oracle(y): the gradient at y on this step's batch. Called twice, it sees the same batch and the same noise."""
+
+    def __call__(self, y: Tree, /) -> Tree: ...
+
+    @property
+    def key(self) -> Tensor:
+        """(), int64: this client's and this step's source of randomness, for `counted`."""
+        ...
+
+    @property
+    def done(self) -> Tensor:
+        """(), float64: the share of the round's local steps that lie behind, 0 at the first."""
+        ...
+
 
 # What a method keeps is its own affair: a NamedTuple of trees and 0-d tensors, or `()`.
 Public = Any
@@ -31,8 +46,14 @@ class Server(NamedTuple):
     private: Private = ()
 
 
+class Known(NamedTuple):
+    """What every client has already, sampled or not, because it followed all broadcasts: no traffic."""
+
+    value: Any
+
+
 class Message(NamedTuple):
-    """What one client sends; anything in it may be added. The engine averages it over the cohort.
+    """What one client sends; anything in it, once decoded, may be added. The engine averages it over the cohort.
 
     `delta`: y_K - x, or a multiple of it, averaged with the federation's client weights. `sent`: whatever else the
     method sends, averaged uniformly. `facts`: 0-d diagnostics, averaged uniformly, recorded and not counted as traffic;
@@ -59,16 +80,19 @@ class Round(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The sizes of a run, S, N and R; `steps`: K, or None where it differs from client to client."""
+    """The sizes of a run, S, N and R; `steps`: K, or None where it differs from client to client. `seed`: of all that
+    is drawn; `layout`: of the model."""
 
     cohort: int
     clients: int
     rounds: int
     steps: int | None
+    seed: int = 0
+    layout: Layout | None = None
 
 
 class Deferred(ABC):
-    """A method some of whose settings follow from the run's sizes."""
+    """A method some of whose settings follow from the run's sizes, its seed or the model's shapes."""
 
     @abstractmethod
     def planned(self, plan: Plan) -> Algorithm:
@@ -84,6 +108,11 @@ class Algorithm(ABC):
     @abstractmethod
     def server_init(self, x: Tree) -> Server: ...
 
+    def unpack(self, public: Public) -> Any:
+        """What a client makes of the broadcast, the same for all of them: the `public` of the functions below. It runs
+        once a round, not vectorised."""
+        return public
+
     @abstractmethod
     def client_init(self, public: Public) -> Client:
         """What one client keeps between rounds, before its first round."""
@@ -96,6 +125,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]: ...
+
+    def decode(self, public: Public, message: Message) -> Message:
+        """What the server makes of one client's message before it adds up; bytes are counted before. Vectorised."""
+        return message
 
     @abstractmethod
     def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...

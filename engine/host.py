@@ -137,7 +137,7 @@ class Host:
         """The sums of the messages of a task's clients; their new states go to fresh rows."""
         started = time.perf_counter()
         trips = self._trips(work.round, work.opening)
-        public = self._public(shared)
+        public = self._public(shared, trips.algorithm)
         local = self.job.experiment.federation.local
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
@@ -232,10 +232,11 @@ class Host:
             self.trips = version, Trips(chosen, self.job.workload, self.x)
         return self.trips[1]
 
-    def _public(self, shared: Shared) -> Any:
+    def _public(self, shared: Shared, algorithm: Algorithm) -> Any:
+        """What clients make of the broadcast."""
         if self.shared[0] != shared.version:
             leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in shared.leaves]
-            self.shared = shared.version, pytree.tree_unflatten(leaves, self.forms.public_spec)
+            self.shared = shared.version, algorithm.unpack(pytree.tree_unflatten(leaves, self.forms.public_spec))
         return self.shared[1]
 
     # --- evaluation -----------------------------------------------------------------------------------------------

@@ -28,6 +28,23 @@ class Outcome(NamedTuple):
     gradients: int  # evaluations of the gradient per step
 
 
+class Asked:
+    """The oracle of one step; `losses`: at each call."""
+
+    def __init__(self, gradient_of: Callable[..., Any], trips: Trips, batch: Batch, done: Tensor) -> None:
+        self.gradient_of, self.trips, self.batch, self.done = gradient_of, trips, batch, done
+        self.losses: list[Tensor] = []
+
+    @property
+    def key(self) -> Tensor:
+        return self.batch["key"]
+
+    def __call__(self, y: Tree, /) -> Tree:
+        gradient, loss = self.gradient_of(y.flat, self.trips, y.layout, tuple(self.batch), *self.batch.values())
+        self.losses.append(loss)
+        return Tree(gradient, y.layout)
+
+
 class Trips:
     def __init__(self, algorithm: Algorithm, workload: Workload, x: Tree) -> None:
         self.algorithm, self.workload = algorithm, workload
@@ -40,20 +57,16 @@ class Trips:
         weight = batch.get("weight")
         return losses.mean() if weight is None else (losses * weight).sum()
 
-    def step(
-        self, gradient_of: Callable[..., Any], public: Any, client: Any, local: Any, batch: Batch
-    ) -> tuple[Any, Tensor]:
-        """(next local state, loss at the first gradient); gradient_of: see `Gradient`."""
-        losses = []
-
-        def oracle(y: Tree) -> Tree:
-            gradient, loss = gradient_of(y.flat, self, y.layout, tuple(batch), *batch.values())
-            losses.append(loss)
-            return Tree(gradient, y.layout)
-
+    def step(self, oracle: Asked, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
+        """(next local state, loss at the first gradient)."""
         local = self.algorithm.client_step(public, client, local, oracle)
-        self.gradients = len(losses)
-        return local, losses[0]
+        self.gradients = len(oracle.losses)
+        return local, oracle.losses[0]
+
+    def finish(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
+        """(message, as it may be added; next client's state)."""
+        message, client = self.algorithm.client_finish(public, client, local)
+        return self.algorithm.decode(public, message), client
 
     # --- one client ---------------------------------------------------------------------------------------------
     def alone(self, public: Any, client: Any, steps: int, batches: Batches) -> Outcome:
@@ -61,9 +74,10 @@ class Trips:
         local = self.algorithm.client_begin(public, client)
         losses = []
         for k in range(steps):
-            local, loss = self.step(Gradient.forward, public, client, local, batches(k))
+            done = torch.tensor(k / steps, dtype=torch.float64)
+            local, loss = self.step(Asked(Gradient.forward, self, batches(k), done), public, client, local)
             losses.append(loss)
-        message, client = self.algorithm.client_finish(public, client, local)
+        message, client = self.finish(public, client, local)
         return Outcome(message, client, torch.stack(losses).mean(dtype=torch.float64), self.gradients)
 
     # --- a block --------------------------------------------------------------------------------------------------
@@ -71,13 +85,17 @@ class Trips:
         """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""
         # Stateless clients have no tensor to vectorise over; their steps always are one.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
-        step = vmap(lambda client, local, batch: self.step(Gradient.apply, public, client, local, batch))
-        finish = vmap(lambda client, local: self.algorithm.client_finish(public, client, local))
+        step = vmap(
+            lambda client, local, batch, done: self.step(
+                Asked(Gradient.apply, self, batch, done), public, client, local
+            )
+        )
+        finish = vmap(lambda client, local: self.finish(public, client, local))
         local = begin(steps, client)
         total = torch.zeros(len(steps), dtype=torch.float64)
         shortest, longest = int(steps.min()), int(steps.max())
         for k in range(longest):
-            after, loss = step(client, local, batches(k))
+            after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
             if k >= shortest:
                 active = steps > k
                 after, loss = select(active, after, local), torch.where(active, loss.to(total), 0)

@@ -39,15 +39,17 @@ def visit(method, public, client, oracles):
     local = method.client_begin(public, client)
     for oracle in oracles:
         local = method.client_step(public, client, local, oracle)
-    return method.client_finish(public, client, local)
+    message, client = method.client_finish(public, client, local)
+    return method.decode(public, message), client
 
 
 def play(method, server, clients, cohort, where):
     """One round over the cohort; `clients` is updated. `where`: (Round, i -> oracles of client i)."""
     round, oracles = where
     messages = []
+    public = method.unpack(server.public)
     for i in cohort:
-        message, clients[i] = visit(method, server.public, clients[i], oracles(i))
+        message, clients[i] = visit(method, public, clients[i], oracles(i))
         messages.append(message)
     mean = pytree.tree_map(lambda *leaves: sum(leaves) / len(leaves), *messages)
     return method.server_update(server, mean, round)
@@ -65,7 +67,7 @@ def run(method, problem, cohorts, steps):
 
     n = problem.clients
     server = method.server_init(tree(problem.start))
-    clients = [method.client_init(server.public) for _ in range(n)]
+    clients = [method.client_init(method.unpack(server.public)) for _ in range(n)]
     if method.opening is not None:
         whole = Round(0, len(cohorts), n, n)
         server = play(method.opening, server, clients, range(n), (whole, oracles(-1)))
