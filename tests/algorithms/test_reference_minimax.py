@@ -179,6 +179,26 @@ def test_smoothing_contracts():  # T13
         equal(group(z, True), group(NOISY.start, True))
 
 
+def test_smoothing_by_hand():
+    """One client, f = x y, two steps of (0.1, 0.2) from (1, 1), centre 3, rho 2, beta 0.5, server rates (0.5, 2).
+
+    x: 1, 0.9, 0.78; y: 1, 1.2, 1.38. The server's pull is 0.1 * 0.5 * 2 * 2 * (1 - 3) = -0.4, at the x of before:
+    x+ = 1 + 0.5 (-0.22) + 0.4 = 1.29; y+ = 1 + 2 (0.38) = 1.76; c+ = 3 + 0.5 (1.29 - 3) = 2.145. A box of 1.5 leaves
+    the local steps alone and cuts y+.
+    """
+    start = {"primal.x": np.array([1.0]), "dual.y": np.array([1.0])}
+    settings = {"lr": (0.1, 0.2), "rho": 2.0, "beta": 0.5, "server_lr": (0.5, 2.0), "centre": {"primal.x": [3.0]}}
+
+    def gradient(i, z, r, k):
+        return {"primal.x": z["dual.y"], "dual.y": z["primal.x"]}
+
+    for box, y in ((2.0, 1.76), (1.5, 1.5)):
+        cut = {"project": lambda dual, box=box: {"dual.y": np.minimum(dual["dual.y"], box)}}
+        path = fess_gda(gradient, start, 1, [[0]], {(0, 0): 2}, **settings, **cut)
+        equal(path.x[0], {"primal.x": [1.29], "dual.y": [y]})
+        equal(path.shared[0]["centre"], {"primal.x": [2.145]})
+
+
 def test_control_variates_from_a_second_cohort():
     """Asked at the server's point all clients give v = mean g: the first of one step each is the server's own step."""
     cohorts, steps = everyone(5, 1, 1)

@@ -113,6 +113,25 @@ def test_plain_averaging_is_gamma_of_k_steps(method):
     same(usual, play(method, NOISY, EVEN, lr=LR, beta=BETA))
 
 
+def test_a_client_with_more_steps_counts_as_much_or_more():
+    """Two clients whose slopes are 3 and -0.5 everywhere, 1 and 3 steps of 0.1: unit steps end at -0.1 and 0.3.
+
+    Each by its own K: 0.2 / 0.1 * (-0.1 / 1 + 0.3 / 3) / 2 = 0. By the mean, 2: 0.2 / 0.1 * (-0.05 + 0.15) / 2 = 0.1.
+    """
+    timetable = ([[0, 1]], {(0, 0): 1, (0, 1): 3})
+    for per, end in (("own", 0.0), ("mean", 0.1)):
+        path = fed_nsgda_m(
+            lambda i, z, r, k: {"primal.x": np.array([(3.0, -0.5)[i]])},
+            {"primal.x": np.zeros(1)},
+            2,
+            *timetable,
+            lr=(0.1, 0.0),
+            gamma=(0.2, 0.0),
+            per=per,
+        )
+        np.testing.assert_allclose(path.x[0]["primal.x"], end, atol=ROUNDING)
+
+
 @FROZEN
 def test_steps_of_line_11(method):
     """K each client's own or the mean: one with equal steps, two with unequal; never a matter of eta alone."""
