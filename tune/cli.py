@@ -69,7 +69,7 @@ def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: 
     folder = out or Path("runs") / run_id
     with nothing_left(folder), resumable(folder):
         result = start(loaded, folder, [Progress()], run_id)
-    click.echo(json.dumps(result.summary()) if as_json else report(result))
+    click.echo(json.dumps(result.summary()) if as_json else told_of(result))
 
 
 @main.command()
@@ -90,7 +90,7 @@ def resume(directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     with resumable(directory):
         result = go_on(loaded, directory, [Progress()])
-    click.echo(json.dumps(result.summary()) if as_json else report(result))
+    click.echo(json.dumps(result.summary()) if as_json else told_of(result))
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def resumable(folder: Path) -> Iterator[None]:
         raise FedFleetError(f"{error}{how}") from error
 
 
-def report(result: Any) -> str:
+def told_of(result: Any) -> str:
     summary = result.summary()
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(
@@ -141,6 +141,52 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
     click.echo(describe(loaded))
 
 
+@main.command()
+@click.argument("study")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/studies/NAME); goes on with it.")
+@click.option("--scale", type=float, help="Multiply the rounds by this; the report says so.")
+@click.option("--rounds", type=int, help="Rounds of every run, in the place of the study's.")
+@click.option("--clients", type=int, help="Clients, in the place of the study's; the cohort in proportion.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Cells at once (default: processors).")
+@click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
+@told
+def study(
+    study: str, overrides: tuple[str, ...], out: Path | None, jobs: int | None, keep_models: bool, **reduced: Any
+):
+    """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or go on with it where it stopped."""
+    from .study.command import run_named
+
+    given = {key: value for key, value in reduced.items() if value is not None}
+    if failed := run_named(study, overrides, given, out, jobs, keep_models):
+        raise FedFleetError(f"{failed} of the study's cells failed; the report says why, the same command tries again")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@told
+def report(folder: Path) -> None:
+    """Write report.html and report.md of the study in FOLDER anew, of what has been run so far."""
+    from .report.page import write_report
+    from .study.folder import Folder
+
+    click.echo(write_report(Folder(folder)))
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
+@click.option("--lower", is_flag=True, help="Lower values are better.")
+@click.option("--target", "targets", multiple=True, type=float, help="For rounds, bytes, seconds to it (repeatable).")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with charts.")
+@told
+def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None) -> None:
+    """Compare the runs in these folders; runs that differ in the seed alone are one line."""
+    from .compare import compare_runs
+
+    click.echo(compare_runs(runs, metric, lower, targets, html))
+
+
 KINDS = {
     "methods": "METHODS",
     "workloads": "WORKLOADS",
@@ -149,6 +195,7 @@ KINDS = {
     "rules": "RULES",
     "balls": "BALLS",
     "experiments": "",
+    "studies": "",
 }
 
 

@@ -9,9 +9,11 @@ HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients
 
 
 def listing(kind: str, table: str, plugins: tuple[str, ...] = ()) -> str:
-    if kind == "experiments":
-        from .files import shipped
+    if kind in ("experiments", "studies"):
+        from .files import shipped as experiments
+        from .study.spec import shipped as studies
 
+        shipped = experiments if kind == "experiments" else studies
         return columns([("name", "first line"), *((n, headline(p.read_text())) for n, p in shipped().items())])
     entries = Parts(find_plugin(name) for name in plugins).tables[table]
     if kind == "methods":

@@ -1,0 +1,104 @@
+"""Runs side by side: those that differ in the seed alone are one line, called after what sets it apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..engine.compare import FREE, flat
+from ..engine.errors import ConfigError
+from .report.findings import Findings, Run
+from .report.page import text, write_page
+from .report.tables import tables
+from .study.cells import IDLE
+from .study.folder import column, points_of, read_json
+from .study.spec import Report
+
+
+def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:
+    """The tables as text; `html`: where to write the page too."""
+    report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
+    found = findings_of(list(dict.fromkeys(folder for path in folders for folder in runs_in(path))), report)
+    if all(run.points is None for run in found.runs):
+        known = ", ".join(metrics_of(folders[0])) or "none"
+        raise ConfigError(f"--metric {metric}: no run measured it; the first has {known}")
+    if html is None:
+        return text(found, tables(found))
+    if html.suffix != ".html":
+        raise ConfigError(f"--html {html} must end with .html; charts and a .md file go beside it")
+    html.parent.mkdir(parents=True, exist_ok=True)
+    return write_page(found, html.parent, html.stem)
+
+
+def runs_in(path: Path) -> list[Path]:
+    """A run's folder, or all those in a study's or search's folder."""
+    if (path / "config.yaml").is_file():
+        return [path]
+    below = sorted(file.parent for file in path.glob("**/config.yaml")) if path.is_dir() else []
+    if not below:
+        raise ConfigError(f"{path} holds no run; give folders that `fedfleet run` or `fedfleet study` wrote")
+    return below
+
+
+def metrics_of(path: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    first = runs_in(path)[0] / "rounds.parquet"
+    return (
+        [name for name in pq.read_schema(first).names if name.startswith(("eval/", "train/"))]
+        if first.is_file()
+        else []
+    )
+
+
+def findings_of(folders: list[Path], report: Report) -> Findings:
+    configurations = [telling(yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
+    labels = labels_of(configurations)
+    runs = [run_of(folder, label, report) for folder, label in zip(folders, labels, strict=True)]
+    for run in runs:
+        if sum(other[:3] == run[:3] for other in runs) > 1:
+            raise ConfigError(
+                f"two runs are {run.method}, seed {run.seed}, equal in all that moves a number; give one of them"
+            )
+    return Findings("Comparison of runs", report, list(dict.fromkeys(labels)), [()], runs)
+
+
+def telling(data: dict[str, Any]) -> dict[str, Any]:
+    """What moves a run's numbers, but for its seed, by dotted key."""
+    for part in ("workload", "method"):
+        if isinstance(data.get(part), str):
+            data[part] = {"name": data[part]}
+    return {k: v for k, v in flat(data).items() if k not in (*FREE, "seed") and not k.startswith(IDLE)}
+
+
+def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
+    """The method's name and the values of all keys in which the runs differ."""
+    keys = sorted({key for data in configurations for key in data})
+    differ = [key for key in keys if len({str(data.get(key)) for data in configurations}) > 1]
+    return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
+
+
+def label_of(data: dict[str, Any], differ: list[str]) -> str:
+    told = [f"{key.removeprefix('method.')} {data[key]}" for key in differ if key in data]
+    return ", ".join([str(data.get("method.name", "method")), *told])
+
+
+def run_of(folder: Path, label: str, report: Report) -> Run:
+    import pyarrow.parquet as pq
+
+    seed = int(yaml.safe_load((folder / "config.yaml").read_text()).get("seed", 0))
+    points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
+    final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
+    reason = "" if finished else read_json(folder / "failure.json").get("reason", "no result.json")
+    status = "finished" if finished else "not finished"
+    totals = (math.nan, math.nan, math.nan)
+    if (folder / "rounds.parquet").is_file():
+        table = pq.read_table(folder / "rounds.parquet")
+        totals = tuple(
+            float(column(table, name).sum()) for name in ("comm/bytes_up", "comm/bytes_down", "time/seconds")
+        )
+    return Run(label, (), seed, status, reason, {}, "", points, final, *totals)

@@ -1,0 +1,203 @@
+"""Charts as SVG: text stays text, in the reader's fonts; small panels, so that a phone shows one and a desk several."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..chart import COLOURS, MARKERS
+from ..study.folder import Points
+from ..study.spec import Report
+from .findings import Findings, Place, Run, mean_curve, name_of
+from .heat import grids
+from .statistics import front, spread
+
+SIZE = (4.3, 3.1)
+PANELS = 12
+"""Of a kind, at most; the tables have all."""
+LINES = ("-", "--", ":", "-.")
+
+
+class Chart(NamedTuple):
+    name: str
+    alt: str
+    svg: str
+
+
+class Group(NamedTuple):
+    title: str
+    note: str
+    charts: list[Chart]
+
+
+def groups(found: Findings) -> list[Group]:
+    """Only those that have something to show."""
+    more = f" Of {len(found.places)} levels the first {PANELS}." if len(found.places) > PANELS else ""
+    seeds = "Mean over seeds, the band is one standard deviation."
+    made = [
+        Group("Learning curves", seeds + more, curves(found)),
+        Group("Against the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
+        Group(
+            "Accuracy against bytes" if found.factor == 100 else "The metric against bytes",
+            "Bytes of the whole run, up and down, of all clients; the line joins methods that no other beats in both."
+            + more,
+            pareto(found),
+        ),
+        Group(
+            "Sensitivity",
+            "Mean over seeds of every point that was run; the framed point is the best. × diverged.",
+            [Chart(name, alt, draw) for name, alt, draw in rendered(found)],
+        ),
+    ]
+    return [group for group in made if group.charts]
+
+
+def rendered(found: Findings) -> Iterator[tuple[str, str, str]]:
+    for number, (title, paint) in enumerate(grids(found)[:PANELS], 1):
+        figure, axes = panel(title)
+        paint(figure, axes)
+        yield f"sensitivity-{number}", f"Sensitivity: {title}", svg(figure, f"s{number}")
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+def panel(title: str, size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(plain(title), fontsize=11)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def svg(figure: Any, prefix: str) -> str:
+    """The figure as an element to stand in a page: ids that no other chart has, no size but the view box's."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()[out.getvalue().index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
+    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))
+
+
+def plain(label: str) -> str:
+    """As text, where matplotlib would see mathematics."""
+    return label.replace("$", r"\$")
+
+
+def style(found: Findings, method: str) -> dict[str, Any]:
+    i = found.methods.index(method)
+    line = LINES[i // len(COLOURS) % len(LINES)]
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": line}
+
+
+def legend(found: Findings) -> Chart:
+    """The methods' colours, once for all charts."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    shown = [m for m in found.methods if any(run.method == m for run in found.runs)]
+    columns = 2 if max(map(len, shown), default=0) <= 22 else 1
+    figure = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(shown) / columns)))
+    lines = [Line2D([], [], markersize=5, **style(found, method)) for method in shown]
+    figure.legend(lines, list(map(plain, shown)), loc="center", ncols=columns, frameon=False, fontsize=10)
+    return Chart("legend", "Methods: " + ", ".join(shown), svg(figure, "legend"))
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+def curves(found: Findings) -> list[Chart]:
+    made = []
+    for number, place in enumerate(found.places[:PANELS], 1):
+        figure, axes = panel(name_of(place))
+        drawn = [curve(axes, found, method, place) for method in found.methods]
+        if any(drawn):
+            axes.set(xlabel="round", ylabel=found.unit)
+            scaled(axes, found.report)
+            made.append(Chart(f"curves-{number}", f"Learning curves, {name_of(place)}", svg(figure, f"c{number}")))
+    return made
+
+
+def curve(axes: Any, found: Findings, method: str, place: Place) -> bool:
+    points = mean_curve([run for run in found.at(method, place) if run.status == "finished"])
+    if points is None:
+        return False
+    rounds, mean, std = points[0], points[1] * found.factor, points[2] * found.factor
+    look = style(found, method)
+    axes.plot(rounds, mean, markersize=4, markevery=max(1, len(rounds) // 8), linewidth=1.5, **look)
+    if std.any():
+        axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+    return True
+
+
+def scaled(axes: Any, report: Report) -> None:
+    if report.log:
+        axes.set_yscale("log")
+
+
+def single(points: Points, report: Report, title: str) -> str:
+    """One run's curve."""
+    figure, axes = panel(title)
+    axes.plot(points.rounds, points.values, color=COLOURS[0], marker=MARKERS[0], markersize=3)
+    axes.set(xlabel="round", ylabel=report.metric)
+    scaled(axes, report)
+    return '<?xml version="1.0"?>\n' + svg(figure, "curve")
+
+
+def against(found: Findings) -> Iterator[Chart]:
+    """Final values along one axis, a panel for each combination of the others' levels."""
+    axis = found.report.level_axis or (list(found.axes)[-1] if found.axes else None)
+    if axis is None or len(found.axes[axis]) < 2:
+        return
+    at = list(found.axes).index(axis)
+    others = list(dict.fromkeys(place[:at] + place[at + 1 :] for place in found.places))
+    for number, other in enumerate(others[:PANELS], 1):
+        figure, axes = panel(name_of(other) if other else axis)
+        labels = found.axes[axis]
+        for i, method in enumerate(found.methods):
+            spreads = [spread(list(found.finals(method, (*other[:at], v, *other[at:])).values())) for v in labels]
+            means = np.array([s.mean for s in spreads]) * found.factor
+            errors = np.nan_to_num(np.array([s.std for s in spreads])) * found.factor
+            aside = np.arange(len(labels)) + 0.04 * (i - (len(found.methods) - 1) / 2)
+            axes.errorbar(aside, means, errors, capsize=2, markersize=4, linewidth=1.5, **style(found, method))
+        axes.set_xticks(range(len(labels)), [plain(label.removeprefix(f"{axis} = ")) for label in labels])
+        if max(map(len, labels)) * len(labels) > 50:
+            axes.tick_params(axis="x", rotation=30)
+        axes.set(xlabel=plain(axis), ylabel=found.unit)
+        scaled(axes, found.report)
+        yield Chart(f"levels-{number}", f"Final values along {axis}, {name_of(other)}", svg(figure, f"l{number}"))
+
+
+def pareto(found: Findings) -> list[Chart]:
+    made = []
+    for number, place in enumerate(found.places[:PANELS], 1):
+        points = {m: found.at(m, place) for m in found.methods if found.finals(m, place)}
+        if len(points) < 2:
+            continue
+        figure, axes = panel(name_of(place))
+        where = [sent_and_final(found, runs) for runs in points.values()]
+        for method, (sent, value) in zip(points, where, strict=True):
+            axes.plot([sent], [value], markersize=8, **{**style(found, method), "linestyle": "none"})
+        ahead = [where[i] for i in front(where, found.better)]
+        axes.plot([p[0] for p in ahead], [p[1] for p in ahead], color="#888888", linewidth=1, zorder=0)
+        axes.set(xlabel="MB up and down", ylabel=found.unit)
+        scaled(axes, found.report)
+        made.append(Chart(f"bytes-{number}", f"Final value against bytes, {name_of(place)}", svg(figure, f"b{number}")))
+    return made
+
+
+def sent_and_final(found: Findings, runs: list[Run]) -> tuple[float, float]:
+    """(MB, mean final value) of the runs that finished."""
+    done = [run for run in runs if not math.isnan(run.final)]
+    sent = spread([(run.up + run.down) / 1e6 for run in done]).mean
+    return sent, spread([run.final for run in done]).mean * found.factor

@@ -1,0 +1,164 @@
+"""What is to be reported: runs by method, level and seed, with what they measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..study.cells import Cell, levels, trials
+from ..study.folder import FINISHED, Folder, Points, column, read_json
+from ..study.progress import is_share
+from ..study.spec import Published, Report
+
+Place = tuple[str, ...]
+
+
+class Run(NamedTuple):
+    """`final`: mean of the last evaluations, nan unless finished; `up`, `down` in bytes; `chosen`: tuned settings."""
+
+    method: str
+    place: Place
+    seed: int
+    status: str
+    reason: str
+    settings: dict[str, Any]
+    chosen: str
+    points: Points | None
+    final: float
+    up: float
+    down: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`axes`: name -> labels in order; a place has a label for each. `notes`: in what a study was made smaller."""
+
+    title: str
+    report: Report
+    methods: list[str]
+    places: list[Place]
+    runs: list[Run]
+    axes: dict[str, list[str]] = field(default_factory=dict)
+    trials: list[Run] = field(default_factory=list)
+    paper: str = ""
+    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    published: Published = Published()
+    tuned: str = "none"
+
+    def at(self, method: str, place: Place) -> list[Run]:
+        """By seed."""
+        return [run for run in self.runs if run.method == method and run.place == place]
+
+    def finals(self, method: str, place: Place) -> dict[int, float]:
+        """Seed -> final value of the runs that finished."""
+        return {run.seed: run.final for run in self.at(method, place) if not math.isnan(run.final)}
+
+    @property
+    def factor(self) -> float:
+        """From the metric to the unit of tables and charts."""
+        return 100.0 if is_share(self.report.metric) else 1.0
+
+    @property
+    def unit(self) -> str:
+        name = self.report.metric.rsplit("/", 1)[-1].replace("_", " ")
+        where = {"eval": "test ", "train": "training "}.get(self.report.metric.partition("/")[0], "")
+        return f"{where}{name}{' (%)' if is_share(self.report.metric) else ''}"
+
+    def number(self, value: float) -> str:
+        if math.isnan(value):
+            return "–"
+        return f"{value * self.factor:.1f}" if is_share(self.report.metric) else f"{value:.4g}"
+
+    def better(self, a: float, b: float) -> bool:
+        return a > b if self.report.best == "max" else a < b
+
+
+def name_of(place: Place) -> str:
+    return ", ".join(place) or "all"
+
+
+def findings(folder: Folder) -> Findings:
+    study = folder.study
+    cells = folder.cells()
+    places = [place for place, _ in levels(study)]
+    axes = {name: list(dict.fromkeys(p[i] for p in places)) for i, name in enumerate(study.axes)}
+    return Findings(
+        title=study.title or study.name,
+        report=study.report,
+        methods=list(study.methods),
+        places=places,
+        runs=[run_of(folder, cell, study.report) for cell in cells],
+        axes=axes,
+        trials=[run_of(folder, cell, study.report) for cell in trials(study)],
+        paper=study.paper,
+        notes=study.notes,
+        facts=tuple(facts(folder, cells)),
+        published=study.published,
+        tuned=study.tune.each,
+    )
+
+
+def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
+    reason = folder.failure(cell).get("reason", "") if folder.status(cell) != FINISHED else ""
+    points = folder.points(cell, report.metric)
+    up, down, seconds = totals(folder, cell)
+    return Run(
+        cell.method,
+        cell.place,
+        cell.seed,
+        folder.status(cell),
+        reason,
+        cell.settings,
+        cell.chosen,
+        points,
+        folder.final(cell, report.metric, report.last),
+        up,
+        down,
+        seconds,
+    )
+
+
+def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
+    """Bytes up, bytes down, seconds of the rounds."""
+    import pyarrow.parquet as pq
+
+    path = folder.of(cell) / "rounds.parquet"
+    if not path.is_file():
+        return math.nan, math.nan, math.nan
+    table = pq.read_table(path)
+    up, down, seconds = (column(table, n).sum() for n in ("comm/bytes_up", "comm/bytes_down", "time/seconds"))
+    return float(up), float(down), float(seconds)
+
+
+def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
+    """Sizes and versions, of the cells that were run."""
+    sizes = [cell.data["federation"] for cell in cells]
+    for key, what in (("clients", "clients"), ("cohort", "of them a round"), ("rounds", "rounds")):
+        found = sorted({size[key] for size in sizes})
+        yield f"{found[0]} {what}" if len(found) == 1 else f"{found[0]} to {found[-1]} {what}"
+    yield f"{len({cell.seed for cell in cells})} seeds"
+    environment = next((e for c in cells if (e := read_json(folder.of(c) / "environment.json"))), None)
+    if environment:
+        packages = environment["packages"]
+        yield f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}"
+
+
+def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """(rounds, mean, standard deviation) over the seeds that were evaluated in these rounds; 0 for one seed."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        if run.points is not None:
+            for number, value in zip(run.points.rounds, run.points.values, strict=True):
+                values.setdefault(int(number), []).append(float(value))
+    if not values:
+        return None
+    most = max(map(len, values.values()))
+    rounds = np.array(sorted(number for number, found in values.items() if len(found) == most))
+    mean = np.array([np.mean(values[number]) for number in rounds])
+    return rounds, mean, np.array([np.std(values[n], ddof=1) if most > 1 else 0.0 for n in rounds])

@@ -1,0 +1,131 @@
+"""How much the settings matter: a map over two of them, a line over one, from all points that were run.
+
+The points are a tuned method's trials, and the study's own cells where two of its axes are keys with values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..chart import COLOURS
+from .findings import Findings, Run, name_of
+from .statistics import spread
+
+Paint = Callable[[Any, Any], None]
+Values = dict[tuple[Any, ...], float]
+"""Point of the grid -> mean of the metric over seeds; nan where a run diverged."""
+
+
+def grids(found: Findings) -> list[tuple[str, Paint]]:
+    """(title, what draws it)."""
+    return [*of_trials(found), *of_axes(found)]
+
+
+def of_trials(found: Findings) -> list[tuple[str, Paint]]:
+    made = []
+    for place in found.places:
+        for method in found.methods:
+            runs = [run for run in found.trials if run.method == method and run.place == place]
+            if runs and any(not math.isnan(run.final) for run in runs):
+                keys = [key for key in runs[0].settings if len({str(run.settings.get(key)) for run in runs}) > 1]
+                title = ", ".join([method, *place])
+                made += drawn(found, title, keys, [(tuple(run.settings[k] for k in keys), run) for run in runs])
+    return made
+
+
+def of_axes(found: Findings) -> list[tuple[str, Paint]]:
+    """The last two axes of a study whose levels are values."""
+    axes = [a for a, labels in found.axes.items() if all(label.startswith(f"{a} = ") for label in labels)][-2:]
+    if len(axes) < 2:
+        return []
+    at = [list(found.axes).index(axis) for axis in axes]
+    made = []
+    for method in found.methods:
+        for other in dict.fromkeys(tuple(v for i, v in enumerate(p) if i not in at) for p in found.places):
+            runs = [r for r in found.runs if r.method == method and without(r.place, at) == other]
+            points = [(tuple(value_of(run.place[i]) for i in at), run) for run in runs]
+            title = f"{method}, {name_of(other)}" if other else method
+            made += drawn(found, title, axes, points)
+    return made
+
+
+def without(place: tuple[str, ...], at: list[int]) -> tuple[str, ...]:
+    return tuple(v for i, v in enumerate(place) if i not in at)
+
+
+def value_of(label: str) -> Any:
+    text = label.partition(" = ")[2]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def drawn(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> list[tuple[str, Paint]]:
+    together: dict[tuple[Any, ...], list[float]] = {}
+    for point, run in points:
+        together.setdefault(point, []).append(run.final * found.factor)
+    values = {point: spread(found_).mean for point, found_ in together.items()}
+    names = [key.removeprefix("method.") for key in keys]
+    if len(keys) == 1:
+        return [(title, partial(line, found, names, values))]
+    return [(title, partial(heat, found, names, values))] if len(keys) == 2 else []
+
+
+def ordered(values: Values, at: int) -> list[Any]:
+    return sorted({point[at] for point in values}, key=lambda v: (isinstance(v, str), v if v == v else 0))
+
+
+def best_of(found: Findings, values: Values) -> tuple[Any, ...] | None:
+    best = None
+    for point, value in values.items():
+        if not math.isnan(value) and (best is None or found.better(value, values[best])):
+            best = point
+    return best
+
+
+def line(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
+    points = ordered(values, 0)
+    heights = np.array([values[(point,)] for point in points])
+    axes.plot(range(len(points)), heights, color=COLOURS[0], marker="o", linewidth=1.5)
+    for i in np.flatnonzero(np.isnan(heights)):
+        axes.text(float(i), 0.03, "×", transform=axes.get_xaxis_transform(), ha="center", fontsize=14)
+    best = best_of(found, values)
+    if best is not None:
+        axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
+    axes.set_xticks(range(len(points)), [short(point) for point in points])
+    axes.set(xlabel=names[0], ylabel=found.unit)
+    if found.report.log:
+        axes.set_yscale("log")
+
+
+def heat(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
+    rows, columns = ordered(values, 0), ordered(values, 1)
+    table = np.array([[values.get((row, column), math.nan) for column in columns] for row in rows])
+    shades = axes.imshow(table, cmap="cividis", aspect="auto", origin="lower")
+    axes.grid(visible=False)
+    middle = (np.nanmin(table) + np.nanmax(table)) / 2 if not np.isnan(table).all() else 0.0
+    best = best_of(found, values)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            value = table[i, j]
+            said = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
+            dark = not math.isnan(value) and value < middle
+            axes.text(j, i, said, ha="center", va="center", fontsize=9, color="white" if dark else "black")
+            if (row, column) == best:
+                from matplotlib.patches import Rectangle
+
+                axes.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="black", linewidth=2))
+    axes.set_xticks(range(len(columns)), [short(v) for v in columns])
+    axes.set_yticks(range(len(rows)), [short(v) for v in rows])
+    axes.set(xlabel=names[1], ylabel=names[0])
+    figure.colorbar(shades, ax=axes, label=found.unit)
+
+
+def short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float | int) and not isinstance(value, bool) else str(value)

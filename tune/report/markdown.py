@@ -1,0 +1,51 @@
+"""A report as Markdown: the page's numbers, its charts as files beside it."""
+
+from __future__ import annotations
+
+import re
+
+from .charts import Chart, Group
+from .findings import Findings
+from .tables import Table, Text
+
+
+def page(found: Findings, tables: list[Table], groups: list[Group], legend: Chart | None) -> str:
+    parts = [f"# {escaped(found.title)}", head(found)]
+    if found.notes:
+        parts.append("**Reduced, not the full study:** " + escaped("; ".join(found.notes)) + ".")
+    if found.published.claims:
+        claims = "\n".join(f"- {escaped(claim)}" for claim in found.published.claims)
+        parts.append(f"What the paper shows:\n\n{claims}")
+    parts += [tabled(table) for table in tables]
+    if legend is not None:
+        parts.append(image(legend))
+    parts += [section(group) for group in groups]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def head(found: Findings) -> str:
+    said = [found.paper, *found.facts]
+    return escaped("; ".join(filter(None, said))) + "." if any(said) else ""
+
+
+def section(group: Group) -> str:
+    return "\n\n".join([f"## {group.title}", group.note, *map(image, group.charts)])
+
+
+def image(chart: Chart) -> str:
+    return f"![{escaped(chart.alt)}](charts/{chart.name}.svg)"
+
+
+def tabled(table: Table) -> str:
+    head = f"| {' | '.join(map(escaped, table.heads))} |\n|{' --- |' * len(table.heads)}"
+    rows = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in table.rows)
+    return f"## {escaped(table.title)}\n\n{escaped(table.note)}\n\n{head}\n{rows}"
+
+
+def cell(text: Text) -> str:
+    return f"**{escaped(text.text)}**" if text.best and text.text else escaped(text.text)
+
+
+def escaped(text: str) -> str:
+    """User's words as words: no markup, no HTML, no line that ends a table."""
+    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,41 @@
+"""A report's files: report.html with all in it, report.md with its charts in charts/."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ...engine.directory import write
+from ..listing import columns
+from ..study.folder import Folder
+from . import html, markdown
+from .charts import groups, legend
+from .findings import Findings, findings
+from .tables import Table, tables
+
+
+def write_report(folder: Folder) -> str:
+    """Of what has been run so far; the tables as text."""
+    return write_page(findings(folder), folder.path)
+
+
+def write_page(found: Findings, path: Path, name: str = "report") -> str:
+    made, drawn = tables(found), groups(found)
+    key = legend(found) if drawn and len(found.methods) > 1 else None
+    charts = path / "charts"
+    if charts.is_dir():
+        shutil.rmtree(charts)
+    charts.mkdir(parents=True)
+    for chart in [*([key] if key else []), *(chart for group in drawn for chart in group.charts)]:
+        write(charts / f"{chart.name}.svg", chart.svg)
+    write(path / f"{name}.html", html.page(found, made, drawn, key))
+    write(path / f"{name}.md", markdown.page(found, made, drawn, key))
+    return text(found, made)
+
+
+def text(found: Findings, made: list[Table]) -> str:
+    parts = [found.title, *(f"Reduced: {note}." for note in found.notes)]
+    for table in made:
+        rows = [tuple(table.heads), *(tuple(cell.text for cell in row) for row in table.rows)]
+        parts.append(f"\n{table.title}\n{columns(rows)}")
+    return "\n".join(parts)

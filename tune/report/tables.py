@@ -1,0 +1,186 @@
+"""The tables of a report, as text; every form of the report shows the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .findings import Findings, Place, Run, name_of
+from .statistics import Spread, holm, paired, reached, spread
+
+LEVEL = 0.05
+BY = "by the reported metric, on the test set, as the papers have it"
+
+
+class Text(NamedTuple):
+    """A cell; `best`: to stand out."""
+
+    text: str
+    best: bool = False
+
+
+class Table(NamedTuple):
+    title: str
+    note: str
+    heads: list[str]
+    rows: list[list[Text]]
+
+
+def tables(found: Findings) -> list[Table]:
+    made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
+    return [table for table in [*made, troubles(found)] if table.rows]
+
+
+def plain(*cells: str) -> list[Text]:
+    return [Text(cell) for cell in cells]
+
+
+def told(found: Findings, what: Spread, of: int) -> str:
+    """ "91.2 ± 0.4", with how many of the seeds where some are missing."""
+    if not what.n:
+        return "–"
+    few = f" ({what.n} of {of})" if what.n < of else ""
+    sd = "" if math.isnan(what.std) else f" ± {found.number(what.std)}"
+    return f"{found.number(what.mean)}{sd}{few}"
+
+
+def results(found: Findings) -> Table:
+    spreads = {(m, p): spread(list(found.finals(m, p).values())) for m in found.methods for p in found.places}
+    best = {place: leader(found, place) for place in found.places}
+    rows = []
+    for method in found.methods:
+        cells = [
+            Text(told(found, spreads[method, place], len(found.at(method, place))), best[place] == method)
+            for place in found.places
+        ]
+        rows.append([Text(method), *cells])
+    last = f", each the mean of its last {found.report.last} evaluations" if found.report.last > 1 else ""
+    note = f"{found.unit}: mean ± standard deviation over seeds{last}. The best of each column stands out."
+    return Table("Results", note, ["method", *map(name_of, found.places)], rows)
+
+
+def leader(found: Findings, place: Place) -> str | None:
+    """The method with the best mean."""
+    ahead, value = None, math.nan
+    for method in found.methods:
+        mean = spread(list(found.finals(method, place).values())).mean
+        if not math.isnan(mean) and (ahead is None or found.better(mean, value)):
+            ahead, value = method, mean
+    return ahead
+
+
+def published(found: Findings) -> Table:
+    """Where the paper has a number: it, ours, the difference."""
+    rows, places = [], {name_of(place): place for place in found.places}
+    for method, values in found.published.values.items():
+        for level, value in values.items():
+            if method in found.methods and level in places:
+                mean = spread(list(found.finals(method, places[level]).values())).mean * found.factor
+                here = "–" if math.isnan(mean) else f"{mean:.1f}"
+                apart = "–" if math.isnan(mean) else f"{mean - value:+.1f}"
+                rows.append(plain(method, level, f"{value:.1f}", here, apart))
+    note = f"{found.unit}; published: {found.published.source or found.paper}."
+    if found.notes:
+        note += " This study was made smaller than the published one (see above), so the numbers are not of one thing."
+    return Table("Beside the published numbers", note, ["method", "level", "published", "here", "difference"], rows)
+
+
+def targets(found: Findings) -> Iterator[Table]:
+    for target in found.report.targets:
+        rows = [row for place in found.places for method in found.methods if (row := to(found, method, place, target))]
+        if all(row[3].text == "–" for row in rows):
+            continue
+        note = (
+            "To the first evaluation that reached it, mean ± standard deviation over the seeds that did. Bytes up and "
+            "down of all clients; seconds are of rounds, as they took with other cells running beside."
+        )
+        heads = ["level", "method", "seeds", "rounds", "MB", "seconds"]
+        yield Table(f"To {found.unit} {found.number(target)}", note, heads, rows)
+
+
+def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
+    runs = found.at(method, place)
+    there = [reached(run.points, target, found.better) for run in runs]
+    took = [one for one in there if one is not None]
+    numbers = [(one.rounds, one.sent / 1e6, one.seconds) for one in took]
+    cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in ((0, 0), (1, 1), (2, 1))]
+    return plain(name_of(place), method, f"{len(took)} of {len(runs)}", *cells) if runs else []
+
+
+def bare(what: Spread, digits: int) -> str:
+    if not what.n:
+        return "–"
+    sd = "" if math.isnan(what.std) else f" ± {what.std:,.{digits}f}"
+    return f"{what.mean:,.{digits}f}{sd}"
+
+
+def significance(found: Findings) -> Table:
+    """Every method against the best of its level, paired by seed."""
+    rows = []
+    for place in found.places:
+        ahead = leader(found, place)
+        others = [m for m in found.methods if m != ahead and found.finals(m, place)] if ahead else []
+        pairs = [paired(found.finals(ahead or "", place), found.finals(other, place)) for other in others]
+        for other, pair, p in zip(others, pairs, holm([pair.p for pair in pairs]), strict=True):
+            if pair.n < 2:
+                continue
+            interval = f"{found.number(pair.low)} … {found.number(pair.high)}"
+            said = Text(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
+            cells = plain(name_of(place), ahead or "", other, found.number(pair.difference), interval, str(pair.n))
+            rows.append([*cells, said])
+    note = (
+        f"{found.unit}: the best mean of each level less each other, paired by seed: mean difference, its 95 % "
+        "interval, and the p of Student's paired t, by Holm for the methods of the level. Few seeds make wide "
+        "intervals; that the best was picked by the same numbers makes p a little too small."
+    )
+    return Table("Differences", note, ["level", "best", "less", "difference", "95 %", "seeds", "p"], rows)
+
+
+def settings(found: Findings) -> Table:
+    """What tuning chose."""
+    rows, paper = [], found.published.settings
+    for method in found.methods:
+        for place in found.places:
+            chosen = [run.chosen for run in found.at(method, place)]
+            if any(chosen):
+                text = chosen[0] if len(set(chosen)) == 1 else " | ".join(chosen)
+                rows.append(plain(method, name_of(place), text, paper.get(method, {}).get(name_of(place), "")))
+    heads = ["method", "level", "chosen", "published"]
+    if not any(row[3].text for row in rows):
+        heads, rows = heads[:3], [row[:3] for row in rows]
+    note = {
+        "none": "Not tuned: the first of every grid.",
+        "cell": f"The best of each grid for every seed {BY}; seeds apart by |.",
+        "level": f"The best of each grid for all seeds of a level {BY}.",
+        "once": f"The best of each grid for all levels and seeds {BY}.",
+    }[found.tuned]
+    return Table("Settings", note, heads, rows)
+
+
+def costs(found: Findings) -> Table:
+    rows = []
+    for method in found.methods:
+        runs = [run for run in found.runs if run.method == method and not math.isnan(run.up)]
+        if runs:
+            rows.append(plain(method, *(bare(spread([get(run) for run in runs]), 1) for get in (up, down, seconds))))
+    note = "A run's traffic and the seconds of its rounds, mean ± standard deviation over levels and seeds."
+    return Table("Costs", note, ["method", "MB up", "MB down", "seconds"], rows)
+
+
+def up(run: Run) -> float:
+    return run.up / 1e6
+
+
+def down(run: Run) -> float:
+    return run.down / 1e6
+
+
+def seconds(run: Run) -> float:
+    return run.seconds
+
+
+def troubles(found: Findings) -> Table:
+    bad = [run for run in found.runs if run.status != "finished"]
+    rows = [plain(run.method, name_of(run.place), str(run.seed), run.status, run.reason) for run in bad]
+    return Table("Not finished", "Diverged runs count nowhere above.", ["method", "level", "seed", "how", "why"], rows)

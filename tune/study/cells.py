@@ -1,0 +1,195 @@
+"""What a study comes to: cells, each a run; trials of its grids; and which point of a grid a cell takes.
+
+Nothing is kept here: from a study and the folder with what has been run, the same cells follow every time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import product
+from typing import Any, NamedTuple
+
+from ...engine.compare import FREE, flat
+from ...engine.errors import ConfigError, nearest
+from ...engine.parts import find_plugin
+from ..files import override
+from .grids import points
+from .spec import CLIENTS, COHORT, ROUNDS, Study
+
+IDLE = ("name", "tracking.", "checkpoint.", "engine.keep_state", "engine.on_failure", "engine.store", "plugins")
+"""Move no number of a run."""
+
+SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
+
+
+class Cell(NamedTuple):
+    """One run. `settings`: the values that were chosen from the method's grids, by dotted key."""
+
+    method: str
+    place: tuple[str, ...]  # a label for each axis
+    seed: int
+    settings: dict[str, Any]
+    data: dict[str, Any]  # the experiment
+    key: str  # names its folder: equal configurations, equal keys
+
+    @property
+    def label(self) -> str:
+        return ", ".join([self.method, *self.place, f"seed {self.seed}"])
+
+    @property
+    def chosen(self) -> str:
+        """ "rule.lr 0.1, server_lr 1": the settings, without "method."."""
+        return ", ".join(f"{key.removeprefix('method.')} {value}" for key, value in self.settings.items())
+
+
+Score = Callable[[Cell], float]
+"""A trial's value, larger is better; -inf for one that diverged, failed or has not been run."""
+
+
+# --- levels -----------------------------------------------------------------------------------------------------------
+def levels(study: Study) -> list[tuple[tuple[str, ...], Callable[[str], list[str]]]]:
+    """(labels, method -> overrides) of every combination of the axes' levels."""
+    axes = [axis_levels(name, axis, study) for name, axis in study.axes.items()]
+    return [(tuple(label for label, _ in combination), joined(combination)) for combination in product(*axes)]
+
+
+def joined(combination: Any) -> Callable[[str], list[str]]:
+    return lambda method: [text for _, overrides in combination for text in overrides(method)]
+
+
+def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str, Callable[[str], list[str]]]]:
+    """{key: a.b, values: [1, 2]}, the key perhaps one for each method, or {label: {a.b: 1, …}, …}."""
+    if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
+        return [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
+    made = []
+    for label, overrides in axis.items():
+        if not isinstance(overrides, dict):
+            raise ConfigError(
+                f"axes.{name}.{label} must be a mapping of overrides, got {overrides!r}; or write the axis as "
+                "{key: federation.local.steps, values: [1, 5]}"
+            )
+        texts = [text(key, value) for key, value in overrides.items()]
+        made.append((str(label), functools.partial(always, texts)))
+    return made
+
+
+def always(texts: list[str], method: str) -> list[str]:
+    return texts
+
+
+def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], list[str]]:
+    if isinstance(key, str):
+        return functools.partial(always, [text(key, value)])
+    if not isinstance(key, dict):
+        raise ConfigError(f"axes.{name}.key must be a key, or {{method: key}}, got {key!r}")
+    for method in key:
+        if method not in study.methods:
+            raise ConfigError(f"axes.{name}.key: {method} is no method of the study; {nearest(method, study.methods)}")
+    return lambda method: [text(key[method], value)] if method in key else []
+
+
+def text(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value)}"
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> list[Cell]:
+    """A cell for each point of the method's grids, at one level and seed."""
+    data = deepcopy({**study.experiment, "method": study.methods[method]})
+    data = reduce(override(data, overrides(method)), study)
+    data.update(seed=seed, plugins=list(study.plugins), tracking={"uri": "none"})
+    data["engine"] = {**data.get("engine", {}), "backend": "local"}
+    return [made(method, place, seed, settings, point) for settings, point in points(data)]
+
+
+def made(method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any], data: dict[str, Any]) -> Cell:
+    label = ", ".join([method, *place])
+    return Cell(method, place, seed, settings, {**data, "name": label}, digest(data))
+
+
+def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
+    """Fewer rounds and clients, as the study says; evaluations stay at the same shares of the run."""
+    scale, rounds, clients = study.reduced.scale, study.reduced.rounds, study.reduced.clients
+    federation = data["federation"] = {**SIZES, **data.get("federation", {})}
+    full = federation["rounds"]
+    federation["rounds"] = rounds or max(1, round(full * scale))
+    if every := data.get("evaluate", {}).get("every"):
+        data["evaluate"] = {**data["evaluate"], "every": max(1, round(every * federation["rounds"] / full))}
+    if clients is not None:
+        federation["cohort"] = max(1, round(federation["cohort"] * clients / federation["clients"]))
+        federation["clients"] = clients
+    return data
+
+
+def shorter(cell: Cell, rounds: int | None) -> Cell:
+    """The same for a trial's number of rounds."""
+    if rounds is None:
+        return cell
+    data = {**cell.data, "federation": {**cell.data["federation"], "rounds": rounds}}
+    return cell._replace(data=data, key=digest(data))
+
+
+def digest(data: dict[str, Any]) -> str:
+    """16 hex digits of what moves the numbers of a run, plug-ins by their content."""
+    kept = {k: v for k, v in flat(data).items() if k not in FREE and not k.startswith(IDLE)}
+    plugins = [find_plugin(name).module for name in data.get("plugins", [])]
+    return hashlib.sha256(json.dumps([kept, plugins], sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+def trials(study: Study) -> list[Cell]:
+    """All points that tuning has to run, in the order of the cells that wait for them."""
+    if study.tune.each == "none":
+        return []
+    seeds = study.tune.seeds or study.seeds
+    found = [
+        shorter(cell, study.tune.rounds)
+        for method in study.methods
+        for place, overrides in levels(study)
+        for seed in seeds
+        for cell in points_or_nothing(grid(study, method, place, overrides, seed))
+    ]
+    return list({cell.key: cell for cell in found}.values())
+
+
+def points_or_nothing(cells: list[Cell]) -> list[Cell]:
+    return cells if len(cells) > 1 else []
+
+
+def cells(study: Study, score: Score | None = None) -> list[Cell]:
+    """The study's runs, each with the best settings by `score`; without one, with the first of every grid."""
+    return [cell for method in study.methods for cell in of_method(study, method, score)]
+
+
+def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
+    for place, overrides in levels(study):
+        for seed in study.seeds:
+            offered = grid(study, method, place, overrides, seed)
+            if len(offered) == 1 or score is None or study.tune.each == "none":
+                yield offered[0]
+            else:
+                yield best(offered, group(study, method, place, seed), study, score)
+
+
+def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[tuple[Any, int]]:
+    """((level, its overrides), seed) of the trials whose mean decides for one cell."""
+    each, seeds = study.tune.each, study.tune.seeds or study.seeds
+    at = [level for level in levels(study) if each == "once" or level[0] == place]
+    own = [seed] if each == "cell" and study.tune.seeds is None else seeds
+    return [(level, one) for level in at for one in own]
+
+
+def best(offered: list[Cell], deciding: list[tuple[Any, int]], study: Study, score: Score) -> Cell:
+    """Of equals the first. A point that was not run for every trial of the group counts as its worst does."""
+    method = offered[0].method
+    runs = [grid(study, method, place, overrides, seed) for (place, overrides), seed in deciding]
+    values = []
+    for number in range(len(offered)):
+        scores = [score(shorter(run[number], study.tune.rounds)) for run in runs]
+        values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
+    return offered[values.index(max(values))]

@@ -1,0 +1,36 @@
+"""What `fedfleet study` does besides running: the folder, what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...engine.errors import ConfigError
+from ..leftovers import check_out, nothing_left
+from .cells import cells, trials
+from .spec import load
+
+
+def run_named(
+    source: str, overrides: tuple[str, ...], reduced: dict[str, Any], out: Path | None, jobs: int | None, keep: bool
+) -> int:
+    """Run a study by name or file; the number of cells that failed."""
+    study = load(source, overrides, reduced)
+    folder = out or Path("runs") / "studies" / study.name
+    check_out(folder)
+    if (folder / "config.yaml").exists():
+        raise ConfigError(f"--out {folder} holds a run; choose another folder")
+    for note in study.notes:
+        click.echo(f"reduced: {note}", err=True)
+    click.echo(f"{len(cells(study))} cells, {len(trials(study))} trials to tune them; in {folder}", err=True)
+
+    from .runner import run_study
+
+    with nothing_left(folder):
+        outcome, text = run_study(study, folder, jobs, keep)
+    click.echo(text)
+    told = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
+    click.echo(f"\n{told}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
+    return outcome.failed

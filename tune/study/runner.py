@@ -1,0 +1,90 @@
+"""Runs a study: first the trials that tuning needs, then the cells, then the report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ...engine.config import experiment
+from ...engine.errors import Interrupted
+from ...engine.launch import prepare, stopping
+from ..report.page import write_report
+from .cells import Cell, grid, levels, trials
+from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, alone
+from .pool import Pool
+from .progress import Progress
+from .spec import Study
+from .track import Tracker
+
+
+class Outcome(NamedTuple):
+    """Cells by how they ended."""
+
+    finished: int
+    diverged: int
+    failed: int
+
+
+def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bool = False) -> tuple[Outcome, str]:
+    """Run what is not over yet; how cells ended, and the report as text. The folder's report is up to date afterwards.
+
+    jobs: cells at once, as many as there are processors unless given. A cell that fails or diverges is recorded and the
+    study goes on. Raises ConfigError, before anything runs, for what cannot; Interrupted on SIGINT and SIGTERM, with
+    what was under way checkpointed where its settings allow that.
+    """
+    check(study)
+    folder, jobs = Folder(path), jobs or os.cpu_count() or 1
+    with alone(path), stopping() as stop:
+        folder.keep(study)
+        tracker, progress = Tracker(study, folder), Progress(study, folder, jobs)
+        pool = Pool(folder, jobs, stop, keep_models)
+        ended = "KILLED"
+        try:
+            wave(pool, progress, "trial", trials(study))
+            if not stop():
+                wave(pool, progress, "cell", folder.cells(), tracker)
+            if stop():
+                raise Interrupted(stop(), f"; to go on: give the same command again, {folder.path} has what is done")
+            text = write_report(folder)
+            ended = "FINISHED"
+        finally:
+            progress.end()
+            pool.close()
+            tracker.close(ended)
+    return outcome(folder), text
+
+
+def check(study: Study) -> None:
+    """Every name and argument, once for each method and level; the points of a grid too."""
+    for method in study.methods:
+        for place, overrides in levels(study):
+            for cell in grid(study, method, place, overrides, study.seeds[0]):
+                prepare(experiment(cell.data), "check", Path("."))
+
+
+def wave(pool: Pool, progress: Progress, what: str, planned: list[Cell], tracker: Tracker | None = None) -> None:
+    """Cells that are over are told to the tracker, the others run; equal ones once."""
+    unique = list({cell.key: cell for cell in planned}.values())
+    old = [cell for cell in unique if pool.folder.status(cell) in OVER]
+    if not unique:
+        return
+    progress.begin(what, len(unique), old)
+    over = {cell.key for cell in old}
+    try:
+        if tracker is not None:
+            for cell in planned:
+                if cell.key in over:
+                    tracker.add(cell)
+        for event in pool.run([cell for cell in unique if cell.key not in over]):
+            progress.event(event)
+            if tracker is not None and event.what in (FINISHED, DIVERGED, FAILED):
+                tracker.add(event.cell)
+    finally:
+        progress.end()
+
+
+def outcome(folder: Folder) -> Outcome:
+    found = [folder.status(cell) for cell in folder.cells()]
+    finished, diverged = found.count(FINISHED), found.count(DIVERGED)
+    return Outcome(finished, diverged, len(found) - finished - diverged)
