@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..algorithms.contract import Algorithm, Message, Server
+from ..algorithms.contract import Algorithm, Known, Message, Server
 from ..algorithms.tree import Tree
+from .buffers import WithBuffers
 
 
 class Forms:
@@ -18,27 +19,35 @@ class Forms:
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
         with torch.no_grad():
             self.server: Server = algorithm.server_init(x)
-            self.client: Any = algorithm.client_init(self.server.public)
-            local = algorithm.client_begin(self.server.public, self.client)
-            self.message: Message = algorithm.client_finish(self.server.public, self.client, local)[0]
+            public = algorithm.unpack(self.server.public)
+            self.client: Any = algorithm.client_init(public)
+            local = algorithm.client_begin(public, self.client)
+            self.sent: Message = algorithm.client_finish(public, self.client, local)[0]
+            self.message: Message = algorithm.decode(public, self.sent)
         self.public_spec = pytree.tree_structure(self.server.public)
         self.client_spec = pytree.tree_structure(self.client)
         self.message_spec = pytree.tree_structure(self.message)
 
     @property
     def down(self) -> int:
-        """Bytes that one client receives a round."""
-        return size(self.server.public)
+        """Bytes that one client receives a round, buffers not counted."""
+        return size(wire(self.server.public)) - self.buffers
 
     @property
     def up(self) -> int:
-        """Bytes that one client sends a round."""
-        return size((self.message.delta, self.message.sent))
+        """Bytes that one client sends a round, buffers not counted."""
+        return size((self.sent.delta, self.sent.sent)) - self.buffers
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of running statistics that one client receives, and sends, a round."""
+        public = self.server.public
+        return size(public.buffers) if isinstance(public, WithBuffers) else 0
 
     @property
     def kept(self) -> int:
-        """Bytes that one client keeps between rounds."""
-        return size(self.client)
+        """Bytes that one client keeps between rounds, with what it knows from following the broadcasts."""
+        return size(self.client) + size(self.server.public) - size(wire(self.server.public))
 
     def mean(self, sums: list[Tensor], count: float, weight: float) -> Message:
         """The mean message of `count` clients from float64 sums of its leaves; delta's, the first, by their weight."""
@@ -51,6 +60,15 @@ class Forms:
         return pytree.tree_unflatten(means, self.message_spec)
 
 
+def wire(public: Any) -> Any:
+    """What is broadcast: a public state without what every client knows already."""
+
+    def known(part: Any) -> bool:
+        return isinstance(part, Known)
+
+    return pytree.tree_map(lambda part: () if known(part) else part, public, is_leaf=known)
+
+
 def size(state: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state))
 
@@ -58,4 +76,8 @@ def size(state: Any) -> int:
 def traffic(forms: Forms, down: int, up: int | None = None) -> dict[str, float]:
     """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
     up = down if up is None else up
-    return {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}
+    record = {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}
+    if not forms.buffers:
+        return record
+    buffers = float(forms.buffers)
+    return {**record, "comm/bytes_buffers_down": down * buffers, "comm/bytes_buffers_up": up * buffers}

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..algorithms.contract import Algorithm, Deferred, Plan
-from ..algorithms.tree import Tree
+from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Split, Workload
 from . import cohort, schedules
+from .buffers import Buffered
 from .config import Experiment
 from .errors import ConfigError
 from .parts import Parts, Plugin, find_plugin
@@ -56,12 +57,25 @@ class Job:
                 raise ConfigError(f"method: {error}") from error
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
-        return built
+        buffers = self.workload.buffers
+        return Buffered(built, len(buffers)) if buffers else built
 
     @property
     def plan(self) -> Plan:
         federation = self.experiment.federation
-        return Plan(federation.cohort, federation.clients, federation.rounds, federation.local.steps)
+        sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
+        return Plan(*sizes, self.experiment.seed, self.layout)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the model without buffers."""
+        try:
+            layout = self.start().layout
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"workload: {error}") from error
+        return layout.pick(set(layout.names) - set(self.workload.buffers))
 
     @property
     def changes(self) -> bool:
@@ -87,8 +101,9 @@ class Job:
         return min(engine.block, plan.cohort)
 
     def start(self) -> Tree:
-        """The model before round 1."""
+        """The model before round 1; buffers, where it has any, come last."""
         tensors = self.workload.init(self.experiment.seed)
+        tensors = {**tensors, **{name: tensors.pop(name) for name in self.workload.buffers}}  # these last
         return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:

@@ -9,6 +9,7 @@ client/count, dropped               clients that took part; those left out for f
 client/steps, gradients             their local steps and gradients in all
 client/norm2                        mean of |y_K - x|^2
 comm/bytes_down, bytes_up           of this round
+comm/bytes_buffers_down, …_up       running statistics, not counted above; where the model has any
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
 time/state                          of the hosts' time, what reading, writing and checking clients' states took
 """
@@ -26,7 +27,7 @@ from .history import History
 WHOLE = (
     "round",
     *("client/count", "client/dropped", "client/steps", "client/gradients"),
-    *("comm/bytes_down", "comm/bytes_up"),
+    *("comm/bytes_down", "comm/bytes_up", "comm/bytes_buffers_down", "comm/bytes_buffers_up"),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import yaml
 
 from ..algorithms.muon import kinds
@@ -16,16 +18,19 @@ from .listing import columns
 def describe(experiment: Experiment) -> str:
     job = prepare(experiment, new_run_id())
     x = job.start()
-    return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), parameters(x), "", traffic(job, x)])
+    tables = [parameters(x, job.workload.buffers), "", traffic(job, x)]
+    return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
-def parameters(x: Tree) -> str:
-    """Each tensor with its shape, and whether Muon's rules take it as a matrix or as a vector."""
+def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
+    """Each tensor with its shape, and whether Muon's rules take it as a matrix or as a vector; buffers in one row."""
     rows = [("tensor", "shape", "numbers", "kind")]
+    x, apart = x.pick(set(x) - set(buffers)), sum(x[name].numel() for name in buffers)
     for (name, kind), leaf in zip(kinds(x.layout).items(), x.views(), strict=True):
         what = f"matrix {kind[0]} x {kind[1]}" if kind else "vector"
         rows.append((name, " x ".join(map(str, leaf.shape)) or "()", f"{leaf.numel():,}", what))
-    return columns([*rows, ("total", "", f"{x.flat.numel():,}", "")])
+    rows.append(("total", "", f"{x.flat.numel():,}", ""))
+    return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
 
 
 def traffic(job: Job, x: Tree) -> str:

@@ -29,7 +29,8 @@ Columns = Mapping[str, np.ndarray]
 
 Params = Mapping[str, Tensor]
 Batch = Mapping[str, Tensor]
-"""A batch's columns, (B, ...), and "key", () int64: this step's source of randomness (see `counted`)."""
+"""A batch's columns, (B, ...), and "key", () int64: this step's source of randomness (see `counted`). Where clients of
+a block have short batches also "weight", (B,): each example's part of the mean loss, 0 for padding."""
 
 
 class Parts(NamedTuple):
@@ -112,6 +113,10 @@ class Workload(ABC):
     whole: tuple[str, ...] = ()
     """Columns of the report that are not averaged but seen whole by `summary`, as a ranking has to be."""
 
+    buffers: tuple[str, ...] = ()
+    """Those of `init`'s tensors that are running statistics: no method sees them. The gradient of `losses` at one is
+    what it was less what it becomes, so that a plain step of size one moves it; the server averages them."""
+
     lower: tuple[str, ...] = ("loss",)
     """Metrics that are better when they are lower: it decides which clients are worst off."""
 
@@ -135,8 +140,37 @@ class Keyed(nn.Module):
     key: Tensor | None = None
 
 
+class Running(nn.Module):
+    """A module with running statistics: buffers, averaged by the server as the model is, that testing goes by.
+
+    While `training` it goes by the batch, each example by its `share` (B,) of it (alike where that is None), and leaves
+    in `moved` what its buffers become.
+    """
+
+    training: bool
+    share: Tensor | None = None
+    moved: Mapping[str, Tensor]
+
+
+def buffers_of(module: nn.Module) -> tuple[str, ...]:
+    """The names of running statistics."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise ValueError(
+                f"running statistics must be of workloads.norms.BatchNorm, which the server averages, got torch's in "
+                f"{name}; use that one, or track_running_stats=False"
+            )
+    return tuple(name for name, _, _ in statistics(module))
+
+
+def statistics(module: nn.Module) -> list[tuple[str, Running, str]]:
+    """(full name, owner, name there) of each."""
+    owners = [(f"{name}." if name else "", part) for name, part in module.named_modules() if isinstance(part, Running)]
+    return [(name + leaf, part, leaf) for name, part in owners for leaf in part._buffers]
+
+
 class Stateless:
-    """A module as a function of its parameters: `call(p, x)`.
+    """A module as a function of its parameters and running statistics: `call(p, x)`.
 
     It puts the tensors where the module's parameters are. `torch.func.functional_call` does the same with more checks,
     and costs 40 to 90 microseconds a call on LeNet, 4 to 8 % of a local step.
@@ -151,14 +185,24 @@ class Stateless:
             if value is not None
         ]
         self.random = [part for part in module.modules() if isinstance(part, Keyed)]
+        self.running = statistics(module)
+        self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
 
-    def __call__(self, p: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """`key`: of what is random in training; none while testing."""
+    def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
+        """`key`: of what is random in training, none while testing; `share`: (B,), see `Running`."""
         for name, parameters, leaf in self.slots:
             parameters[leaf] = p[name]  # pyright: ignore[reportArgumentType] torch runs on plain tensors too
         for number, part in enumerate(self.random):
             part.key = None if key is None else counted.key(key, "module", number)
+        for _, part, _ in self.running:
+            part.training, part.share = key is not None, share
         return self.module(x)
+
+    def drift(self, p: Params) -> Tensor:
+        """0, with a gradient: at each buffer, what it was less what the last call makes of it."""
+        moves = [(p[name], part.moved[leaf]) for name, part, leaf in self.running]
+        total = torch.stack([((old - new).detach() * old).sum() for old, new in moves]).sum()
+        return total - total.detach()
 
 
 def initial(build: Any, seed: int) -> nn.Module:
@@ -187,8 +231,12 @@ class Classification(Workload):
         return self.model.build(self.shape, self.classes)
 
     def check(self) -> None:
+        _ = self.buffers
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         with torch.device("meta"):
-            self.build()
+            return buffers_of(self.build())
 
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
@@ -204,7 +252,8 @@ class Classification(Workload):
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(self.build, seed)
-        return {name: value.detach().clone() for name, value in module.named_parameters()}
+        buffers = {name: module.get_buffer(name) for name in self.buffers}
+        return {name: value.detach().clone() for name, value in [*module.named_parameters(), *buffers.items()]}
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings alone: `network` keeps tensors of its last call, and those of a vectorised one do not pickle."""
@@ -228,10 +277,11 @@ class Classification(Workload):
         return (x - mean) / std
 
     def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
-        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key)
+        return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key, batch.get("weight"))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        return cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
+        losses = cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
+        return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits, label = self.logits(p, batch), batch["label"]

@@ -1,8 +1,7 @@
-"""Convolutional networks of the papers, normalised by groups of channels.
+"""Convolutional networks of the papers, normalised by the batch, by groups of channels, or not (`norm`).
 
-The originals of CNN4, CNN8, CNN10 and ResNet-18 normalise by batches. That needs running means and variances, buffers
-that the engine does not average, so those forms are left out. GroupNorm has as many parameters (a scale and a shift a
-channel): the counts are the papers'.
+CNN4, CNN8 and CNN10 go by the batch as in the paper's code; of ResNet-18 both forms are in use. GroupNorm has as many
+parameters (a scale and a shift a channel): the counts are the papers' either way.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from . import counted
 from .base import Keyed, Model
+from .norms import Norm, normalising
 from .vision import torchvision_models
 
 STAGES = {
@@ -38,12 +38,6 @@ def images(name: str, shape: tuple[int, ...], least: int) -> None:
         )
 
 
-def group_norm(groups: int, channels: int) -> nn.GroupNorm:
-    if groups < 1 or channels % groups:
-        raise ValueError(f"groups must divide the channels, got groups={groups}, channels={channels}")
-    return nn.GroupNorm(groups, channels)
-
-
 class Dropout(Keyed):
     """Zeroes entries with probability `rate` and scales the others by 1 / (1 - rate), while there is a key."""
 
@@ -61,8 +55,20 @@ class Dropout(Keyed):
         return torch.where(kept, x / (1 - self.rate), torch.zeros_like(x))
 
 
-def stacked(name: str, shape: tuple[int, ...], classes: int, groups: int) -> nn.Module:
-    """3 x 3 convolutions without bias, GroupNorm, ReLU; a last layer without bias."""
+@dataclass(frozen=True)
+class Normalised(Model):
+    """`groups`: of channels, for norm: group."""
+
+    norm: Norm = "batch"
+    groups: int = 2
+
+    def layer(self, channels: int) -> nn.Module:
+        return normalising(self.norm, self.groups, channels)
+
+
+def stacked(name: str, shape: tuple[int, ...], classes: int, net: Normalised) -> nn.Module:
+    """3 x 3 convolutions without bias, normalisation, ReLU; a last layer without bias. Where nothing normalises, first
+    weights of SPREAD would die out on the way, and torch's own are kept."""
     images(name, shape, 2 ** len(STAGES[name]))
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, number = shape[0], 0
@@ -70,7 +76,7 @@ def stacked(name: str, shape: tuple[int, ...], classes: int, groups: int) -> nn.
         for width in widths:
             number += 1
             layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-            layers[f"norm{number}"] = group_norm(groups, width)
+            layers[f"norm{number}"] = net.layer(width)
             layers[f"relu{number}"] = nn.ReLU()
             channels = width
         layers[f"pool{stage}"] = nn.MaxPool2d(2)
@@ -78,42 +84,36 @@ def stacked(name: str, shape: tuple[int, ...], classes: int, groups: int) -> nn.
     layers["flat"] = nn.Flatten()
     layers["out"] = nn.Linear(channels * height * width, classes, bias=False)
     for layer in layers.values():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.Linear) and net.norm != "none":
             nn.init.normal_(layer.weight, std=SPREAD)
     return nn.Sequential(layers)
 
 
 @dataclass(frozen=True)
-class Cnn4(Model):
+class Cnn4(Normalised):
     """Four convolutions, 32 to 256 channels: 390,880 parameters on 28 x 28 grey, 399,136 on 32 x 32 colour images of
-    10 classes. Li et al. 2025 (FedMUD). `groups`: of GroupNorm."""
-
-    groups: int = 2
+    10 classes. Li et al. 2025 (FedMUD)."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return stacked("cnn4", shape, classes, self.groups)
+        return stacked("cnn4", shape, classes, self)
 
 
 @dataclass(frozen=True)
-class Cnn8(Model):
+class Cnn8(Normalised):
     """Eight convolutions, as the text of Li et al. 2025 has it: their code's ten without the last two. 1,183,456
     parameters on 32 x 32 colour images of 10 classes."""
 
-    groups: int = 2
-
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return stacked("cnn8", shape, classes, self.groups)
+        return stacked("cnn8", shape, classes, self)
 
 
 @dataclass(frozen=True)
-class Cnn10(Model):
+class Cnn10(Normalised):
     """Ten convolutions, 32 to 512 channels, as the code of Li et al. 2025 has it: 4,719,328 parameters on 32 x 32
     colour images of 10 classes, 4,765,408 of 100."""
 
-    groups: int = 2
-
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return stacked("cnn10", shape, classes, self.groups)
+        return stacked("cnn10", shape, classes, self)
 
 
 @dataclass(frozen=True)
@@ -146,18 +146,16 @@ class FemnistCnn(Model):
 
 
 @dataclass(frozen=True)
-class ResNet18(Model):
-    """ResNet-18 with GroupNorm and CIFAR's stem (3 x 3, no pooling), mean over the last map: 11,173,962 parameters on
-    colour images of 10 classes, 11,220,132 of 100. He et al. 2016; `groups`: 2 as in FedExP's code."""
+class ResNet18(Normalised):
+    """ResNet-18 with CIFAR's stem (3 x 3, no pooling), mean over the last map: 11,173,962 parameters on colour images
+    of 10 classes, 11,220,132 of 100. He et al. 2016; two groups as in FedExP's code."""
 
-    groups: int = 2
+    norm: Norm = "group"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         images("resnet18", shape, 8)
         resnet: Any = torchvision_models().resnet
-        net = resnet.ResNet(
-            resnet.BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda n: group_norm(self.groups, n)
-        )
+        net = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=self.layer)
         net.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
         net.maxpool = nn.Identity()

@@ -57,15 +57,20 @@ class Noisy(Workload):
         losses = self.of.losses(p, batch)
         if not self.scale:
             return losses
-        sizes = [value.numel() for value in p.values()]
+        own = [value for name, value in p.items() if name not in self.of.buffers]
+        sizes = [value.numel() for value in own]
         xi = noise.draw(self.law, self.tail, counted.key(batch["key"], "gradient noise"), sum(sizes))
         parts = torch.split(xi.to(losses.dtype), sizes)
-        term = sum((part * value.reshape(-1)).sum() for part, value in zip(parts, p.values(), strict=True))
+        term = sum((part * value.reshape(-1)).sum() for part, value in zip(parts, own, strict=True))
         # Its value is taken away again: a loss that is reported stays the workload's.
         return losses + self.scale * (term - _constant(term))
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         return self.of.report(p, batch)
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.buffers
 
     @property
     def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import vmap
 
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import Model, Stateless
+from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models import LeNet
 from fedfleet.workloads.recurrent import Lstm, Lstm4, Rnn, Tanh
@@ -39,12 +39,12 @@ def test_parameter_counts(model: Model, shape, classes, count):
     with torch.device("meta"):
         module = model.build(shape, classes)
     assert sum(value.numel() for value in module.parameters()) == count
-    assert not list(module.buffers())
+    assert [name for name, _ in module.named_buffers()] == list(buffers_of(module))
 
 
 SMALL = [
-    (Cnn4(), (1, 16, 16)),
-    (Cnn8(), (1, 16, 16)),
+    (Cnn4("group"), (1, 16, 16)),
+    (Cnn8("group"), (1, 16, 16)),
     (FemnistCnn((0.25, 0.5)), (1, 12, 12)),
     (ResNet18(), (3, 8, 8)),
     (Vit(width=16, depth=2, heads=2, head=4, mlp=16), (3, 8, 8)),
@@ -129,7 +129,7 @@ def test_each_dropout_of_a_model_draws_its_own():
         (lambda: Cnn10().build((1, 28, 28), 10), "cnn10 needs inputs"),
         (lambda: FemnistCnn().build((64,), 10), "femnist_cnn needs inputs"),
         (lambda: FemnistCnn((1.0, 0.0)).build(GREY, 10), "dropout=1"),
-        (lambda: ResNet18(3).build(COLOUR, 10), "groups=3, channels=64"),
+        (lambda: ResNet18(groups=3).build(COLOUR, 10), "groups=3, channels=64"),
         (lambda: Vit(patch=5).build(COLOUR, 10), "patch=5"),
         (lambda: Vit(depth=0), "depth=0"),
         (lambda: Lstm(0), "hidden=0"),

@@ -1,0 +1,224 @@
+"""BatchNorm: torch's numbers, padding that does not count, running statistics that the server averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from torch import nn
+
+from fedfleet.engine.batches import stream
+from fedfleet.engine.buffers import Buffered, joined, parted
+from fedfleet.engine.config import Experiment, Local, experiment
+from fedfleet.engine.forms import Forms
+from fedfleet.engine.job import Job
+from fedfleet.engine.launch import run
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import Model, Stateless, buffers_of
+from fedfleet.workloads.convolutional import Cnn4, ResNet18
+from fedfleet.workloads.noisy import Noisy
+from fedfleet.workloads.norms import BatchNorm
+from fedfleet.workloads.parquet import Parquet
+
+SHAPE, CLASSES, LR = (1, 16, 16), 3, 0.1
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+def test_it_is_torchs():
+    torch.manual_seed(0)
+    ours, torchs = Stateless(BatchNorm(4).double()), nn.BatchNorm2d(4).double()
+    p = {**dict(torchs.named_parameters()), **{n: torch.rand(4, dtype=torch.float64) for n, _, _ in ours.running}}
+    torchs.load_state_dict(p, strict=False)
+    x = torch.randn(5, 4, 3, 2, dtype=torch.float64)
+    assert torch.allclose(ours(p, x), torchs.eval()(x), rtol=1e-12, atol=1e-12)
+    wanted = torchs.train()(x)
+    assert torch.allclose(ours(p, x, counted.key(0)), wanted, rtol=1e-12, atol=1e-12)
+    moved = ours.running[0][1].moved
+    for name, buffer in torchs.named_buffers():
+        assert name == "num_batches_tracked" or torch.allclose(moved[name], buffer, rtol=1e-12)
+
+
+def test_padding_does_not_count():
+    torch.manual_seed(0)
+    network = Stateless(BatchNorm(4).double())
+    p = {name: value.detach() for name, value in [*network.module.named_parameters(), *network.module.named_buffers()]}
+    x = torch.randn(5, 4, 3, 2, dtype=torch.float64)
+    out = network(p, x[:3], counted.key(0))
+    moved = dict(network.running[0][1].moved)
+    share = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0], dtype=torch.float64)
+    assert torch.allclose(network(p, x, counted.key(0), share)[:3], out, rtol=1e-12, atol=1e-12)
+    for name, value in network.running[0][1].moved.items():
+        assert torch.allclose(value, moved[name], rtol=1e-12, atol=1e-15)
+
+
+def test_torchs_own_layer_is_refused():
+    with pytest.raises(ValueError, match=r"running statistics must be of workloads.norms.BatchNorm.* in 1"):
+        buffers_of(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))
+    assert buffers_of(nn.BatchNorm1d(3, track_running_stats=False)) == ()
+
+
+@pytest.mark.parametrize("model", [Cnn4(), ResNet18(norm="batch")], ids=["cnn4", "resnet18"])
+def test_norms_are_chosen(model: Any):
+    counts = {}
+    for norm in ("batch", "group", "none"):
+        with torch.device("meta"):
+            module = type(model)(norm=norm).build((3, 32, 32), 10)
+        counts[norm] = sum(value.numel() for value in module.parameters()), len(buffers_of(module))
+    layers = counts["batch"][1] // 2
+    assert layers == {"Cnn4": 4, "ResNet18": 20}[type(model).__name__]
+    assert counts["group"] == (counts["batch"][0], 0)
+    assert counts["none"][1] == 0
+    assert counts["none"][0] < counts["batch"][0]
+    with pytest.raises(ValueError, match="norm='layer'"):
+        type(model)(norm="layer").build((3, 32, 32), 10)
+
+
+# --- a federation -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Small(Model):
+    """One convolution, BatchNorm, a linear layer."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(shape[0], 4, 3), BatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, classes)
+        )
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Bright squares whose place is the class, on noise."""
+    random = np.random.default_rng(0)
+    (tmp_path / "data/table").mkdir(parents=True)
+    for part, rows in (("train", 90), ("test", 30)):
+        label = random.integers(0, CLASSES, rows)
+        x = random.normal(size=(rows, *SHAPE)) + 2
+        for row, c in enumerate(label):
+            x[row, :, 5 * c : 5 * c + 5, 3:8] += 3
+        table = pa.table({"input": list(x.reshape(rows, -1)), "label": label})
+        parquet.write_table(table, tmp_path / f"data/table/{part}.parquet")
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "data"
+
+
+def workload(root: Path) -> Parquet:
+    return Parquet(Small(), shape=SHAPE, classes=CLASSES, data_root=str(root))
+
+
+def plan(root: Path, method: str = "fedavg", **engine: Any) -> Experiment:
+    rules = {"fedavg": {"rule": {"name": "sgd", "lr": LR}}, "fedmuon_bc": {"matrices": 0.01, "vectors": 0.1}}
+    spec = {"name": "parquet", "shape": list(SHAPE), "classes": CLASSES, "data_root": str(root)}
+    return experiment(
+        {
+            "workload": {**spec, "model": "cnn4", "partition": {"name": "dirichlet", "beta": 0.5}},
+            "method": {"name": method, **rules.get(method, {})},
+            "federation": {
+                "clients": 6,
+                "cohort": 3,
+                "rounds": 3,
+                "local": {"epochs": 1, "batch": 8},
+                "weights": "examples",
+            },
+            "engine": {"backend": "local", "dtype": "float64", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def test_two_rounds_are_those_of_plain_torch(root: Path):
+    """Two clients of unequal size, torch's own BatchNorm, models and running statistics averaged by examples."""
+    ours = plan(root).model_copy(update={"workload": workload(root)})
+    federation = ours.federation.model_copy(update={"clients": 2, "cohort": 2, "rounds": 2})
+    job = ours.model_copy(update={"federation": federation})
+    result = run(job)
+    split = workload(root).split(0, 2)
+    x = torch.from_numpy(split.train["input"]).double()
+    label = torch.from_numpy(split.train["label"])
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(784, 3)).double()
+    first = {name: value.double() for name, value in workload(root).init(0).items()}
+    server = {**net.state_dict(), **first}
+    sizes = split.parts.sizes
+    for visit in range(2):
+        drawn = stream(split.parts, np.arange(2), np.full(2, visit), Local(epochs=1, batch=8), 0)
+        states = []
+        for client in range(2):
+            net.load_state_dict(server)
+            optimiser = torch.optim.SGD(net.parameters(), LR)
+            for k in range(int(drawn.steps[client])):
+                rows = drawn.rows[client, k]
+                if drawn.weight is not None:
+                    rows = rows[drawn.weight[client, k] > 0]
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(net(x[rows]), label[rows]).backward()
+                optimiser.step()
+            states.append({name: value.clone() for name, value in net.state_dict().items()})
+        server = {
+            name: sum(s[name] * int(n) for s, n in zip(states, sizes, strict=True)) / sizes.sum() for name in server
+        }
+        server["1.num_batches_tracked"] = torch.tensor(0)
+    assert set(result.model) == set(first)
+    for name, value in result.model.items():  # some dozens of float64 operations a number
+        assert torch.allclose(value, server[name], rtol=1e-9, atol=1e-12), name
+    net.load_state_dict(server)
+    test = torch.from_numpy(split.test["input"]).double()
+    right = (net.eval()(test).argmax(1).numpy() == split.test["label"]).mean()
+    assert result.metrics["eval/accuracy"] == pytest.approx(right, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "scaffold_vr", "fedmuon_bc"])
+def test_alone_equals_together(root: Path, method: str):
+    """Unequal clients in one block, so that some batches are padded and some clients finish early."""
+    alone, together = run(plan(root, method, block=1)), run(plan(root, method, block=3))
+    for name, value in alone.model.items():  # 15 steps of float64; Muon's rule takes roots of small differences
+        assert torch.allclose(value, together.model[name], rtol=1e-6, atol=1e-9), name
+    assert float(alone.model["norm1.running_mean"].abs().max()) > 0.01
+
+
+def test_on_ray_with_a_break_the_same_bits(root: Path, ray_here: None):
+    local = run(plan(root, "scaffold"))
+    for hosts in (1, 2):
+        assert run(plan(root, "scaffold", backend="ray", hosts=hosts)).model_sha256 == local.model_sha256
+
+
+def test_bytes_are_counted_apart(root: Path):
+    """480 channels, a mean and a variance each; float64."""
+    record = run(plan(root)).rows[0]
+    job = Job.of("x", plan(root))
+    own = sum(value.numel() for name, value in job.workload.init(0).items() if name not in job.workload.buffers)
+    assert record["comm/bytes_buffers_down"] == record["comm/bytes_buffers_up"] == 3 * 2 * 480 * 8
+    assert record["comm/bytes_down"] == record["comm/bytes_up"] == 3 * own * 8
+    assert "comm/bytes_buffers_down" not in run(plan(root).model_copy(update={"workload": "digits"})).rows[0]
+
+
+def test_methods_see_parameters_only(root: Path):
+    job = Job.of("x", plan(root, "scaffold"))
+    method, x = job.method(), job.start()
+    assert isinstance(method, Buffered)
+    forms = Forms(method, x)
+    own, buffers = parted(x, len(job.workload.buffers))
+    assert list(buffers) == list(job.workload.buffers)
+    assert forms.server.public.method.x.layout == own.layout
+    assert forms.kept == own.flat.numel() * 8
+    again = joined(own, buffers)
+    assert torch.equal(again.flat, x.flat)
+    assert again.layout == x.layout
+
+
+def test_noise_leaves_running_statistics_alone(root: Path):
+    plain = workload(root)
+    noisy = Noisy(plain, scale=1.0)
+    batch = {"input": torch.rand(4, *SHAPE), "label": torch.tensor([0, 1, 2, 0]), "key": counted.key(0)}
+    moves = []
+    for one in (plain, noisy):
+        p = {name: value.requires_grad_() for name, value in one.init(0).items()}
+        gradients = torch.autograd.grad(one.losses(p, batch).mean(), list(p.values()))
+        moves.append(dict(zip(p, gradients, strict=True)))
+    for name in plain.buffers:
+        assert torch.equal(moves[0][name], moves[1][name])
+        assert float(moves[0][name].abs().max()) > 0
+    assert not torch.equal(moves[0]["0.weight"], moves[1]["0.weight"])
