@@ -1,0 +1,149 @@
+"""Between Tune and Optuna: hands out trials, takes their reports, decides which end early, tells who watches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...engine.config import Experiment
+from ...engine.driver import Record
+from ...engine.errors import ConfigError, nearest
+from .ledger import Ledger, Trial
+from .plan import TOTALS, Plan
+
+
+class Watcher(Protocol):
+    """Told of a search: progress, MLflow."""
+
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None: ...
+
+    def trial_rounds(self, number: int, rows: list[Record]) -> None: ...
+
+    def trial_ends(self, trial: Trial) -> None: ...
+
+
+@dataclass
+class Live:
+    """A trial that is running. `rows`: its record so far."""
+
+    experiment: Experiment
+    rows: list[Record] = field(default_factory=list)
+
+    def add(self, row: Record) -> None:
+        """A round told again, after a process died, replaces what was told."""
+        while self.rows and self.rows[-1]["round"] >= row["round"]:
+            self.rows.pop()
+        self.rows.append(row)
+
+
+class Conductor:
+    def __init__(self, plan: Plan, ledger: Ledger, folder: Path, search_id: str, watchers: list[Any]) -> None:
+        self.plan, self.ledger, self.folder, self.search_id = plan, ledger, folder, search_id
+        self.watchers: list[Watcher] = watchers
+        self.live: dict[int, Live] = {}
+        self.broken: ConfigError | None = None  # a mistake that every trial would make
+        self.columns = [name for name in plan.settings.objectives if name not in TOTALS]
+
+    def propose(self) -> dict[str, Any] | None:
+        """The next trial as `trial.play` wants it, None where there is none left."""
+        proposal = self.ledger.propose()
+        if proposal is None:
+            return None
+        number = proposal.number
+        made = self.plan.experiment(proposal.values)
+        self.live[number] = Live(made)
+        for watcher in self.watchers:
+            watcher.trial_begins(number, proposal.values, made)
+        return {
+            "number": number,
+            "experiment": inner(made, self.plan.settings.hosts).plain(),
+            "run_id": f"{self.search_id}-{number:04d}",
+            "folder": str(trial_folder(self.folder, number)),
+            "columns": self.columns,
+            "keep_model": self.plan.settings.keep_models,
+            "cwd": str(Path.cwd()),
+        }
+
+    def hear(self, number: int, report: dict[str, Any]) -> bool:
+        """A report; whether the trial is over."""
+        live = self.live.get(number)
+        if live is None:
+            return True
+        rows = report["rows"]
+        lags = False
+        for row in rows:
+            live.add(row)
+            lags = self._reported(number, live, row) or lags
+        for watcher in self.watchers:
+            watcher.trial_rounds(number, rows)
+        if report["status"] == "running":
+            if lags:
+                self._end(number, "pruned")
+            return lags
+        self._end(number, report["status"], report["reason"])
+        return True
+
+    def died(self, number: int) -> None:
+        """Its process is gone without a word."""
+        if number in self.live:
+            self._end(number, "failed", "the trial's process died, twice; it may have run out of memory")
+
+    def _reported(self, number: int, live: Live, row: Record) -> bool:
+        """Record an evaluated round; whether the trial lags behind."""
+        if len(self.plan.settings.objectives) > 1 or not all(column in row for column in self.columns):
+            return False
+        prune = self.ledger.report(number, int(row["round"]), self._values(live)[0])
+        return prune and row["round"] < live.experiment.federation.rounds
+
+    def _values(self, live: Live) -> list[float]:
+        """Of the objectives, over the rounds so far."""
+        return [value_of(name, live.rows, self.plan.settings.last) for name in self.plan.settings.objectives]
+
+    def _end(self, number: int, status: str, reason: str = "") -> None:
+        live = self.live.pop(number)
+        values: list[float] = []
+        if status == "finished":
+            try:
+                values = self._values(live)
+            except ConfigError as error:
+                self.broken, status, reason = error, "failed", str(error)
+            else:
+                if not all(math.isfinite(value) for value in values):
+                    status, reason = "failed", f"an objective is not a number: {values}"
+        facts = {"rounds": len(live.rows), "seconds": total("seconds", live.rows), "bytes": total("bytes", live.rows)}
+        self.ledger.end(number, status, values, {**facts, "reason": reason} if reason else facts)
+        (ended,) = [trial for trial in self.ledger.trials() if trial.number == number]
+        for watcher in self.watchers:
+            watcher.trial_ends(ended)
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    return folder / "trials" / f"{number:04d}"
+
+
+def inner(made: Experiment, hosts: int) -> Experiment:
+    """The experiment as a trial runs it: in its own process or on hosts of its own, MLflow left to the search."""
+    where = {"backend": "ray", "hosts": hosts} if hosts else {"backend": "local"}
+    updates: dict[str, Any] = {"engine": made.engine.model_copy(update=where)}
+    if made.tracking.name == "mlflow":
+        updates["tracking"] = made.tracking.model_copy(update={"uri": "none"})
+    return made.model_copy(update=updates)
+
+
+def value_of(name: str, rows: list[Record], last: int) -> float:
+    """An objective over a run's record: a total, or the mean of a column's last values."""
+    if name in TOTALS:
+        return total(name, rows)
+    found = [row[name] for row in rows if name in row]
+    if not found:
+        columns = [*TOTALS, *sorted({column for row in rows for column in row if column != "round"})]
+        raise ConfigError(f"search.objectives: no round has {name}; {nearest(name, columns)}")
+    return sum(found[-last:]) / len(found[-last:])
+
+
+def total(name: str, rows: list[Record]) -> float:
+    if name == "seconds":
+        return float(sum(row["time/seconds"] for row in rows))
+    return float(sum(row["comm/bytes_down"] + row["comm/bytes_up"] for row in rows))

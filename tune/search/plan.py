@@ -1,0 +1,164 @@
+"""What is searched and how: the experiment with its ranges, and the section `search:` beside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from ...engine.config import Experiment, Section, experiment
+from ...engine.errors import ConfigError, nearest
+from ..files import own
+from .space import Range, code, corners, decided, ranges
+
+TOTALS = ("bytes", "seconds")
+"""Objectives that are no column of the record: a run's sum of what went down and up, and its time."""
+
+MODES = {"min": "minimize", "max": "maximize"}
+
+
+class Search(Section):
+    """`objectives`: column of the record, `bytes` or `seconds` -> max or min; a trial's value is the mean of its last
+    `last` evaluated rounds. `sampler`: who proposes; auto: every point once where all ranges are grids, else tpe.
+    `trials`: how many, all points of a grid unless given. `pruner`: asha or median end trials that lag behind, from
+    round `grace` on; asha lets the best 1 in `reduction` pass each rung. `concurrent`: trials at once, auto: as many as
+    fit. `hosts`: worker processes of a trial, 0: it runs in its own process alone. `storage`: Optuna's, auto: a SQLite
+    file in the search's folder. `study`: its name there. `start`: points to try first, {key: value}. `keep_models`:
+    leave every trial's final model in its folder."""
+
+    objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
+    last: int = Field(default=1, ge=1)
+    sampler: Literal["auto", "tpe", "random", "cmaes", "grid"] = "auto"
+    trials: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    pruner: Literal["none", "asha", "median"] = "none"
+    grace: int = Field(default=1, ge=1)
+    reduction: int = Field(default=3, ge=2)
+    concurrent: int | Literal["auto"] = "auto"
+    hosts: int = Field(default=0, ge=0)
+    storage: str = "auto"
+    study: str = ""
+    start: tuple[dict[str, Any], ...] = ()
+    keep_models: bool = False
+
+    @field_validator("objectives")
+    @classmethod
+    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("needs an objective, as in {eval/accuracy: max}")
+        return value
+
+    @field_validator("concurrent")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be a positive integer or auto")
+        return value
+
+
+TRIALS = 20
+"""Where neither the file nor a grid says how many."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`data`: the experiment as plain data with its ranges, without the section `search`."""
+
+    data: dict[str, Any]
+    settings: Search
+
+    @cached_property
+    def ranges(self) -> list[Range]:
+        return ranges(self.data)
+
+    @property
+    def sampler(self) -> str:
+        if self.settings.sampler != "auto":
+            return self.settings.sampler
+        return "grid" if all(r.kind == "grid" for r in self.ranges) else "tpe"
+
+    @property
+    def trials(self) -> int:
+        if self.sampler == "grid":
+            size = math.prod(len(r.values) for r in self.ranges)
+            return min(size, self.settings.trials or size)
+        return self.settings.trials or TRIALS
+
+    @property
+    def directions(self) -> list[str]:
+        return [MODES[mode] for mode in self.settings.objectives.values()]
+
+    def experiment(self, values: dict[str, Any]) -> Experiment:
+        """With these values by dotted key."""
+        return experiment(decided(self.data, values))
+
+    def plain(self) -> dict[str, Any]:
+        """As a file says it."""
+        settings = self.settings.model_dump(mode="json", exclude_defaults=True)
+        return {**own(self.data), "search": settings}
+
+
+def plan(data: dict[str, Any]) -> Plan:
+    """Of a file's plain data; ConfigError in one sentence where it cannot be searched as it is written."""
+    data = own(data)
+    made = Plan(data, settings(data.pop("search", None) or {}))
+    check(made)
+    return made
+
+
+def settings(given: Any) -> Search:
+    if not isinstance(given, dict):
+        raise ConfigError(f"search must be a mapping of keys, got {given!r}; write search: {{trials: 20}}")
+    try:
+        return Search.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(dict.fromkeys(sentence(e) for e in error.errors()))) from None
+
+
+def sentence(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int")))
+    if error["type"] == "extra_forbidden":
+        return f"search.{key} is not a key; {nearest(key, Search.model_fields)}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
+    return f"search.{key} {message}, got {error['input']!r}"
+
+
+def check(made: Plan) -> None:
+    found, asked = made.ranges, made.settings
+    if not found:
+        raise ConfigError(
+            "there is nothing to search: no value is a range; write for example method.rule.lr: "
+            "{search: loguniform, low: 1e-3, high: 1}, or give --paper-grid"
+        )
+    lists = [r.key for r in found if not r.listed]
+    if made.sampler == "grid" and lists:
+        raise ConfigError(f"search.sampler: a grid needs lists, {lists[0]} is a range; use tpe, random or cmaes")
+    if made.sampler == "cmaes" and sum(r.numeric for r in found) < 2:
+        raise ConfigError("search.sampler: cmaes needs two ranges of numbers or more; use tpe")
+    if made.sampler == "cmaes" and len(asked.objectives) > 1:
+        raise ConfigError("search.sampler: cmaes has one objective; use tpe or random")
+    if asked.pruner != "none" and len(asked.objectives) > 1:
+        raise ConfigError(f"search.pruner: {asked.pruner} needs one objective, got {len(asked.objectives)}; use none")
+    if asked.start and made.sampler == "grid":
+        raise ConfigError("search.start: a grid tries all its points; drop start")
+    starts(made)
+    for values in corners(found):
+        made.experiment(values)
+
+
+def starts(made: Plan) -> list[dict[str, Any]]:
+    """The points to try first, as the storage codes them."""
+    by_key = {r.key: r for r in made.ranges}
+    for point in made.settings.start:
+        for key in point:
+            if key not in by_key:
+                raise ConfigError(f"search.start: {key} is not a range of this search; {nearest(key, by_key)}")
+    return [{key: by_key[key].check(value) for key, value in point.items()} for point in made.settings.start]
+
+
+def coded(made: Plan, values: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as the storage holds them."""
+    return {r.key: code(values[r.key]) for r in made.ranges}
