@@ -20,6 +20,7 @@ from .statistics import front, spread
 SIZE = (4.3, 3.1)
 PANELS = 12
 """Of a kind, at most; the tables have all."""
+BYTES = "Bytes of the whole run, up and down, of all clients; the line joins the methods that no other beats in both."
 LINES = ("-", "--", ":", "-.")
 
 
@@ -30,38 +31,33 @@ class Chart(NamedTuple):
 
 
 class Group(NamedTuple):
+    """`legend`: of its charts, where they have methods."""
+
     title: str
     note: str
     charts: list[Chart]
+    legend: Chart | None = None
 
 
 def groups(found: Findings) -> list[Group]:
     """Only those that have something to show."""
     more = f" Of {len(found.places)} levels the first {PANELS}." if len(found.places) > PANELS else ""
-    seeds = "Mean over seeds, the band is one standard deviation."
+    title = f"{found.what[:1].upper()}{found.what[1:]} against"
     made = [
-        Group("Learning curves", seeds + more, curves(found)),
-        Group("Against the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
-        Group(
-            "Accuracy against bytes" if found.factor == 100 else "The metric against bytes",
-            "Bytes of the whole run, up and down, of all clients; the line joins methods that no other beats in both."
-            + more,
-            pareto(found),
-        ),
-        Group(
-            "Sensitivity",
-            "Mean over seeds of every point that was run; the framed point is the best. × diverged.",
-            [Chart(name, alt, draw) for name, alt, draw in rendered(found)],
-        ),
+        Group("Learning curves", "Mean over seeds; the band is one standard deviation." + more, curves(found)),
+        Group(f"{title} the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
+        Group(f"{title} bytes", BYTES + more, pareto(found)),
     ]
-    return [group for group in made if group.charts]
+    keyed = [group._replace(legend=legend(found, f"key-{i}")) for i, group in enumerate(made, 1)]
+    points = "Mean over seeds of every point that was run; the best is framed, × diverged."
+    return [group for group in [*keyed, Group("Sensitivity", points, list(rendered(found)))] if group.charts]
 
 
-def rendered(found: Findings) -> Iterator[tuple[str, str, str]]:
+def rendered(found: Findings) -> Iterator[Chart]:
     for number, (title, paint) in enumerate(grids(found)[:PANELS], 1):
         figure, axes = panel(title)
         paint(figure, axes)
-        yield f"sensitivity-{number}", f"Sensitivity: {title}", svg(figure, f"s{number}")
+        yield Chart(f"sensitivity-{number}", f"Sensitivity: {title}", svg(figure, f"s{number}"))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -102,17 +98,19 @@ def style(found: Findings, method: str) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": line}
 
 
-def legend(found: Findings) -> Chart:
-    """The methods' colours, once for all charts."""
+def legend(found: Findings, name: str) -> Chart | None:
+    """The methods' colours, where there are several."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     shown = [m for m in found.methods if any(run.method == m for run in found.runs)]
+    if len(shown) < 2:
+        return None
     columns = 2 if max(map(len, shown), default=0) <= 22 else 1
     figure = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(shown) / columns)))
     lines = [Line2D([], [], markersize=5, **style(found, method)) for method in shown]
     figure.legend(lines, list(map(plain, shown)), loc="center", ncols=columns, frameon=False, fontsize=10)
-    return Chart("legend", "Methods: " + ", ".join(shown), svg(figure, "legend"))
+    return Chart(name, "Methods: " + ", ".join(shown), svg(figure, name))
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
@@ -122,6 +120,7 @@ def curves(found: Findings) -> list[Chart]:
         figure, axes = panel(name_of(place))
         drawn = [curve(axes, found, method, place) for method in found.methods]
         if any(drawn):
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set(xlabel="round", ylabel=found.unit)
             scaled(axes, found.report)
             made.append(Chart(f"curves-{number}", f"Learning curves, {name_of(place)}", svg(figure, f"c{number}")))
@@ -150,6 +149,7 @@ def single(points: Points, report: Report, title: str) -> str:
     figure, axes = panel(title)
     axes.plot(points.rounds, points.values, color=COLOURS[0], marker=MARKERS[0], markersize=3)
     axes.set(xlabel="round", ylabel=report.metric)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     scaled(axes, report)
     return '<?xml version="1.0"?>\n' + svg(figure, "curve")
 
@@ -162,7 +162,7 @@ def against(found: Findings) -> Iterator[Chart]:
     at = list(found.axes).index(axis)
     others = list(dict.fromkeys(place[:at] + place[at + 1 :] for place in found.places))
     for number, other in enumerate(others[:PANELS], 1):
-        figure, axes = panel(name_of(other) if other else axis)
+        figure, axes = panel(name_of(other) if other else "")
         labels = found.axes[axis]
         for i, method in enumerate(found.methods):
             spreads = [spread(list(found.finals(method, (*other[:at], v, *other[at:])).values())) for v in labels]

@@ -65,10 +65,22 @@ class Findings:
         return 100.0 if is_share(self.report.metric) else 1.0
 
     @property
-    def unit(self) -> str:
+    def what(self) -> str:
+        """The metric in words."""
         name = self.report.metric.rsplit("/", 1)[-1].replace("_", " ")
-        where = {"eval": "test ", "train": "training "}.get(self.report.metric.partition("/")[0], "")
-        return f"{where}{name}{' (%)' if is_share(self.report.metric) else ''}"
+        return {"eval": "test ", "train": "training "}.get(self.report.metric.partition("/")[0], "") + name
+
+    @property
+    def unit(self) -> str:
+        """The same with its unit, for an axis."""
+        return f"{self.what}{' (%)' if is_share(self.report.metric) else ''}"
+
+    @property
+    def head(self) -> str:
+        return self.unit[:1].upper() + self.unit[1:]
+
+    def said(self, value: float) -> str:
+        return f"{self.number(value)}{' %' if is_share(self.report.metric) else ''}"
 
     def number(self, value: float) -> str:
         if math.isnan(value):

@@ -47,11 +47,9 @@ LONG = 60
 """Characters from which a cell's text may break."""
 
 
-def page(found: Findings, tables: list[Table], groups: list[Group], legend: Chart | None) -> str:
+def page(found: Findings, tables: list[Table], groups: list[Group]) -> str:
     body = [f"<h1>{escape(found.title)}</h1>", head(found), reduced(found), claims(found)]
     body += [tabled(table) for table in tables[:1]]
-    if legend is not None:
-        body.append(f'<figure class="legend">{labelled(legend)}</figure>')
     body += [section(group) for group in groups]
     body += [tabled(table) for table in tables[1:]]
     return (
@@ -85,9 +83,9 @@ def claims(found: Findings) -> str:
 
 def section(group: Group) -> str:
     charts = "\n".join(f"<figure>{labelled(chart)}</figure>" for chart in group.charts)
-    return (
-        f'<h2>{escape(group.title)}</h2>\n<p class="note">{escape(group.note)}</p>\n<div class="charts">{charts}</div>'
-    )
+    legend = f'<figure class="legend">{labelled(group.legend)}</figure>' if group.legend else ""
+    head = f'<h2>{escape(group.title)}</h2>\n<p class="note">{escape(group.note)}</p>\n{legend}'
+    return f'<section>{head}\n<div class="charts">{charts}</div></section>'
 
 
 def labelled(chart: Chart) -> str:

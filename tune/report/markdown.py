@@ -9,7 +9,8 @@ from .findings import Findings
 from .tables import Table, Text
 
 
-def page(found: Findings, tables: list[Table], groups: list[Group], legend: Chart | None) -> str:
+def page(found: Findings, tables: list[Table], groups: list[Group], folder: str) -> str:
+    """`folder`: of the charts, beside the page."""
     parts = [f"# {escaped(found.title)}", head(found)]
     if found.notes:
         parts.append("**Reduced, not the full study:** " + escaped("; ".join(found.notes)) + ".")
@@ -17,9 +18,7 @@ def page(found: Findings, tables: list[Table], groups: list[Group], legend: Char
         claims = "\n".join(f"- {escaped(claim)}" for claim in found.published.claims)
         parts.append(f"What the paper shows:\n\n{claims}")
     parts += [tabled(table) for table in tables]
-    if legend is not None:
-        parts.append(image(legend))
-    parts += [section(group) for group in groups]
+    parts += [section(group, folder) for group in groups]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -28,12 +27,13 @@ def head(found: Findings) -> str:
     return escaped("; ".join(filter(None, said))) + "." if any(said) else ""
 
 
-def section(group: Group) -> str:
-    return "\n\n".join([f"## {group.title}", group.note, *map(image, group.charts)])
+def section(group: Group, folder: str) -> str:
+    charts = [*([group.legend] if group.legend else []), *group.charts]
+    return "\n\n".join([f"## {group.title}", group.note, *(image(chart, folder) for chart in charts)])
 
 
-def image(chart: Chart) -> str:
-    return f"![{escaped(chart.alt)}](charts/{chart.name}.svg)"
+def image(chart: Chart, folder: str) -> str:
+    return f"![{escaped(chart.alt)}]({folder}/{chart.name}.svg)"
 
 
 def tabled(table: Table) -> str:

@@ -9,7 +9,7 @@ from ...engine.directory import write
 from ..listing import columns
 from ..study.folder import Folder
 from . import html, markdown
-from .charts import groups, legend
+from .charts import groups
 from .findings import Findings, findings
 from .tables import Table, tables
 
@@ -21,15 +21,15 @@ def write_report(folder: Folder) -> str:
 
 def write_page(found: Findings, path: Path, name: str = "report") -> str:
     made, drawn = tables(found), groups(found)
-    key = legend(found) if drawn and len(found.methods) > 1 else None
-    charts = path / "charts"
+    charts = path / ("charts" if name == "report" else f"{name}-charts")
     if charts.is_dir():
         shutil.rmtree(charts)
     charts.mkdir(parents=True)
-    for chart in [*([key] if key else []), *(chart for group in drawn for chart in group.charts)]:
-        write(charts / f"{chart.name}.svg", chart.svg)
-    write(path / f"{name}.html", html.page(found, made, drawn, key))
-    write(path / f"{name}.md", markdown.page(found, made, drawn, key))
+    for group in drawn:
+        for chart in [*([group.legend] if group.legend else []), *group.charts]:
+            write(charts / f"{chart.name}.svg", chart.svg)
+    write(path / f"{name}.html", html.page(found, made, drawn))
+    write(path / f"{name}.md", markdown.page(found, made, drawn, charts.name))
     return text(found, made)
 
 

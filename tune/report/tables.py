@@ -56,7 +56,7 @@ def results(found: Findings) -> Table:
         ]
         rows.append([Text(method), *cells])
     last = f", each the mean of its last {found.report.last} evaluations" if found.report.last > 1 else ""
-    note = f"{found.unit}: mean ± standard deviation over seeds{last}. The best of each column stands out."
+    note = f"{found.head}: mean ± standard deviation over seeds{last}. The best of each column stands out."
     return Table("Results", note, ["method", *map(name_of, found.places)], rows)
 
 
@@ -80,7 +80,7 @@ def published(found: Findings) -> Table:
                 here = "–" if math.isnan(mean) else f"{mean:.1f}"
                 apart = "–" if math.isnan(mean) else f"{mean - value:+.1f}"
                 rows.append(plain(method, level, f"{value:.1f}", here, apart))
-    note = f"{found.unit}; published: {found.published.source or found.paper}."
+    note = f"{found.head}; published: {found.published.source or found.paper}."
     if found.notes:
         note += " This study was made smaller than the published one (see above), so the numbers are not of one thing."
     return Table("Beside the published numbers", note, ["method", "level", "published", "here", "difference"], rows)
@@ -96,7 +96,7 @@ def targets(found: Findings) -> Iterator[Table]:
             "down of all clients; seconds are of rounds, as they took with other cells running beside."
         )
         heads = ["level", "method", "seeds", "rounds", "MB", "seconds"]
-        yield Table(f"To {found.unit} {found.number(target)}", note, heads, rows)
+        yield Table(f"What it took to reach {found.said(target)} {found.what}", note, heads, rows)
 
 
 def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
@@ -130,7 +130,7 @@ def significance(found: Findings) -> Table:
             cells = plain(name_of(place), ahead or "", other, found.number(pair.difference), interval, str(pair.n))
             rows.append([*cells, said])
     note = (
-        f"{found.unit}: the best mean of each level less each other, paired by seed: mean difference, its 95 % "
+        f"{found.head}: the best mean of each level less each other, paired by seed: mean difference, its 95 % "
         "interval, and the p of Student's paired t, by Holm for the methods of the level. Few seeds make wide "
         "intervals; that the best was picked by the same numbers makes p a little too small."
     )

@@ -73,23 +73,31 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
                 f"axes.{name}.{label} must be a mapping of overrides, got {overrides!r}; or write the axis as "
                 "{key: federation.local.steps, values: [1, 5]}"
             )
-        texts = [text(key, value) for key, value in overrides.items()]
-        made.append((str(label), functools.partial(always, texts)))
+        own = overrides.get("methods", {})
+        known(f"axes.{name}.{label}.methods", own, study)
+        made.append((str(label), functools.partial(of_level, overrides, own)))
     return made
 
 
-def always(texts: list[str], method: str) -> list[str]:
-    return texts
+def of_level(overrides: dict[str, Any], own: dict[str, dict[str, Any]], method: str) -> list[str]:
+    """The level's overrides, then those for this method."""
+    mine = {**{key: value for key, value in overrides.items() if key != "methods"}, **own.get(method, {})}
+    return [text(key, value) for key, value in mine.items()]
+
+
+def known(path: str, methods: Any, study: Study) -> None:
+    """Refuse what is no mapping by the study's methods."""
+    if not isinstance(methods, dict):
+        raise ConfigError(f"{path} must be a mapping by method, got {methods!r}")
+    for method in methods:
+        if method not in study.methods:
+            raise ConfigError(f"{path}: {method} is no method of the study; {nearest(str(method), study.methods)}")
 
 
 def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], list[str]]:
     if isinstance(key, str):
-        return functools.partial(always, [text(key, value)])
-    if not isinstance(key, dict):
-        raise ConfigError(f"axes.{name}.key must be a key, or {{method: key}}, got {key!r}")
-    for method in key:
-        if method not in study.methods:
-            raise ConfigError(f"axes.{name}.key: {method} is no method of the study; {nearest(method, study.methods)}")
+        return lambda method: [text(key, value)]
+    known(f"axes.{name}.key", key, study)
     return lambda method: [text(key[method], value)] if method in key else []
 
 

@@ -123,6 +123,16 @@ def shipped() -> dict[str, Path]:
 
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
     """The study of a file or a shipped name, overridden and made smaller; `notes` says in what it differs."""
+    data = contents(source)
+    full = study(data)
+    if reduced:
+        data["reduced"] = {**data.get("reduced", {}), **reduced}
+    changed = study(override(data, overrides))
+    return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
+
+
+def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A study file as plain data, with what it takes from its `base`, another study."""
     path = shipped().get(source, Path(source))
     if not path.is_file():
         raise ConfigError(f"there is no study {source}; {nearest(source, shipped())}, or the path of a YAML file")
@@ -131,15 +141,28 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
         raise ConfigError(f"{source} must hold a mapping of keys such as experiment and methods, got {data!r}")
     data.setdefault("name", source if source in shipped() else path.stem)
     data["plugins"] = [located(name, path) for name in listed(data.get("plugins"))]
-    data["experiment"] = base(data.get("experiment"), path)
-    full = study(data)
-    if reduced:
-        data["reduced"] = {**data.get("reduced", {}), **reduced}
-    changed = study(override(data, overrides))
-    return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
+    if "experiment" in data:
+        data["experiment"] = resolved(data["experiment"], path)
+    below = data.pop("base", None)
+    if below is None:
+        return data
+    if not isinstance(below, str) or below in above:
+        raise ConfigError(f"base must name another study than {source}, got {below!r}")
+    return on_top(contents(below, (*above, source)), data)
 
 
-def base(experiment: Any, file: Path) -> dict[str, Any]:
+def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """`data`'s keys instead of the base's; those of the experiment one by one; methods may be a list of the base's."""
+    made = {**base, **data, "experiment": {**base["experiment"], **data.get("experiment", {})}}
+    if isinstance(data.get("methods"), list):
+        for name in data["methods"]:
+            if name not in base["methods"]:
+                raise ConfigError(f"methods: the base has no {name}; {nearest(str(name), base['methods'])}")
+        made["methods"] = {name: base["methods"][name] for name in data["methods"]}
+    return made
+
+
+def resolved(experiment: Any, file: Path) -> Any:
     """A mapping, or what the named experiment file holds."""
     if not isinstance(experiment, str):
         return experiment
