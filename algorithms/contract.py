@@ -60,7 +60,7 @@ class Message(NamedTuple):
     always has `norm2`, the squared norm of y_K - x.
     """
 
-    delta: Tree
+    delta: Any  # a Tree, once decoded
     sent: Any
     facts: dict[str, Any]
 

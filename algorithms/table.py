@@ -1,7 +1,7 @@
 """The table of methods and parts that experiments choose by name. Light: importing it imports no torch.
 
-A plug-in is any module with tables like these (METHODS, RULES, BALLS; WORKLOADS, MODELS, PARTITIONS; TRACKERS). A
-value is a callable, or where it is found and one line on what it is.
+A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS; WORKLOADS, MODELS, PARTITIONS;
+TRACKERS). A value is a callable, or where it is found and one line on what it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 
 class Recipe(NamedTuple):
-    """A method: where its recipe is; its paper; trees kept per client; trees down and up; gradients per step."""
+    """A method: where its recipe is; its paper; trees kept per client; trees down and up; gradients per step. "ratio":
+    the method's argument, a share of a tree; places: of entries, packed."""
 
     build: str
     summary: str
@@ -155,6 +156,49 @@ METHODS = {
         "2",
         "1",
     ),
+    "fedmud": Recipe(
+        _HERE + "fedmud:fedmud", "low-rank updates, folded in", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
+    ),
+    "fedmud_bkd": Recipe(
+        _HERE + "fedmud:fedmud_bkd", "Kronecker blocks", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
+    ),
+    "fedmud_aad": Recipe(
+        _HERE + "fedmud:fedmud_aad", "averages exactly", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
+    ),
+    "fedmud_bkd_aad": Recipe(
+        _HERE + "fedmud:fedmud_bkd_aad", "blocks, exactly", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
+    ),
+    "fedmud_f": Recipe(
+        _HERE + "fedmud:fedmud_f", "one factor frozen", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
+    ),
+    "fedmud_bkd_f": Recipe(
+        _HERE + "fedmud:fedmud_bkd_f",
+        "blocks, one factor frozen",
+        "Li et al. 2025",
+        "1",
+        "ratio + scalar",
+        "ratio",
+        "1",
+    ),
+    "fedhm": Recipe(
+        _HERE + "fedhm:fedhm", "truncated decompositions down", "Yao et al. 2021", "0", "ratio", "ratio", "1"
+    ),
+    "fedlmt": Recipe(
+        _HERE + "fedlmt:fedlmt", "weights are low-rank products", "Liu et al. 2024", "0", "ratio + scalar", "ratio", "1"
+    ),
+    "fedpara": Recipe(
+        _HERE + "fedpara:fedpara", "entrywise low-rank", "Hyeon-Woo et al. 2022", "0", "ratio + scalar", "ratio", "1"
+    ),
+    "ef21_p": Recipe(
+        _HERE + "ef21_p:ef21_p",
+        "random entries up, largest down",
+        "Gruntkowska et al. 2023",
+        "1",
+        "ratio + places",
+        "ratio + scalar",
+        "1",
+    ),
+    "fedbat": Recipe(_HERE + "fedbat:fedbat", "one bit a weight up", "Li et al. 2024", "0", "1", "1/32 + scalars", "1"),
 }
 
 RULES = {
@@ -168,6 +212,15 @@ RULES = {
     "clip": Part(_HERE + "rules:Clip", "another rule on v clipped to a radius"),
     "biclip": Part(_HERE + "biclip:BiClip", "v with magnitudes kept between two thresholds"),
     "muon_adamw": Part(_HERE + "muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
+}
+
+COMPRESSIONS = {
+    "updates": Part(_HERE + "compression:updates", "factored changes of frozen weights, as in FedMUD"),
+    "factors": Part(_HERE + "compression:factors", "weights that are low-rank products, as in FedLMT"),
+    "hadamard": Part(_HERE + "compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"),
+    "decomposition": Part(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
+    "sparsification": Part(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
+    "binarisation": Part(_HERE + "fedbat:Binarisation", "one bit a weight, scales learned, as in FedBAT"),
 }
 
 BALLS = {

@@ -1,8 +1,8 @@
 """Parts by name: methods, rules, workloads, models, partitions, trackers, and those of a user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, WORKLOADS, MODELS, PARTITIONS, TRACKERS): name -> a callable,
-or an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The project's own parts
-come in through the same door, the entry points of the group "fedfleet.plugins".
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS):
+name -> a callable, or an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The
+project's own parts come in through the same door, the entry points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from .errors import ConfigError, nearest
 
 GROUP = "fedfleet.plugins"
-TABLES = ("METHODS", "RULES", "BALLS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
+TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
 
 
 class Plugin(NamedTuple):

@@ -14,7 +14,7 @@ from fedfleet.algorithms.table import METHODS
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
-    "algorithms": (r"algorithms\b",),
+    "algorithms": (r"algorithms\b", r"workloads\.counted$"),
     "workloads": (r"workloads\b",),
     "engine": (r"engine\b", r"algorithms\.(contract|tree)$", r"workloads\.(base|counted)$"),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),

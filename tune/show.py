@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import yaml
 
+from ..algorithms.contract import Algorithm
+from ..algorithms.groups import is_dual
 from ..algorithms.muon import kinds
+from ..algorithms.spaces import Compressing
 from ..algorithms.tree import Tree
+from ..engine.buffers import Buffered
 from ..engine.config import Experiment
 from ..engine.forms import Forms
 from ..engine.job import Job
@@ -18,7 +22,7 @@ from .listing import columns
 def describe(experiment: Experiment) -> str:
     job = prepare(experiment, new_run_id())
     x = job.start()
-    tables = [parameters(x, job.workload.buffers), "", traffic(job, x)]
+    tables = [parameters(x, job.workload.buffers), "", *compression(job.method()), traffic(job, x)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
@@ -29,8 +33,24 @@ def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
     for (name, kind), leaf in zip(kinds(x.layout).items(), x.views(), strict=True):
         what = f"matrix {kind[0]} x {kind[1]}" if kind else "vector"
         rows.append((name, " x ".join(map(str, leaf.shape)) or "()", f"{leaf.numel():,}", what))
+    dual = sum(leaf.numel() for name, leaf in x.items() if is_dual(name))
+    if dual:
+        rows += [("primal", "", f"{x.flat.numel() - dual:,}", "group"), ("dual", "", f"{dual:,}", "group")]
     rows.append(("total", "", f"{x.flat.numel():,}", ""))
     return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
+
+
+def compression(method: Algorithm) -> list[str]:
+    """What goes up in place of each compressed weight, and of the model; nothing where nothing is compressed."""
+    method = method.method if isinstance(method, Buffered) else method
+    if not isinstance(method, Compressing):
+        return []
+    report = method.report
+    rows = [("compressed", "as a matrix", "sent", "numbers", "ratio")]
+    for (weight, _, sent), text in zip(report.sized, report.texts, strict=True):
+        sides = f"{weight.rows} x {weight.cols}"
+        rows.append((weight.name, sides, text, f"{sent:,}", f"{sent / weight.numbers:.4f}"))
+    return [columns([*rows, ("the model, with all else", "", "", "", f"{report.ratio:.4f}")]), ""]
 
 
 def traffic(job: Job, x: Tree) -> str:

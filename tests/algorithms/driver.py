@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Round
 from fedfleet.algorithms.tree import Tree
+from fedfleet.workloads import counted
 
 torch.set_num_threads(1)
 
@@ -32,6 +33,18 @@ def tree(x):
 
 def arrays(x):
     return {name: value.numpy() for name, value in x.items()}
+
+
+class Step:
+    """The oracle of client i in round r at step k."""
+
+    def __init__(self, problem, where, done):
+        self.problem, self.where = problem, where
+        self.key, self.done = counted.key("step", *where), torch.tensor(done, dtype=torch.float64)
+
+    def __call__(self, y):
+        i, r, k = self.where
+        return tree(self.problem.gradient(i, arrays(y), r, k))
 
 
 def visit(method, public, client, oracles):
@@ -61,7 +74,7 @@ def run(method, problem, cohorts, steps):
     def oracles(r):
         def of(i):
             count = steps[r, i] if r >= 0 else 1
-            return [lambda y, k=k: tree(problem.gradient(i, arrays(y), r, k)) for k in range(count)]
+            return [Step(problem, (i, r, k), k / count) for k in range(count)]
 
         return of
 

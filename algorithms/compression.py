@@ -1,0 +1,135 @@
+"""Compressions: parts that take a method of local steps and make what it sends smaller. None is all of it, in full.
+
+A compression is planned from the model's shapes and the run's seed, so that a method with one is `Deferred`. See
+`spaces` (other variables than the weights), `fedhm`, `ef21_p` and `fedbat`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .contract import Algorithm, Deferred, Plan
+from .factors import Anchored, BothRandom, Form, Frozen, Hadamard, Pair, TensorHadamard
+from .local import LocalMethod
+from .matrices import Layers, Reshape, Sized, compressible, fit
+from .products import Kronecker, LowRank
+from .rules import positive
+from .spaces import Draw, Factored, InSpace
+from .tree import Layout
+
+RATIO = 1 / 32
+
+
+class Compression(ABC):
+    table: ClassVar[str] = "COMPRESSIONS"
+
+    @abstractmethod
+    def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        """The method, compressed; layout: of the model."""
+
+
+@dataclass(frozen=True)
+class Compressed(Deferred):
+    method: LocalMethod
+    compression: Compression
+
+    def planned(self, plan: Plan) -> Algorithm:
+        if plan.layout is None:
+            raise ValueError("a compression needs the model's shapes, got layout=None; give Plan a layout")
+        return self.compression.around(self.method, plan.layout, plan.seed)
+
+
+def compressed(method: LocalMethod, compression: Compression | None) -> LocalMethod | Compressed:
+    return method if compression is None else Compressed(method, compression)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is sent, of what; see `matrices`."""
+
+    ratio: float = RATIO
+    layers: Layers = "inner"
+    nearest: bool = False
+
+    def fit(self, layout: Layout, form: Form) -> tuple[Sized, ...]:
+        return fit(layout, compressible(layout, self.layers), self.ratio, form.sized, self.nearest)
+
+
+@dataclass(frozen=True)
+class Factoring(Compression):
+    """A space of factors: `based` ones make an update on the weights, folded in every `reset` rounds (0: never); the
+    others are the weights. `draw`, `spread`: of what starts at random."""
+
+    form: Form
+    budget: Budget = Budget()
+    based: bool = True
+    reset: int = 1
+    draw: Draw = "uniform"
+    spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        positive(spread=self.spread)
+        if self.reset < 0:
+            raise ValueError(f"reset >= 0 must hold, got reset={self.reset}; 0 never resets")
+        if self.draw not in ("uniform", "fan_in", "fan_out"):
+            raise ValueError(f"draw must be one of uniform, fan_in, fan_out, got {self.draw!r}")
+
+    def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        sized = self.budget.fit(layout, self.form)
+        space = Factored(layout, sized, self.form, self.draw, self.spread, seed)
+        return InSpace(method, space, self.based, self.reset)
+
+
+Change = Literal["pair", "anchored", "frozen"]
+CHANGES = {"pair": Pair, "anchored": Anchored, "frozen": Frozen}
+PRODUCTS = {"low_rank": LowRank(), "kronecker": Kronecker(), "kronecker_grid": Kronecker("grid")}
+
+
+def updates(
+    ratio: float = RATIO,
+    a: float = 0.5,
+    reset: int = 1,
+    form: Change = "pair",
+    product: Literal["low_rank", "kronecker", "kronecker_grid"] = "low_rank",
+    reshape: Reshape = "raw",
+    layers: Layers = "inner",
+    nearest: bool = False,
+) -> Factoring:
+    """frozen weights and a factored change of them, as in FedMUD"""
+    if form not in CHANGES:
+        raise ValueError(f"form must be one of {', '.join(CHANGES)}, got {form!r}")
+    if product not in PRODUCTS:
+        raise ValueError(f"product must be one of {', '.join(PRODUCTS)}, got {product!r}")
+    positive(a=a)
+    return Factoring(CHANGES[form](PRODUCTS[product], reshape), Budget(ratio, layers, nearest), True, reset, spread=a)
+
+
+def factors(
+    ratio: float = RATIO,
+    a: float = 0.5,
+    draw: Draw = "uniform",
+    reshape: Reshape = "permuted",
+    layers: Layers = "inner",
+    nearest: bool = False,
+) -> Factoring:
+    """weights that are products of two factors, as in FedLMT"""
+    positive(a=a)
+    return Factoring(BothRandom(LowRank(), reshape), Budget(ratio, layers, nearest), False, 0, draw, a)
+
+
+def hadamard(
+    ratio: float = RATIO,
+    a: float = 1.0,
+    draw: Draw = "uniform",
+    form: Literal["tensor", "matrix"] = "tensor",
+    layers: Layers = "inner",
+    nearest: bool = False,
+) -> Factoring:
+    """weights that are entrywise products of two low-rank ones, as in FedPara"""
+    if form not in ("tensor", "matrix"):
+        raise ValueError(f"form must be tensor or matrix, got {form!r}")
+    positive(a=a)
+    made = TensorHadamard() if form == "tensor" else Hadamard(LowRank(), "permuted")
+    return Factoring(made, Budget(ratio, layers, nearest), False, 0, draw, a)

@@ -1,0 +1,109 @@
+"""The two halves of a model, compressed and in full, and a server that sends the compressed half's change.
+
+    all parties hold x_hat;  the server has x, makes q = C(x - x_hat), sends q;  x_hat <- x_hat + q
+
+What q lacks stays in x - x_hat and is sent later: error feedback as in EF21-P. feedback = false forgets it, x <- x_hat.
+The other half is sent as it is. Clients follow all broadcasts, also those that are not sampled, so x_hat before q is
+`Known`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..workloads import counted
+from .codecs import Codec
+from .contract import Known
+from .matrices import Sized, Weight
+from .spaces import Report
+from .tree import Layout, Tree
+
+
+@dataclass(frozen=True)
+class Halves:
+    """`names`: the compressed tensors; `whole`: as one vector, else tensor by tensor."""
+
+    layout: Layout
+    names: tuple[str, ...]
+    whole: bool = True
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of the vectors that are encoded."""
+        sizes = self.layout.pick(self.names).sizes
+        return [sum(sizes)] if self.whole else sizes
+
+    def split(self, x: Tree) -> tuple[Tensor, Tensor]:
+        """(all compressed tensors (c,), all others (P - c,)), end to end."""
+        return self._flat(x, True), self._flat(x, False)
+
+    def _flat(self, x: Tree, compressed: bool) -> Tensor:
+        return torch.cat([x.flat[:0], *(t.reshape(-1) for n, t in x.items() if (n in self.names) == compressed)])
+
+    def join(self, compressed: Tensor, rest: Tensor) -> Tree:
+        """The inverse of `split`."""
+        inside = iter(compressed.split(self.layout.pick(self.names).sizes))
+        outside = iter(rest.split([s for n, s in self._sizes() if n not in self.names]))
+        return Tree(torch.cat([next(inside if n in self.names else outside) for n in self.layout.names]), self.layout)
+
+    def _sizes(self) -> Iterable[tuple[str, int]]:
+        return zip(self.layout.names, self.layout.sizes, strict=True)
+
+    def report(self, codec: Codec, weights: Iterable[Weight]) -> Report:
+        """Of what goes up."""
+        total, sent = sum(self.layout.sizes), sum(codec.told(n)[1] for n in self.sizes)
+        told = [(Sized(w, (), round(codec.told(w.numbers)[1])), codec.told(w.numbers)[0]) for w in weights]
+        return Report(tuple(s for s, _ in told), [text for _, text in told], 1 - (sum(self.sizes) - sent) / total)
+
+    def encode(self, codec: Codec, v: Tensor, key: Tensor) -> tuple[Any, ...]:
+        parts = enumerate(v.split(self.sizes))
+        return tuple(codec.encode(part, counted.key(key, number)) for number, part in parts)
+
+    def decode(self, codec: Codec, codes: Iterable[Any]) -> Tensor:
+        return torch.cat([codec.decode(code, n) for code, n in zip(codes, self.sizes, strict=True)])
+
+
+class Change(NamedTuple):
+    """What goes down."""
+
+    codes: Any  # of the compressed half's change; () where the model is sent as it is
+    rest: Tensor  # the other half, or the whole model
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """codec: None sends x as it is."""
+
+    halves: Halves
+    codec: Codec | None
+    feedback: bool
+    seed: int
+
+    def first(self, x: Tree) -> tuple[Change, Known]:
+        """Before round 1: nothing has changed."""
+        if self.codec is None:
+            return Change((), x.flat), Known(())
+        inside, rest = self.halves.split(x)
+        return Change(self._encode(self.codec, torch.zeros_like(inside), 1), rest), Known(inside)
+
+    def _encode(self, codec: Codec, v: Tensor, turn: int) -> tuple[Any, ...]:
+        return self.halves.encode(codec, v, counted.key(self.seed, "downlink", turn).to(v.device))
+
+    def follow(self, change: Change, known: Known) -> Tree:
+        """x_hat after the broadcast."""
+        if self.codec is None:
+            return Tree(change.rest, self.halves.layout)
+        return self.halves.join(known.value + self.halves.decode(self.codec, change.codes), change.rest)
+
+    def next(self, x: Tree, x_hat: Tree, turn: int) -> tuple[Change, Known, Tree]:
+        """(what is sent before round `turn`, what is known till then, the server's x)."""
+        if self.codec is None:
+            return Change((), x.flat), Known(()), x
+        (inside, rest), (held, _) = self.halves.split(x), self.halves.split(x_hat)
+        change, known = Change(self._encode(self.codec, inside - held, turn), rest), Known(held)
+        return change, known, x if self.feedback else self.follow(change, known)

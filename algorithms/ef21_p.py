@@ -1,0 +1,194 @@
+"""EF21-P: random entries up, the largest down, and what was left out is remembered.
+
+Gruntkowska, Tyurin, Richtarik, ICML 2023 ("EF21-P and Friends"), arXiv:2209.15218; with local steps as Li et al. 2025
+(FedMUD) compare it.
+
+    all hold x_hat;  sampled clients take K local steps from x_hat;  up  Rand-k(y - x_hat)
+    x <- x + mean of what came up;  down  q = Top-k(x - x_hat);  x_hat <- x_hat + q
+
+k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, error feedback of the way down.
+Departures: the original takes one gradient a round of all clients; how Li et al. adapted it is not published, so this
+is a reconstruction. memory is what clients remember of the way up: "none", as in its table of states; "error", what was
+left out is added next time; "shift", DIANA's: C(delta - h_i) goes up, h_i <- h_i + beta C(.), and x moves by h and the
+mean of what came up, h the mean of h_i. unbiased multiplies Rand-k by d / k, which explodes with local steps at 1/32.
+Not compressed: the first and the last weight, and vectors. evaluate: x_hat, which clients hold, or the server's x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..workloads import counted
+from .codecs import Codec, Identity, RandK, TopK
+from .compression import RATIO, Compressed, Compression
+from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
+from .downlink import Change, Downlink, Halves
+from .fedavg import Plain
+from .local import LocalMethod, Rule
+from .matrices import Layers, Weight, compressible
+from .rules import Sgd, positive
+from .servers import Mean
+from .spaces import Compressing, Report, refuse_states
+from .tree import Layout, Tree
+
+Memory = Literal["none", "error", "shift"]
+Evaluated = Literal["x_hat", "x"]
+
+
+class Broadcast(NamedTuple):
+    method: Any  # the method's public state, () in x's place
+    change: Change
+    known: Known  # x_hat before it, the compressed half
+
+
+class Private(NamedTuple):
+    x: Tree
+    method: Any  # the server rule's state
+    h: Any  # (c,), the mean of all clients' h_i, or ()
+
+
+class Visit(NamedTuple):
+    method: Any
+    key: Tensor  # of the last step
+
+
+class Encoded(NamedTuple):
+    codes: tuple[Any, ...]
+    rest: Tensor
+
+
+@dataclass(frozen=True)
+class Sparsified(Compressing):
+    """`method`: a LocalMethod that keeps nothing on clients; client state: (c,), the error or h_i, or ()."""
+
+    method: LocalMethod
+    up: Codec
+    down: Downlink
+    memory: Memory
+    beta: float
+    evaluate: Evaluated
+    weights: tuple[Weight, ...]
+
+    @property
+    def halves(self) -> Halves:
+        return self.down.halves
+
+    def server_init(self, x: Tree) -> Server:
+        inner = self.method.server_init(x)
+        why = "beside x nothing is compressed; use fedavg's estimator and carry: reset"
+        refuse_states(inner.public, self.method.client_init(inner.public), (), why)
+        change, known = self.down.first(x)
+        h = torch.zeros_like(self.halves.split(x)[0]) if self.memory == "shift" else ()
+        return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))
+
+    def unpack(self, public: Broadcast) -> Any:
+        return public.method._replace(x=self.down.follow(public.change, public.known))
+
+    def client_init(self, public: Any) -> Client:
+        return () if self.memory == "none" else torch.zeros_like(self.halves.split(public.x)[0])
+
+    def client_begin(self, public: Any, client: Client) -> Local:
+        inner = self.method.client_begin(public, self.method.client_init(public))
+        return Visit(inner, torch.zeros((), dtype=torch.int64, device=public.x.flat.device))
+
+    def client_step(self, public: Any, client: Client, local: Visit, oracle: Oracle) -> Local:
+        kept = self.method.client_init(public)
+        return Visit(self.method.client_step(public, kept, local.method, oracle), oracle.key)
+
+    def client_finish(self, public: Any, client: Client, local: Visit) -> tuple[Message, Client]:
+        message, _ = self.method.client_finish(public, self.method.client_init(public), local.method)
+        inside, rest = self.halves.split(message.delta)
+        if self.memory != "none":
+            inside = inside + client if self.memory == "error" else inside - client
+        codes = self.halves.encode(self.up, inside, counted.key(local.key, "up"))
+        if self.memory != "none":
+            sent = self.halves.decode(self.up, codes)
+            client = inside - sent if self.memory == "error" else client + self.beta * sent
+        return message._replace(delta=Encoded(codes, rest)), client
+
+    def decode(self, public: Any, message: Message) -> Message:
+        codes, rest = message.delta.codes, message.delta.rest
+        return message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest))
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        held: Private = server.private
+        x_hat, h = self.unpack(server.public).x, held.h
+        if self.memory == "shift":
+            sent, rest = self.halves.split(mean.delta)
+            mean = mean._replace(delta=self.halves.join(h + sent, rest))
+            h = h + self.beta * round.share * sent
+        public = server.public.method._replace(x=held.x)
+        inner = self.method.server_update(Server(public, held.method), mean, round)
+        change, known, x = self.down.next(inner.public.x, x_hat, round.number + 1)
+        return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))
+
+    def model(self, server: Server) -> Tree:
+        public, held = server.public, server.private
+        x = held.x if self.evaluate == "x" else self.unpack(public).x
+        return self.method.model(Server(public.method._replace(x=x), held.method))
+
+    @property
+    def report(self) -> Report:
+        return self.halves.report(self.up, self.weights)
+
+
+@dataclass(frozen=True)
+class Sparsification(Compression):
+    """a share of the entries each way: random ones up, the largest of what is missing down, as in EF21-P"""
+
+    ratio: float = RATIO
+    memory: Memory = "none"
+    beta: float | None = None
+    unbiased: bool = False
+    masks: Literal["global", "layer"] = "global"
+    layers: Layers = "inner"
+    evaluate: Evaluated = "x_hat"
+    up: Literal["random", "identity"] = "random"
+    down: Literal["top", "identity"] = "top"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"0 < ratio <= 1 must hold, got ratio={self.ratio}")
+        if self.beta is not None:
+            positive(beta=self.beta)
+        choices = {
+            "memory": ("none", "error", "shift"),
+            "masks": ("global", "layer"),
+            "evaluate": ("x_hat", "x"),
+            "up": ("random", "identity"),
+            "down": ("top", "identity"),
+        }
+        for key, allowed in choices.items():
+            if getattr(self, key) not in allowed:
+                raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {getattr(self, key)!r}")
+
+    def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        weights = tuple(compressible(layout, self.layers))
+        halves = Halves(layout, tuple(w.name for w in weights), self.masks == "global")
+        up = RandK(self.ratio, self.unbiased) if self.up == "random" else Identity()
+        down = Downlink(halves, TopK(self.ratio) if self.down == "top" else Identity(), True, seed)
+        beta = self.ratio if self.beta is None else self.beta
+        return Sparsified(method, up, down, self.memory, beta, self.evaluate, weights)
+
+
+def ef21_p(
+    rule: Rule = Sgd(0.1),
+    ratio: float = RATIO,
+    memory: Memory = "none",
+    beta: float | None = None,
+    unbiased: bool = False,
+    masks: Literal["global", "layer"] = "global",
+    layers: Layers = "inner",
+    evaluate: Evaluated = "x_hat",
+    server_lr: float = 1.0,
+) -> Compressed:
+    """rule: the local optimiser; ratio: entries sent over numbers that are compressed, each way; memory: what clients
+    remember of what they did not send: none, error or shift; beta: rate of the shift, unless given the ratio; unbiased:
+    random entries are multiplied by 1 / ratio; masks: entries are chosen in all of the model or layer by layer; layers:
+    inner leaves out the first and the last weight, or all; evaluate: x_hat, what clients hold, or x."""
+    method = LocalMethod(rule, Plain(), Mean(server_lr))
+    return Compressed(method, Sparsification(ratio, memory, beta, unbiased, masks, layers, evaluate))

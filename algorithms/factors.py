@@ -1,0 +1,174 @@
+"""How one weight, or the change of one, is made of factors: the forms that spaces choose from.
+
+Pair            P(U, V)                  both trained; FedMUD, FedLMT
+Anchored        P(U, V~) + P(U~, V)      U, V trained, U~, V~ fixed at random; aggregation-aware, AAD
+Frozen          P(U~, V)                 V trained, U~ fixed at random; +F
+Hadamard        P(U1, V1) * P(U2, V2)    entry by entry; FedPara, all four trained
+TensorHadamard  the same of a convolution's tensor: a core (R, R, h, w) with (R, o) and (R, i) on each side
+
+P is a product of `products`. Anchored and Frozen are linear in what is trained, so that the mean of factors makes the
+mean of the weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .matrices import Reshape, Sized, Weight, to_weight
+from .products import LowRank, Product, Shape, Size
+
+Shapes = dict[str, Shape]
+
+
+class Form(ABC):
+    starts: ClassVar[tuple[str, ...]] = ("u",)
+    """The trained factors that start at random, the others at zero."""
+
+    @abstractmethod
+    def size(self, weight: Weight, ratio: float) -> Size: ...
+
+    @abstractmethod
+    def trained(self, weight: Weight, size: Size) -> Shapes: ...
+
+    def fixed(self, weight: Weight, size: Size) -> Shapes:
+        return {}
+
+    @abstractmethod
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        """In the weight's own shape, from factors by name."""
+
+    @abstractmethod
+    def text(self, size: Size) -> str:
+        """For a table."""
+
+    def sized(self, weight: Weight, ratio: float) -> Sized:
+        size = self.size(weight, ratio)
+        return Sized(weight, size, sum(prod(shape) for shape in self.trained(weight, size).values()))
+
+
+@dataclass(frozen=True)
+class OfProduct(Form):
+    product: Product = LowRank()
+    reshape: Reshape = "raw"
+
+    def __post_init__(self) -> None:
+        if self.reshape not in ("raw", "permuted"):
+            raise ValueError(f"reshape must be raw or permuted, got {self.reshape!r}")
+
+    def size(self, weight: Weight, ratio: float) -> Size:
+        return self.product.size(weight, ratio, 2)
+
+    def trained(self, weight: Weight, size: Size) -> Shapes:
+        return dict(zip(("u", "v"), self.product.shapes(weight, size), strict=True))
+
+    def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
+        return to_weight(self.product.of(u, v, weight), weight, self.reshape)
+
+    def text(self, size: Size) -> str:
+        return self.product.text(size)
+
+
+class Pair(OfProduct):
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        return self.of(f["u"], f["v"], weight)
+
+
+class BothRandom(Pair):
+    """A pair neither of which starts at zero, for a weight that is nothing but their product."""
+
+    starts = ("u", "v")
+
+
+class Anchored(OfProduct):
+    starts = ()
+
+    def fixed(self, weight: Weight, size: Size) -> Shapes:
+        return self.trained(weight, size)
+
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        return self.of(f["u"], f["fixed.v"], weight) + self.of(f["fixed.u"], f["v"], weight)
+
+
+class Frozen(OfProduct):
+    starts = ()
+
+    def size(self, weight: Weight, ratio: float) -> Size:
+        return self.product.size(weight, ratio, 1)
+
+    def trained(self, weight: Weight, size: Size) -> Shapes:
+        return {"v": self.product.shapes(weight, size)[1]}
+
+    def fixed(self, weight: Weight, size: Size) -> Shapes:
+        return {"u": self.product.shapes(weight, size)[0]}
+
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        return self.of(f["fixed.u"], f["v"], weight)
+
+
+class Hadamard(OfProduct):
+    """2 R (m + n) numbers, R = floor(ratio m n / (2 (m + n))), 1 at least."""
+
+    starts = ("u1", "v1", "u2", "v2")
+
+    def size(self, weight: Weight, ratio: float) -> Size:
+        return (max(1, int(ratio * weight.numbers / (2 * (weight.rows + weight.cols)) + 1e-9)),)
+
+    def trained(self, weight: Weight, size: Size) -> Shapes:
+        u, v = self.product.shapes(weight, size)
+        return {"u1": u, "v1": v, "u2": u, "v2": v}
+
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        return self.of(f["u1"], f["v1"], weight) * self.of(f["u2"], f["v2"], weight)
+
+
+class TensorHadamard(Hadamard):
+    """2 (R (o + i) + R^2 h w) numbers of a convolution; other weights as `Hadamard`."""
+
+    starts = ("u1", "v1", "u2", "v2", "core1", "core2")
+
+    def size(self, weight: Weight, ratio: float) -> Size:
+        """The larger root of R^2 h w + R (o + i) = ratio o i h w / 2, rounded up, 1 at least."""
+        if len(weight.shape) != 4:
+            return super().size(weight, ratio)
+        o, i, h, w = weight.shape
+        half = (o + i) / (2 * h * w)
+        return (max(1, ceil((half**2 + ratio * o * i / 2) ** 0.5 - half - 1e-9)),)
+
+    def trained(self, weight: Weight, size: Size) -> Shapes:
+        if len(weight.shape) != 4:
+            return super().trained(weight, size)
+        (o, i, h, w), (r,) = weight.shape, size
+        side: Shapes = {}
+        for k in "12":
+            side |= {f"u{k}": (r, o), f"v{k}": (r, i), f"core{k}": (r, r, h, w)}
+        return side
+
+    def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
+        if len(weight.shape) != 4:
+            return super().weight(weight, f)
+        one, two = (_tucker(f[f"core{k}"], f[f"u{k}"], f[f"v{k}"]) for k in "12")
+        return one * two
+
+
+def _tucker(core: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """(o, i, h, w): sum over a, b of core[a, b] u[a, o] v[b, i]."""
+    r, _, h, w = core.shape
+    half = (v.mT @ core.reshape(r, r, h * w)).reshape(r, -1)  # (a, i h w)
+    return (u.mT @ half).reshape(u.shape[1], v.shape[1], h, w)
+
+
+def fans(name: str, shape: Shape) -> tuple[int, int]:
+    """(fan-in, fan-out) of a factor, as torch counts them: the last axes of a core are its receptive field."""
+    field = prod(shape[2:]) if name.startswith("core") else 1
+    return shape[1] * field, shape[0] * field
+
+
+def zeros_like(shape: Shape, like: Tensor) -> Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)

@@ -1,0 +1,199 @@
+"""FedBAT: clients learn to send one bit a weight.
+
+Li, Xu, Wang, Tang, Qi, Xu, Luo, Li, He, Li, ICML 2024 ("FedBAT: Communication-Efficient Federated Learning via
+Learnable Binarization"), and the authors' code.
+
+Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at every step:
+
+    the first share phi of the local steps   G = gradient at x + u;  y <- step(y, G)
+    then alpha0 = mean |u|, theta = 0, and   G = gradient at x + B,  B = alpha b
+        b = 1 with probability clip((1 + u / alpha) / 2, 0, 1),  alpha = clip(alpha0 e^(rho theta), lo, hi)
+        du = G where |u| <= alpha, else 0
+        dalpha = sum G (sign(u) where |u| > alpha, else b - u / alpha);  dtheta = rho alpha dalpha, 0 where clipped
+    up       the bits of a last B(u, alpha), and alpha;  x <- x + server's step on the mean of B
+    down     x, as it is;  or both_ways: Q(x - x_hat) = B(., mean |.|), as Li et al. 2025 (FedMUD) compare it
+
+Departures: first and last weight and vectors are sent in full (layers = "all" binarises all weights, as the paper
+does); alpha0 starts anew every round, and where no step was binarised (phi = 1) it is mean |u| at the end, while the
+code sends with a scale left over from an earlier round; the way down with errors kept is a reconstruction, and
+feedback = false forgets them. lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..workloads import counted
+from .codecs import Bits, Signs, pack, signs
+from .compression import Compressed, Compression
+from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
+from .downlink import Change, Downlink, Halves
+from .fedavg import Plain
+from .local import LocalMethod, Rule
+from .matrices import Layers, Weight, compressible
+from .rules import Sgd, nonnegative
+from .servers import Mean
+from .spaces import Compressing, Report, refuse_states
+from .tree import Layout, Tree
+
+THETA = "binarisation"
+"""The name under which the local rule sees theta, (L,)."""
+
+
+class Broadcast(NamedTuple):
+    change: Change
+    known: Known  # x_hat before it, where that is how x goes down
+
+
+class Private(NamedTuple):
+    x: Tree
+    rule: Any  # the server rule's state
+
+
+class Visit(NamedTuple):
+    y: Tree  # with theta
+    rule: Any
+    alpha0: Tensor  # (L,)
+    begun: Tensor  # (), bool: binarising
+    key: Tensor  # of the last step
+
+
+class Upload(NamedTuple):
+    codes: tuple[Bits, ...]
+    rest: Tensor  # of y_K - x
+
+
+@dataclass(frozen=True)
+class FedBat(Compressing):
+    """`method`: rule and server rule. Public for clients: x_hat."""
+
+    method: LocalMethod
+    down: Downlink
+    weights: tuple[Weight, ...]
+    phi: float = 0.5
+    rho: float = 6.0
+    bounds: tuple[float, float] = (5e-4, 5e-2)
+
+    @property
+    def halves(self) -> Halves:
+        return self.down.halves
+
+    def server_init(self, x: Tree) -> Server:
+        inner = self.method.server_init(x)
+        why = "beside x nothing is binarised; use fedavg's estimator and carry: reset"
+        refuse_states(inner.public, self.method.client_init(inner.public), (), why)
+        return Server(Broadcast(*self.down.first(x)), Private(x, inner.private))
+
+    def unpack(self, public: Broadcast) -> Tree:
+        return self.down.follow(public.change, public.known)
+
+    def client_init(self, public: Tree) -> Client:
+        return ()
+
+    def client_begin(self, public: Tree, client: Client) -> Local:
+        none = public.flat.new_zeros(len(self.halves.sizes))
+        y = Tree.of({**dict(public.items()), THETA: none})
+        begun = torch.zeros((), dtype=torch.bool, device=none.device)
+        return Visit(y, self.method.rule.init(y), none, begun, torch.zeros_like(begun, dtype=torch.int64))
+
+    def spread(self, alpha: Tensor) -> Tensor:
+        """(L,) -> (c,), each weight's for all of its entries."""
+        return torch.cat([a.expand(n) for a, n in zip(alpha.unbind(), self.halves.sizes, strict=True)])
+
+    def means(self, u: Tensor) -> Tensor:
+        """(L,) mean magnitudes of u (c,), weight by weight."""
+        return torch.stack([part.abs().mean() for part in u.split(self.halves.sizes)])
+
+    def raw(self, alpha0: Tensor, theta: Tensor) -> Tensor:
+        """alpha before it is clipped, (L,)."""
+        return alpha0 * torch.exp(self.rho * theta)
+
+    def client_step(self, public: Tree, client: Client, local: Visit, oracle: Oracle) -> Local:
+        y = local.y.pick(public)
+        (held, _), (moved, rest) = self.halves.split(public), self.halves.split(y)
+        u, theta = moved - held, local.y[THETA]
+        begun = local.begun | (oracle.done >= self.phi)
+        alpha0 = torch.where(begun & ~local.begun, self.means(u), local.alpha0)
+        raw = self.raw(alpha0, theta)
+        alpha = raw.clamp(*self.bounds)
+        wide = self.spread(alpha)
+        b = 2 * signs(u, wide, counted.key(oracle.key, "binarise")).to(u.dtype) - 1
+        g = oracle(self.halves.join(torch.where(begun, held + wide * b, moved), rest))
+        inside, others = self.halves.split(g)
+        small = u.abs() <= wide
+        slope = inside * torch.where(small, b - u / wide, u.sign())
+        dalpha = torch.stack([part.sum() for part in slope.split(self.halves.sizes)])
+        free = begun & (raw >= self.bounds[0]) & (raw <= self.bounds[1])
+        dtheta = torch.where(free, self.rho * alpha * dalpha, 0.0)
+        du = torch.where(begun & ~small, 0.0, inside)
+        v = Tree.of({**dict(self.halves.join(du, others).items()), THETA: dtheta})
+        y, rule = self.method.rule.step(local.y, v, local.rule)
+        return Visit(y, rule, alpha0, begun, oracle.key)
+
+    def client_finish(self, public: Tree, client: Client, local: Visit) -> tuple[Message, Client]:
+        delta = local.y.pick(public) - public
+        u, rest = self.halves.split(delta)
+        alpha = torch.where(local.begun, self.raw(local.alpha0, local.y[THETA]), self.means(u)).clamp(*self.bounds)
+        drawn = signs(u, self.spread(alpha), counted.key(local.key, "up")).split(self.halves.sizes)
+        codes = tuple(Bits(pack(bits), a) for bits, a in zip(drawn, alpha.unbind(), strict=True))
+        norm2 = delta.norm2()
+        return Message(Upload(codes, rest), norm2 if self.method.server.measures else (), {"norm2": norm2}), client
+
+    def decode(self, public: Tree, message: Message) -> Message:
+        codes, rest = message.delta.codes, message.delta.rest
+        return message._replace(delta=self.halves.join(self.halves.decode(Signs(), codes), rest))
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        held: Private = server.private
+        x, rule = self.method.server.step(held.x, mean.delta, mean.facts["norm2"], held.rule, round)
+        change, known, x = self.down.next(x, self.unpack(server.public), round.number + 1)
+        return Server(Broadcast(change, known), Private(x, rule))
+
+    def model(self, server: Server) -> Tree:
+        return self.method.server.model(self.unpack(server.public), server.private.rule)
+
+    @property
+    def report(self) -> Report:
+        return self.halves.report(Signs(), self.weights)
+
+
+@dataclass(frozen=True)
+class Binarisation(Compression):
+    """one bit a weight, with scales that clients learn, up or both ways, as in FedBAT"""
+
+    phi: float = 0.5
+    rho: float = 6.0
+    both_ways: bool = False
+    feedback: bool = True
+    layers: Layers = "inner"
+
+    def __post_init__(self) -> None:
+        nonnegative(phi=self.phi, rho=self.rho)
+        if self.phi > 1:
+            raise ValueError(f"0 <= phi <= 1 must hold, got phi={self.phi}")
+
+    def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        weights = tuple(compressible(layout, self.layers))
+        halves = Halves(layout, tuple(w.name for w in weights), whole=False)
+        down = Downlink(halves, Signs() if self.both_ways else None, self.feedback, seed)
+        return FedBat(method, down, weights, self.phi, self.rho)
+
+
+def fedbat(
+    rule: Rule = Sgd(0.1),
+    phi: float = 0.5,
+    rho: float = 6.0,
+    both_ways: bool = False,
+    feedback: bool = True,
+    layers: Layers = "inner",
+    server_lr: float = 1.0,
+) -> Compressed:
+    """rule: the local optimiser; phi: share of the local steps before weights are binarised; rho: how fast scales are
+    learned, 0 freezes them; both_ways: the server's change is binarised too; feedback: what that loses is sent later;
+    layers: inner leaves out the first and the last weight, or all."""
+    method = LocalMethod(rule, Plain(), Mean(server_lr))
+    return Compressed(method, Binarisation(phi, rho, both_ways, feedback, layers))

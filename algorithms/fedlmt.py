@@ -1,0 +1,41 @@
+"""FedLMT: every compressed weight is a product of two factors for good; plain FedAvg trains the factors.
+
+Liu, Zhou, Wu, Hu, Guizani, Sheng, ICML 2024 ("FedLMT: Tackling System Heterogeneity of Federated Learning via Low-Rank
+Model Training with Theoretical Guarantees").
+
+    W = U V^T, in the reshape (o h) x (i w): a 1 x w convolution i -> r, then an h x 1 one r -> o
+    K local steps on U, V and all that is not compressed;  U <- mean U_i, V <- mean V_i
+
+As it is compared in Li et al. 2025: a ratio for all layers, factors from U(-a, a), first and last weight left out.
+draw = "fan_out" is the paper's own start, Kaiming's normal. Departures: its rank is a share of the output channels
+and which stages are factored is chosen by data set; its optional decay of |U V^T|^2 is left out. compression: the part
+`factors` composes with server rules and control variates, since the variables stay the same.
+"""
+
+from __future__ import annotations
+
+from .compression import RATIO, Compressed, factors
+from .fedavg import Plain
+from .local import LocalMethod, Rule
+from .matrices import Layers, Reshape
+from .rules import Sgd
+from .servers import Mean
+from .spaces import Draw
+
+
+def fedlmt(
+    rule: Rule = Sgd(0.1),
+    ratio: float = RATIO,
+    a: float = 0.5,
+    draw: Draw = "uniform",
+    reshape: Reshape = "permuted",
+    layers: Layers = "inner",
+    nearest: bool = False,
+    server_lr: float = 1.0,
+) -> Compressed:
+    """rule: the local optimiser, of the factors and all else; ratio: numbers sent over numbers of the model; a: factors
+    start in U(-a, a); draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out; reshape: of convolutions to
+    matrices, raw or permuted; layers: inner leaves out the first and the last weight, or all; nearest: where the ratio
+    cannot be reached, the least that can."""
+    method = LocalMethod(rule, Plain(), Mean(server_lr))
+    return Compressed(method, factors(ratio, a, draw, reshape, layers, nearest))

@@ -1,0 +1,42 @@
+"""FedPara: every compressed weight is the entrywise product of two low-rank ones; FedAvg trains the factors.
+
+Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098.
+
+    W = (X1 Y1^T) * (X2 Y2^T), of rank R^2 at most, 2 R (m + n) numbers
+    a convolution: W_j = sum over a, b of T_j[a, b] O_j[a, o] I_j[b, i], W = W_1 * W_2, 2 (R (o + i) + R^2 h w) numbers
+
+As it is compared in Li et al. 2025: factors from U(-a, a); draw = "fan_in" is the paper's start, He's normal on every
+factor. form = "matrix" reshapes convolutions to (o h) x (i w). Departures: R has the floor 1 and not ceil(sqrt(max(o,
+i))), the paper's guarantee of full rank, which breaks a ratio of 1/32 on small layers; its optional tanh and Jacobian
+correction are left out, as in the code it released.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .compression import RATIO, Compressed, hadamard
+from .fedavg import Plain
+from .local import LocalMethod, Rule
+from .matrices import Layers
+from .rules import Sgd
+from .servers import Mean
+from .spaces import Draw
+
+
+def fedpara(
+    rule: Rule = Sgd(0.1),
+    ratio: float = RATIO,
+    a: float = 1.0,
+    draw: Draw = "uniform",
+    form: Literal["tensor", "matrix"] = "tensor",
+    layers: Layers = "inner",
+    nearest: bool = False,
+    server_lr: float = 1.0,
+) -> Compressed:
+    """rule: the local optimiser, of the factors and all else; ratio: numbers sent over numbers of the model; a: factors
+    start in U(-a, a); draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out; form: of convolutions, tensor or
+    matrix; layers: inner leaves out the first and the last weight, or all; nearest: where the ratio cannot be reached,
+    the least that can."""
+    method = LocalMethod(rule, Plain(), Mean(server_lr))
+    return Compressed(method, hadamard(ratio, a, draw, form, layers, nearest))

@@ -1,0 +1,108 @@
+"""Which weights are compressed, and how far: one rule for all methods that compress.
+
+Weights are tensors of two axes and more, in the model's order. layers = "inner" leaves out the first and the last of
+them, as Li et al. 2025 (FedMUD) do; what is left out, and all vectors, is trained and sent as it is. As a matrix a
+convolution (o, i, h, w) is (o h) x (i w): "raw" reshapes its memory, as FedMUD's code does, so that a row mixes input
+channels; "permuted" moves the axes to (o, h, i, w) first, as FedLMT's and FedHM's do.
+
+The ratio is numbers sent over numbers of the model, both with all that is left out. It is met as in FedMUD's code: a
+ratio for every layer starts at what is asked for and is lowered by 0.001 until the model's is at most 0.001 above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from .tree import Layout
+
+Layers = Literal["inner", "all"]
+Reshape = Literal["raw", "permuted"]
+STEP = 0.001
+
+
+class Weight(NamedTuple):
+    """A compressed weight, `rows` x `cols` as a matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    cols: int
+
+    @property
+    def numbers(self) -> int:
+        return self.rows * self.cols
+
+
+class Sized(NamedTuple):
+    """`size`: a rank, or blocks and their side; `sent`: numbers in place of the weight's."""
+
+    weight: Weight
+    size: tuple[int, ...]
+    sent: int
+
+
+def compressible(layout: Layout, layers: Layers) -> list[Weight]:
+    if layers not in ("inner", "all"):
+        raise ValueError(f"layers must be inner or all, got {layers!r}")
+    found = [(n, s) for n, s in zip(layout.names, layout.shapes, strict=True) if len(s) >= 2]
+    kept = found[1:-1] if layers == "inner" else found
+    if not kept:
+        raise ValueError(
+            f"nothing to compress: the model has {len(found)} weights, and layers=inner leaves out the first and the "
+            "last; give layers: all, or a deeper model"
+        )
+    return [Weight(name, shape, *_sides(shape)) for name, shape in kept]
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) == 4:
+        return shape[0] * shape[2], shape[1] * shape[3]
+    return shape[0], prod(shape[1:])
+
+
+def to_weight(matrix: Tensor, weight: Weight, reshape: Reshape) -> Tensor:
+    """(m, n) -> the weight's shape."""
+    if reshape == "raw" or len(weight.shape) != 4:
+        return matrix.reshape(weight.shape)
+    o, i, h, w = weight.shape
+    return matrix.reshape(o, h, i, w).permute(0, 2, 1, 3)
+
+
+def to_matrix(tensor: Tensor, weight: Weight, reshape: Reshape) -> Tensor:
+    """The inverse: (m, n)."""
+    if reshape == "permuted" and len(weight.shape) == 4:
+        tensor = tensor.permute(0, 2, 1, 3)
+    return tensor.reshape(weight.rows, weight.cols)
+
+
+def real_ratio(layout: Layout, sized: tuple[Sized, ...]) -> float:
+    total = sum(layout.sizes)
+    return (total - sum(s.weight.numbers - s.sent for s in sized)) / total
+
+
+def fit(
+    layout: Layout, weights: list[Weight], ratio: float, size: Callable[[Weight, float], Sized], nearest: bool
+) -> tuple[Sized, ...]:
+    """Sizes for a ratio; `nearest`: take the least that there is where it cannot be reached."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"0 < ratio <= 1 must hold, got ratio={ratio}")
+    per_layer, tried = ratio, []
+    while per_layer > 0:
+        sized = tuple(size(weight, per_layer) for weight in weights)
+        tried.append((real_ratio(layout, sized), sized))
+        if tried[-1][0] <= ratio + STEP:
+            return sized
+        per_layer -= STEP
+    least, sized = min(tried, key=lambda pair: pair[0])
+    if nearest:
+        return sized
+    names = {weight.name for weight in weights}
+    rest = sum(n for name, n in zip(layout.names, layout.sizes, strict=True) if name not in names)
+    raise ValueError(
+        f"ratio={ratio:g} cannot be reached on this model: {least:.4f} is the least, and what is not compressed is "
+        f"{rest / sum(layout.sizes):.4f} of it; raise ratio, or take the least by nearest: true"
+    )

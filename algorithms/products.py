@@ -1,0 +1,89 @@
+"""Products of two small factors that make an m x n matrix: of low rank, or of Kronecker blocks.
+
+LowRank    U V^T, U m x r, V n x r
+Kronecker  q blocks U_b (x) V_b, each z^2 x z^2 of two z x z factors, laid out, cut to m n entries, reshaped to m x n
+
+Both are linear in each factor. Sizes are those of the code of Li et al. 2025 (FedMUD): r = ceil(ratio m n / (m + n)),
+1 at least (the paper's text has a 2 too many); q = ceil(ratio^2 m n / 4) blocks "stacked" one after the other in
+memory, where the paper lays out q = k^2 of them on a k x k "grid" of z^2 x z^2 tiles; z = ceil((m n / q)^(1/4)).
+With one factor fixed and only the other one sent, as many numbers allow r = ceil(ratio m), q = ceil(ratio^2 m n).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import ceil, isqrt
+from typing import Literal
+
+from torch import Tensor
+
+from .matrices import Weight
+
+Size = tuple[int, ...]
+Shape = tuple[int, ...]
+
+
+class Product(ABC):
+    @abstractmethod
+    def size(self, weight: Weight, ratio: float, sent: int) -> Size:
+        """For so much of the weight's numbers; sent: how many of the two factors are."""
+
+    @abstractmethod
+    def shapes(self, weight: Weight, size: Size) -> tuple[Shape, Shape]:
+        """Of U and V."""
+
+    @abstractmethod
+    def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
+        """(m, n)."""
+
+    @abstractmethod
+    def text(self, size: Size) -> str: ...
+
+
+@dataclass(frozen=True)
+class LowRank(Product):
+    def size(self, weight: Weight, ratio: float, sent: int) -> Size:
+        if sent == 1:
+            return (ceil(ratio * weight.rows),)
+        return (max(1, ceil(ratio * weight.numbers / (weight.rows + weight.cols))),)
+
+    def shapes(self, weight: Weight, size: Size) -> tuple[Shape, Shape]:
+        return (weight.rows, size[0]), (weight.cols, size[0])
+
+    def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
+        return u @ v.mT
+
+    def text(self, size: Size) -> str:
+        return f"rank {size[0]}"
+
+
+@dataclass(frozen=True)
+class Kronecker(Product):
+    layout: Literal["stacked", "grid"] = "stacked"
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("stacked", "grid"):
+            raise ValueError(f"layout must be stacked or grid, got {self.layout!r}")
+
+    def size(self, weight: Weight, ratio: float, sent: int) -> Size:
+        blocks = max(1, ceil(ratio**2 * weight.numbers / sent**2))
+        if self.layout == "grid":
+            blocks = isqrt(blocks) ** 2
+        side = ceil((weight.numbers / blocks) ** 0.25 - 1e-9)  # 16 ** 0.25 is 2, not a little more
+        return blocks, side
+
+    def shapes(self, weight: Weight, size: Size) -> tuple[Shape, Shape]:
+        blocks, side = size
+        return (blocks, side, side), (blocks, side, side)
+
+    def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
+        blocks, side = u.shape[0], u.shape[1]
+        tiles = u[:, :, None, :, None] * v[:, None, :, None, :]
+        if self.layout == "grid":
+            k, edge = isqrt(blocks), side * side
+            tiles = tiles.reshape(k, k, edge, edge).transpose(1, 2)
+        return tiles.reshape(-1)[: weight.numbers].view(weight.rows, weight.cols)
+
+    def text(self, size: Size) -> str:
+        return f"{size[0]} blocks of {size[1]} x {size[1]}"

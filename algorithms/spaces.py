@@ -1,0 +1,243 @@
+"""Other variables than the weights: any method of local steps, run on factors in place of some weights.
+
+    z: factors of the compressed weights, and all other tensors as they are
+    lift(z) = the model;  pull(z, G) = its Jacobian's transpose times G, the gradient with respect to z
+    K local steps of the method on z, with pull(z, gradient at lift(z));  the server's step on the mean of z
+
+`InSpace` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z and the
+number of the round, from which and the run's seed everybody draws the same factors; what comes up is the change of z.
+
+The model may be an update on a base, W + P(z), that is folded in every `reset` rounds: W <- W + P(z), new factors with
+P = 0. The server sends the averaged factors, never W: every client folds them in by itself (`unpack`), also those that
+were not sampled. So W is `Known`. reset = 0 never folds, and then the variables mean the same in every round, which is
+what states between rounds need: momenta of the server, control variates, rules that keep their state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from ..workloads import counted
+from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
+from .factors import Form, Shapes, fans
+from .matrices import Sized, real_ratio
+from .tree import Layout, Tree
+
+Draw = Literal["uniform", "fan_in", "fan_out"]
+
+
+class Pull(torch.autograd.Function):
+    """(n,): the transposed Jacobian of lift at z (n,) times g (P,). Under vmap as `engine.trip.Gradient`: plain
+    autograd over a vmapped forward pass."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(z: Tensor, g: Tensor, lift: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            (pulled,) = torch.autograd.grad(lift(leaf), leaf, g)
+        return pulled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, z: Tensor, g: Tensor, lift: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+        z, g = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((z, g), in_dims[:2], strict=True)
+        )
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            (pulled,) = torch.autograd.grad(vmap(lift)(leaf), leaf, g)
+        return pulled, 0
+
+
+class Report(NamedTuple):
+    """For `show`: what becomes of each compressed weight, and numbers of the model sent over numbers of the model."""
+
+    sized: tuple[Sized, ...]
+    texts: list[str]
+    ratio: float
+
+
+class Compressing(Algorithm):
+    """A method that can say what it compresses."""
+
+    @property
+    def report(self) -> Report:
+        raise NotImplementedError
+
+
+class Broadcast(NamedTuple):
+    method: Any  # the method's public state, its x the mean of z
+    turn: Tensor  # (), int64, the round
+    base: Known  # the weights' base, a Tree of the compressed ones; () where they are nothing but factors
+
+
+class Opened(NamedTuple):
+    method: Any  # the same, its x the z that the round starts from
+    base: Any
+    fixed: dict[str, Tensor]  # factors that are drawn and not trained
+
+
+class Lifted:
+    """The gradient with respect to z."""
+
+    def __init__(self, oracle: Oracle, space: Factored, opened: Opened) -> None:
+        self.oracle, self.space, self.opened = oracle, space, opened
+
+    @property
+    def key(self) -> Tensor:
+        return self.oracle.key
+
+    @property
+    def done(self) -> Tensor:
+        return self.oracle.done
+
+    def __call__(self, z: Tree, /) -> Tree:
+        space, fixed = self.space, self.opened.fixed
+        g = self.oracle(space.lift(z, fixed, self.opened.base))
+        return Tree(Pull.apply(z.flat, g.flat, lambda flat: space.lift(Tree(flat, z.layout), fixed).flat), z.layout)
+
+
+@dataclass(frozen=True)
+class Factored:
+    """The variables. `layout`: of the model; `spread`: a of U(-a, a), where `draw` is uniform; else normal, of variance
+    2 / fan. `starts`: factors that start at random."""
+
+    layout: Layout
+    sized: tuple[Sized, ...]
+    form: Form
+    draw: Draw
+    spread: float
+    seed: int
+
+    def trained(self) -> dict[str, Shapes]:
+        return {s.weight.name: self.form.trained(s.weight, s.size) for s in self.sized}
+
+    def start(self, x: Tree, turn: int, still: bool = False) -> Tree:
+        """z with new factors, all else from x; still: all of them zero."""
+        made, leaves = self.trained(), {}
+        for number, (name, leaf) in enumerate(x.items()):
+            if name not in made:
+                leaves[name] = leaf
+            for factor, shape in made.get(name, {}).items():
+                random = factor in self.form.starts and not still
+                leaves[f"{name}.{factor}"] = (
+                    self._drawn(factor, shape, (turn, number), leaf) if random else leaf.new_zeros(shape)
+                )
+        return Tree.of(leaves)
+
+    def fixed(self, turn: int, like: Tensor) -> dict[str, Tensor]:
+        drawn = {}
+        for s in self.sized:
+            for factor, shape in self.form.fixed(s.weight, s.size).items():
+                place = (turn, self.layout.names.index(s.weight.name))
+                drawn[f"{s.weight.name}.fixed.{factor}"] = self._drawn(f"fixed.{factor}", shape, place, like)
+        return drawn
+
+    def _drawn(self, factor: str, shape: tuple[int, ...], place: tuple[int, int], like: Tensor) -> Tensor:
+        key = counted.key(self.seed, "factors", *place, factor).to(like.device)
+        if self.draw == "uniform":
+            values = (2 * counted.uniform(key, prod(shape)) - 1) * self.spread
+        else:
+            fan = fans(factor, shape)[self.draw == "fan_out"]
+            values = counted.normal(key, prod(shape)) * (2 / fan) ** 0.5
+        return values.to(like.dtype).view(shape)
+
+    def weights(self, z: Tree, fixed: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The compressed weights, or their updates, by name."""
+        parts = {**dict(z.items()), **fixed}
+        made = {}
+        for s in self.sized:
+            named = (*self.form.trained(s.weight, s.size), *(f"fixed.{k}" for k in self.form.fixed(s.weight, s.size)))
+            made[s.weight.name] = self.form.weight(s.weight, {k: parts[f"{s.weight.name}.{k}"] for k in named})
+        return made
+
+    def lift(self, z: Tree, fixed: dict[str, Tensor], base: Any = ()) -> Tree:
+        """The model at z."""
+        made = self.weights(z, fixed)
+        if base != ():
+            made = {name: base[name] + value for name, value in made.items()}
+        return Tree.join(self.layout, {n: made[n] if n in made else z[n] for n in self.layout.names})
+
+    @property
+    def report(self) -> Report:
+        return Report(self.sized, [self.form.text(s.size) for s in self.sized], real_ratio(self.layout, self.sized))
+
+
+def refuse_states(public: Any, client: Any, private: Any, why: str) -> None:
+    """Raise unless a method keeps nothing between rounds but x."""
+    kept = {"a shared state": (public.shared, public.carried), "a client's state": client, "a server's state": private}
+    for what, state in kept.items():
+        if pytree.tree_leaves(state):
+            raise ValueError(f"{what} cannot be kept from round to round: {why}")
+
+
+@dataclass(frozen=True)
+class InSpace(Compressing):
+    """`method`: a LocalMethod, or its opening; `based`: the factors make an update on a base; `reset`: see above."""
+
+    method: Any
+    space: Factored
+    based: bool = False
+    reset: int = 0
+
+    def server_init(self, x: Tree) -> Server:
+        base = x.pick(self.space.trained()) if self.based else ()
+        inner = self.method.server_init(self.space.start(x, 0, still=self.reset > 0))
+        if self.reset:
+            why = "its variables are drawn anew; give reset: 0, or choose a space that keeps its variables"
+            refuse_states(inner.public, self.method.client_init(inner.public), inner.private, why)
+        return Server(Broadcast(inner.public, torch.tensor(1), Known(base)), inner.private)
+
+    def unpack(self, public: Broadcast) -> Opened:
+        z, base, turn = public.method.x, public.base.value, int(public.turn)
+        drawn = (turn - 1) // self.reset if self.reset else 0
+        if self.reset and (turn - 1) % self.reset == 0:
+            whole = self.space.lift(z, self.space.fixed(drawn - 1, z.flat), base)
+            z, base = self.space.start(whole, drawn), whole.pick(base)
+        return Opened(public.method._replace(x=z), base, self.space.fixed(drawn, z.flat))
+
+    def client_init(self, public: Opened) -> Client:
+        return self.method.client_init(public.method)
+
+    def client_begin(self, public: Opened, client: Client) -> Local:
+        return self.method.client_begin(public.method, client)
+
+    def client_step(self, public: Opened, client: Client, local: Local, oracle: Oracle) -> Local:
+        return self.method.client_step(public.method, client, local, Lifted(oracle, self.space, public))
+
+    def client_finish(self, public: Opened, client: Client, local: Local) -> tuple[Message, Client]:
+        return self.method.client_finish(public.method, client, local)
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        opened = self.unpack(server.public)
+        inner = self.method.server_update(Server(opened.method, server.private), mean, round)
+        turn = torch.full_like(server.public.turn, round.number + 1)
+        return Server(Broadcast(inner.public, turn, Known(opened.base)), inner.private)
+
+    def model(self, server: Server) -> Tree:
+        opened = self.unpack(server.public)
+        z = self.method.model(Server(opened.method, server.private))
+        return self.space.lift(z, opened.fixed, opened.base)
+
+    @property
+    def opening(self) -> Algorithm | None:
+        inner = self.method.opening
+        return None if inner is None else replace(self, method=inner)
+
+    @property
+    def report(self) -> Report:
+        return self.space.report
