@@ -187,6 +187,26 @@ def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[flo
     click.echo(compare_runs(runs, metric, lower, targets, html))
 
 
+@main.command()
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/searches/<search id>).")
+@click.option("--paper-grid", is_flag=True, help="Search the grid that a paper prints for the method.")
+@click.option("--paper", default="auto", help="Which paper's, where several print one; implies --paper-grid.")
+@click.option("--resume", "go_on", is_flag=True, help="Go on with the search in the folder EXPERIMENT.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object on the last line.")
+@told
+def search(experiment: str, overrides: tuple[str, ...], as_json: bool, **how: Any) -> None:
+    """Search the ranges in EXPERIMENT, a YAML file or a shipped name: Optuna proposes, Ray Tune runs.
+
+    A range stands for a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
+    """
+    from .search.command import run_search, told_of
+
+    found = run_search(experiment, overrides, **how)
+    click.echo(json.dumps(found.summary()) if as_json else told_of(found))
+
+
 KINDS = {
     "methods": "METHODS",
     "workloads": "WORKLOADS",
@@ -194,6 +214,7 @@ KINDS = {
     "partitions": "PARTITIONS",
     "rules": "RULES",
     "balls": "BALLS",
+    "compressions": "COMPRESSIONS",
     "experiments": "",
     "studies": "",
 }

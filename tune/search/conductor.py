@@ -12,16 +12,21 @@ from ...engine.driver import Record
 from ...engine.errors import ConfigError, nearest
 from .ledger import Ledger, Trial
 from .plan import TOTALS, Plan
+from .trial import trial_folder
 
 
 class Watcher(Protocol):
-    """Told of a search: progress, MLflow."""
+    """Told of a search: progress, MLflow. `ends` with FINISHED, FAILED or KILLED."""
+
+    def begins(self, trials: list[Trial]) -> None: ...
 
     def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None: ...
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None: ...
 
     def trial_ends(self, trial: Trial) -> None: ...
+
+    def ends(self, status: str) -> None: ...
 
 
 @dataclass
@@ -117,10 +122,6 @@ class Conductor:
         (ended,) = [trial for trial in self.ledger.trials() if trial.number == number]
         for watcher in self.watchers:
             watcher.trial_ends(ended)
-
-
-def trial_folder(folder: Path, number: int) -> Path:
-    return folder / "trials" / f"{number:04d}"
 
 
 def inner(made: Experiment, hosts: int) -> Experiment:

@@ -28,7 +28,14 @@ QUIET = {
 }
 
 
-class Proposer(Searcher):
+class Unkept:
+    """Tune pickles what it is given, to be restored from; here nothing ever is."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class Proposer(Unkept, Searcher):
     """Tune's searcher: a trial at a time, at most `limit` at once."""
 
     def __init__(self, conductor: Conductor, limit: int) -> None:
@@ -56,7 +63,7 @@ class Proposer(Searcher):
         """Nothing was kept."""
 
 
-class Judge(FIFOScheduler):
+class Judge(Unkept, FIFOScheduler):
     """Tune's scheduler: first come first served, ended where the conductor says so."""
 
     def __init__(self, conductor: Conductor) -> None:
@@ -68,7 +75,7 @@ class Judge(FIFOScheduler):
         return TrialScheduler.STOP if over else TrialScheduler.CONTINUE
 
 
-class Stop(tune.Stopper):
+class Stop(Unkept, tune.Stopper):
     """Ends all trials where the search was asked to stop, or cannot succeed."""
 
     def __init__(self, asked: Callable[[], bool]) -> None:

@@ -16,11 +16,11 @@ from ...engine.directory import write
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.launch import new_run_id, prepare, stopping
 from ..files import parse, read
-from .conductor import Conductor, trial_folder
+from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
 from .plan import Plan, plan
 from .space import corners, decided
-from .trial import lock_of
+from .trial import lock_of, trial_folder
 
 SAVED = "search.yaml"
 KEPT = "search.json"
@@ -100,27 +100,47 @@ def search(
     kept = identity(path, wanted)
     write(path / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
     ledger = Ledger(wanted, storage_url(wanted.settings.storage, path), kept["study"])
-    conductor = Conductor(wanted, ledger, path, kept["search_id"], watchers(wanted, path, progress, parent))
-    return conducted(conductor)
+    watching = watchers(wanted, path, kept["search_id"], progress, parent)
+    return conducted(Conductor(wanted, ledger, path, kept["search_id"], watching))
 
 
-def watchers(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> list[Any]:
-    return []
+def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[Any]:
+    from .progress import Progress
+    from .tracking import SearchTracker
+
+    tracking = wanted.experiment(next(corners(wanted.ranges))).tracking
+    found: list[Any] = [Progress(wanted)] if progress else []
+    if tracking.uri != "none" and tracking.name == "mlflow":
+        found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
+    return found
 
 
 def conducted(conductor: Conductor) -> Found:
+    """Run what is left to run; tell the watchers how it ended."""
     from .execute import execute
 
+    status = "FAILED"
     with stopping() as stop:
         sweep(conductor)
-        if conductor.ledger.open():
-            execute(conductor, stop)
-        sweep(conductor)
-        if stop():
-            raise Interrupted(stop(), left(conductor))
-    if conductor.broken:
-        raise conductor.broken
-    return found(conductor)
+        for watcher in conductor.watchers:
+            watcher.begins(conductor.ledger.trials())
+        try:
+            if conductor.ledger.open():
+                execute(conductor, stop)
+            if stop():
+                raise Interrupted(stop(), left(conductor))
+            if conductor.broken:
+                raise conductor.broken
+            outcome = found(conductor)
+            status = "FINISHED"
+            return outcome
+        except (Interrupted, KeyboardInterrupt):
+            status = "KILLED"
+            raise
+        finally:
+            sweep(conductor)
+            for watcher in conductor.watchers:
+                watcher.ends(status)
 
 
 def left(conductor: Conductor) -> str:

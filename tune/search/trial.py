@@ -65,6 +65,10 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def trial_folder(search: Path, number: int) -> Path:
+    return search / "trials" / f"{number:04d}"
+
+
 def lock_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 

@@ -1,0 +1,52 @@
+"""`fedfleet search`: what the command line says, as a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from ...engine.errors import ConfigError
+from ...engine.launch import new_run_id
+from ..files import load_data, override
+from ..leftovers import check_out, nothing_left
+from .ledger import Trial
+from .paper_grids import with_grid
+from .run import Found, load, search
+
+SEARCHES = Path("runs/searches")
+
+
+def run_search(
+    source: str, overrides: Iterable[str], out: Path | None, paper_grid: bool, paper: str, go_on: bool
+) -> Found:
+    """source: an experiment's file or shipped name; to go on, the folder of a search."""
+    wants_grid = paper_grid or paper != "auto"
+    if go_on:
+        if out is not None or wants_grid:
+            raise ConfigError("--resume takes the search's folder alone; drop --out and --paper-grid")
+        return search(override(load(Path(source)).plain(), overrides), source, resume=True, progress=True)
+    data = load_data(source, overrides)
+    if wants_grid:
+        data = with_grid(data, paper)
+    folder = out or SEARCHES / new_run_id()
+    check_out(folder)
+    with nothing_left(folder):
+        return search(data, folder, progress=True)
+
+
+def told_of(found: Found) -> str:
+    """The outcome, in a few lines."""
+    counts = {
+        key: found.summary()[key] for key in ("finished", "pruned", "diverged", "failed") if key in found.summary()
+    }
+    lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
+    lines += [row(trial, list(found.values)) for trial in found.front]
+    return "\n".join([*lines, f"the best as an experiment file: {found.folder / 'best.yaml'}"])
+
+
+def row(trial: Trial, objectives: list[str]) -> str:
+    values = ", ".join(f"{name} {value:.6g}" for name, value in zip(objectives, trial.values, strict=True))
+    params = yaml.safe_dump(trial.params, default_flow_style=True, sort_keys=False, width=1000).strip()
+    return f"trial {trial.number}: {values}, {params}"

@@ -1,0 +1,127 @@
+"""The papers' tuning grids, by recipe: what `fedfleet search FILE --paper-grid` searches. Light: text and numbers.
+
+    fedmuon_bc   Takezawa et al. 2025, table 1
+    fedmuon_ma   Zhang, Gao 2025 (FedMuon), section 5; its baselines' grids are not printed
+    feddua       Takakura et al. 2025, appendix G.3, image classification; feddua_text: Shakespeare; feddua_synthetic:
+                 its linear regression, for which epsilon is 0 too (1e-9 elsewhere)
+    fedmud       Li et al. 2025, section 4.1
+    fedopt       Reddi et al. 2021, appendix D: half-decades, whose ends are known from secondary sources
+
+Half-decades are rounded as FedDuA prints them, 10^-1.5 = 0.0316…. Keys are arguments of the method.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...engine.errors import ConfigError, nearest
+from ..files import own
+
+
+class Grid(NamedTuple):
+    """`values`: argument, dotted, -> its values; `rule`: the local rule where the experiment names none; `workloads`:
+    which it is meant for, () for any."""
+
+    values: dict[str, tuple[Any, ...]]
+    rule: str = ""
+    workloads: tuple[str, ...] = ()
+
+
+def decades(low: float, high: float) -> tuple[float, ...]:
+    """10^low … 10^high in half-decades."""
+    return tuple(float(f"{10 ** (low + i / 2):.4g}") for i in range(int(2 * (high - low)) + 1))
+
+
+IMAGES = ("cifar10", "cifar100", "femnist", "tiny_imagenet", "fashion_mnist", "mnist", "svhn")
+TABLE_1 = (0.1, 0.01, 0.001)
+MUON = {"matrices": (0.001, 0.0001), "vectors": (0.1, 0.01)}
+
+
+def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[float, float]) -> dict[str, Grid]:
+    """G.3 for one method: local step sizes, and the values of its server's argument in the three kinds of tasks.
+    `fixed`: other arguments, set for the first two and for the third."""
+    kinds = {
+        "feddua": (decades(-2, 0), images, 0, IMAGES),
+        "feddua_text": (decades(-2, 0), text, 0, ("shakespeare",)),
+        "feddua_synthetic": (decades(-3, -1), synthetic, 1, ("linear",)),
+    }
+    return {
+        paper: Grid({"rule.lr": local, server: values, **{k: (v[i],) for k, v in fixed.items()}}, "sgd", workloads)
+        for paper, (local, values, i, workloads) in kinds.items()
+        if values
+    }
+
+
+SERVER = decades(-1, 1)
+TAU = {"tau": decades(-5, -1)}
+
+GRIDS: dict[str, dict[str, Grid]] = {
+    "fedavg": {
+        "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
+        **feddua("server_lr", SERVER, SERVER, SERVER),
+        "fedmud": Grid({"rule.lr": (1.0, 0.3, 0.1, 0.03, 0.01)}, "sgd"),
+    },
+    "scaffold": {
+        "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
+        **feddua("server_lr", SERVER, SERVER, None),
+    },
+    "local_muon": {"fedmuon_bc": Grid(MUON)},
+    "fedmuon_bc": {"fedmuon_bc": Grid(MUON)},
+    "fedmuon_ma": {
+        "fedmuon_ma": Grid(
+            {"matrices": (0.001, 0.002, 0.005, 0.01, 0.05), "weight_decay": (1e-4, 0.001, 0.01, 0.05, 0.1, 0.2)}
+        )
+    },
+    "fedprox": {"feddua": Grid({"mu": (0.001, 0.01, 0.1, 1.0), "rule.lr": decades(-2, 0)}, "sgd", IMAGES)},
+    "fedavgm": feddua("server_lr", SERVER, SERVER, SERVER),
+    "fedexp": feddua("epsilon", decades(-4, -2), decades(-1, 1), (0.0,)),
+    "fedexp_m": feddua("epsilon", decades(-4, -2), decades(-1, 1), (0.0,)),
+    "fedadagrad": {
+        **feddua("server_lr", decades(-4, -2), decades(-3, -1), decades(-2, 0), tau=(1e-9, 0.0), v_init=(0.0, 0.0)),
+        "fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
+    },
+    "fedadam": {
+        **feddua("server_lr", decades(-4, -2), decades(-3, -1), decades(-2, 0), tau=(1e-9, 0.0), v_init=(0.0, 0.0)),
+        "fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd"),
+    },
+    "fedyogi": {"fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd")},
+    "feddu_adagrad": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
+    "feddu_adam": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
+}
+
+
+def choose(method: str, workload: str, paper: str = "auto") -> Grid:
+    """Of a paper by name, else the first that is meant for the workload, else the first; ConfigError for none."""
+    if method not in GRIDS:
+        raise ConfigError(f"--paper-grid: no paper prints a grid for {method}; {nearest(method, GRIDS)}")
+    known = GRIDS[method]
+    if paper != "auto":
+        if paper not in known:
+            raise ConfigError(f"--paper-grid: {paper} has no grid for {method}; {nearest(paper, known)}")
+        return known[paper]
+    meant = [grid for grid in known.values() if workload in grid.workloads]
+    return (meant or list(known.values()))[0]
+
+
+def with_grid(data: dict[str, Any], paper: str = "auto") -> dict[str, Any]:
+    """The experiment with a paper's grid for its method; what the file says for these arguments gives way."""
+    made = own(data)
+    method, workload = (part_of(made.get(key), key) for key in ("method", "workload"))
+    grid = choose(method["name"], workload["name"], paper)
+    if grid.rule and not isinstance(method.get("rule"), dict):
+        method["rule"] = {"name": method.get("rule") or grid.rule}
+    for key, values in grid.values.items():
+        *outer, last = key.split(".")
+        place = method
+        for name in outer:
+            place = place[name]
+        place[last] = {"search": "grid", "values": list(values)}
+    made["method"] = method
+    return made
+
+
+def part_of(spec: Any, key: str) -> dict[str, Any]:
+    named = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        raise ConfigError(f"{key} needs a name to know the paper's grid, got {spec!r}")
+    return named
