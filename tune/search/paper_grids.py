@@ -5,6 +5,7 @@
     feddua       Takakura et al. 2025, appendix G.3, image classification; feddua_text: Shakespeare; feddua_synthetic:
                  its linear regression, for which epsilon is 0 too (1e-9 elsewhere)
     fedmud       Li et al. 2025, section 4.1
+    minimax      Zhang, Gao 2025 (minimax), section 5: [1e-3, 1e-1], whose points are ours, as is its use for all
     fedopt       Reddi et al. 2021, appendix D: half-decades, whose ends are known from secondary sources
 
 Half-decades are rounded as FedDuA prints them, 10^-1.5 = 0.0316…. Keys are arguments of the method.
@@ -53,13 +54,21 @@ def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[f
 
 
 SERVER = decades(-1, 1)
+MUD = {"rule.lr": (1.0, 0.3, 0.1, 0.03, 0.01)}
+DRAWN = {**MUD, "a": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)}
+MINIMAX = ["local_sgda", "local_sgdam", "fed_sgda_m", "sagda", "fess_gda", "fed_nsgda_m", "fedmuon_da", "fed_sgda_clip"]
+COMPRESSED = {
+    **{name: MUD for name in ("fedhm", "ef21_p", "fedbat")},
+    **{name: DRAWN for name in ("fedlmt", "fedpara", "fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad")},
+    **{name: DRAWN for name in ("fedmud_f", "fedmud_bkd_f")},
+}
 TAU = {"tau": decades(-5, -1)}
 
 GRIDS: dict[str, dict[str, Grid]] = {
     "fedavg": {
         "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
         **feddua("server_lr", SERVER, SERVER, SERVER),
-        "fedmud": Grid({"rule.lr": (1.0, 0.3, 0.1, 0.03, 0.01)}, "sgd"),
+        "fedmud": Grid(MUD, "sgd"),
     },
     "scaffold": {
         "fedmuon_bc": Grid({"rule.lr": TABLE_1}, "momentum"),
@@ -87,6 +96,8 @@ GRIDS: dict[str, dict[str, Grid]] = {
     "fedyogi": {"fedopt": Grid({"rule.lr": decades(-3, 0.5), "server_lr": decades(-3, 1), **TAU}, "sgd")},
     "feddu_adagrad": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
     "feddu_adam": feddua("epsilon_g", decades(-3, -1), decades(-3, -1), (0.0,), epsilon=(1e-9, 0.0)),
+    **{name: {"minimax": Grid({"lr": (0.001, 0.003, 0.01, 0.03, 0.1)})} for name in MINIMAX},
+    **{name: {"fedmud": Grid(values, "sgd")} for name, values in COMPRESSED.items()},
 }
 
 
