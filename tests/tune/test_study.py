@@ -1,0 +1,266 @@
+"""Studies as they run: to the end whatever cells do, and on from where they stopped, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from fedfleet.engine import run
+from fedfleet.engine.config import experiment
+from fedfleet.tune.study.folder import Folder, alone
+from fedfleet.tune.study.spec import load
+
+from .commands import COMMAND, invoke, shell, until
+from .small_study import STUDY, written
+
+
+def stored(folder: Path) -> str:
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def children(folder: Path, name: str) -> list[Any]:
+    """The cells' runs in MLflow, by MLflow's own client."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(stored(folder))
+    kept = json.loads((folder / name / "mlflow.json").read_text())
+    (found,) = [e for e in client.search_experiments() if e.name == "small"]
+    runs = client.search_runs([found.experiment_id], f"tags.`mlflow.parentRunId` = '{kept['run_id']}'")
+    assert client.get_run(kept["run_id"]).info.status == "FINISHED"
+    return list(runs)
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    """key -> result.json of the cells that are over."""
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("cells/*/result.json")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study's folder, tuned, with MLflow, eight cells at once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    file = written(folder, tune={"each": "cell"}, tracking={"uri": stored(folder)})
+    done = shell(folder, "study", file, "--out", "out", "--jobs", "8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+def test_every_cell_is_the_run_that_its_configuration_says(undisturbed: Path):
+    folder = Folder(undisturbed / "out")
+    found = results(folder.path)
+    assert len(found) == 8 + 4  # FedAvg's trials, two a cell, of which the best is the cell; SCAFFOLD's cells
+    for cell in folder.cells()[::3]:
+        assert run(experiment(cell.data)).model_sha256 == found[cell.key]["model_sha256"]
+    for cell in folder.cells():
+        if cell.method == "FedAvg":
+            rivals = [p for p in found if same_but_rate(folder.path / "cells" / p, folder.of(cell))]
+            best = max(found[p]["metrics"]["eval/accuracy"] for p in rivals)
+            assert len(rivals) == 2
+            assert found[cell.key]["metrics"]["eval/accuracy"] == best
+
+
+def same_but_rate(a: Path, b: Path) -> bool:
+    x, y = (yaml.safe_load((path / "config.yaml").read_text()) for path in (a, b))
+    return [x[k] for k in ("seed", "workload")] == [y[k] for k in ("seed", "workload")] and (
+        x["method"]["name"] == y["method"]["name"]
+    )
+
+
+def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
+    runs = children(undisturbed, "out")
+    assert len(runs) == 8
+    folder = Folder(undisturbed / "out")
+    by_key = {cell.key: cell for cell in folder.cells()}
+    from mlflow import MlflowClient
+
+    client = MlflowClient(stored(undisturbed))
+    for found in runs:
+        tags, cell = found.data.tags, by_key.pop(found.data.tags["fedfleet.cell"])
+        assert (tags["method"], tags["level"], tags["seed"]) == (cell.method, cell.place[0], str(cell.seed))
+        assert (tags["workload"], tags["status"], tags["reduced"]) == ("logistic", "finished", "no")
+        assert tags["axis.beta"] == cell.place[0]
+        assert "commit" in tags
+        assert found.data.params["method.rule.lr"] == str(cell.data["method"]["rule"]["lr"])
+        history = client.get_metric_history(found.info.run_id, "eval/accuracy")
+        assert [m.step for m in history] == [2, 4, 6]
+        points = folder.points(cell, "eval/accuracy")
+        assert points is not None
+        assert [m.value for m in history] == points.values.tolist()
+        assert {"config.yaml", "rounds.parquet", "curve.svg"} <= {
+            a.path for a in client.list_artifacts(found.info.run_id)
+        }
+    assert not by_key
+    kept = json.loads((undisturbed / "out/mlflow.json").read_text())
+    assert {"study.yaml", "report.html", "report.md"} <= {a.path for a in client.list_artifacts(kept["run_id"])}
+
+
+def test_done_again_it_runs_nothing(undisturbed: Path):
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.glob("out/cells/*/*")}
+    done = invoke("study", str(undisturbed / "small.yaml"), "--out", str(undisturbed / "out"))
+    assert done.exit_code == 0, done.output
+    assert told(done.stdout) == told((undisturbed / "stdout").read_text())
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.glob("out/cells/*/*")} == before
+    assert len(children(undisturbed, "out")) == 8
+
+
+def told(stdout: str) -> list[str]:
+    """Without the last line, which names the folder."""
+    return stdout.splitlines()[:-1]
+
+
+def started(folder: Path, file: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, "study", file, "--out", "out", "--jobs", "2"]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The same cells with the same models."""
+    assert {key: r["model_sha256"] for key, r in found.items()} == {k: r["model_sha256"] for k, r in expected.items()}
+
+
+def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
+    """SIGKILL in the middle: the workers die too, what is done stays done, and the end is that of no kill."""
+    file = written(tmp_path, tune={"each": "cell"}, tracking={"uri": stored(tmp_path)})
+    process = started(tmp_path, file)
+    until(lambda: len(results(tmp_path / "out")) >= 3, "three cells", 120)
+    workers = below(process)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+    before = results(tmp_path / "out")
+    assert len(before) < len(results(undisturbed / "out"))
+    done = shell(tmp_path, "study", file, "--out", "out", "--jobs", "2", timeout=300)
+    assert done.returncode == 0, done.stderr
+    after = results(tmp_path / "out")
+    equal(after, results(undisturbed / "out"))
+    assert {key: after[key]["run_id"] for key in before} == {key: r["run_id"] for key, r in before.items()}
+    assert len(children(tmp_path, "out")) == 8
+
+
+def test_interrupted_and_gone_on_with(tmp_path: Path, undisturbed: Path):
+    file = written(tmp_path, tune={"each": "cell"})
+    process = started(tmp_path, file)
+    until(lambda: results(tmp_path / "out"), "a cell", 120)
+    workers = below(process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert stderr.splitlines()[-1].startswith("interrupted; to go on: give the same command again")
+    assert "Traceback" not in stderr
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+    done = shell(tmp_path, "study", file, "--out", "out", timeout=300)
+    assert done.returncode == 0, done.stderr
+    equal(results(tmp_path / "out"), results(undisturbed / "out"))
+
+
+BAD = """
+import os
+from dataclasses import dataclass
+from fedfleet.algorithms.local import Estimator, LocalMethod
+from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.servers import Mean
+
+@dataclass(frozen=True)
+class Bad(Estimator):
+    how: str
+
+    def estimate(self, oracle, y, c, c_i, trace):
+        if self.how == "raises":
+            raise RuntimeError("no <b>gradient</b>")
+        if self.how == "dies":
+            os.kill(os.getpid(), 9)
+        return oracle(y) * 1e30, trace
+
+def bad(how: str) -> LocalMethod:
+    \"\"\"a method that goes wrong\"\"\"
+    return LocalMethod(Sgd(1.0), Bad(how), Mean(1.0))
+
+METHODS = {"bad": bad}
+"""
+
+
+def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
+    (tmp_path / "bad.py").write_text(BAD)
+    methods = {how: {"name": "bad", "how": how} for how in ("raises", "dies", "explodes")}
+    file = written(
+        tmp_path,
+        plugins=["bad.py"],
+        methods={**methods, "SCAFFOLD": STUDY["methods"]["SCAFFOLD"]},
+        seeds=[0],
+        tracking={"uri": stored(tmp_path)},
+    )
+    command = ("study", file, "--out", str(tmp_path / "out"), "--jobs", "2")
+    done = invoke(*command)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("error: 4 of the study's cells failed")
+    folder = Folder(tmp_path / "out")
+    status = {(cell.method, cell.place[0]): folder.status(cell) for cell in folder.cells()}
+    assert [status[m, "beta = 0.5"] for m in ("raises", "dies", "explodes", "SCAFFOLD")] == [
+        *("failed", "failed", "diverged", "finished")
+    ]
+    reasons = {cell.method: folder.failure(cell).get("reason", "") for cell in folder.cells()}
+    assert "no <b>gradient</b>" in reasons["raises"]
+    assert reasons["dies"] == "the process that ran it ended by SIGKILL"
+    assert reasons["explodes"].startswith("diverged in round ")
+    page = (folder.path / "report.html").read_text()
+    assert "no &lt;b&gt;gradient&lt;/b&gt;" in page
+    ends = {r.data.tags["method"]: (r.data.tags["status"], r.info.status) for r in children(tmp_path, "out")}
+    assert ends["dies"] == ("failed", "FAILED")
+    assert ends["explodes"] == ("diverged", "FAILED")
+
+    # the next time only those that failed are tried
+    before = {cell.key: log_of(folder, cell) for cell in folder.cells()}
+    assert invoke(*command).exit_code == 1
+    changed = {cell.method for cell in folder.cells() if log_of(folder, cell) != before[cell.key]}
+    assert changed == {"raises", "dies"}
+    assert len(children(tmp_path, "out")) == 8
+
+
+def log_of(folder: Folder, cell: Any) -> str:
+    return (folder.of(cell) / "run.json").read_text()
+
+
+def test_a_changed_study_uses_what_has_been_run(tmp_path: Path):
+    file = written(tmp_path, seeds=[0])
+    assert invoke("study", file, "--out", str(tmp_path / "out")).exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/cells/*/result.json")}
+    assert invoke("study", written(tmp_path, seeds=[0, 1]), "--out", str(tmp_path / "out")).exit_code == 0
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/cells/*/result.json")}
+    assert len(after) == 2 * len(before)
+    assert {path: after[path] for path in before} == before
+
+
+def test_only_one_study_in_a_folder(tmp_path: Path):
+    file = written(tmp_path)
+    with alone(tmp_path / "out"):
+        done = invoke("study", file, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "a study is running in" in done.output
+
+
+def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
+    file = written(tmp_path, tracking={"uri": stored(tmp_path)})
+    done = invoke("study", file, "seeds=[0]", "--rounds", "2", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    notes = ("2 rounds, in full 6", "seeds is [0], in full [0, 1]")
+    assert load(str(tmp_path / "out/study.yaml")).notes == notes
+    for note in notes:
+        assert note in done.stdout
+        assert note in done.stderr
+        assert note in (tmp_path / "out/report.html").read_text()
+        assert note.replace("[", r"\[").replace("]", r"\]") in (tmp_path / "out/report.md").read_text()
+    assert all(run.data.tags["reduced"] == "; ".join(notes) for run in children(tmp_path, "out"))

@@ -1,0 +1,188 @@
+"""Study files: what they say, what they come to, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfleet.engine.config import experiment
+from fedfleet.engine.job import Job
+from fedfleet.tune.study.cells import Cell, cells, digest, trials
+from fedfleet.tune.study.grids import points
+from fedfleet.tune.study.spec import load, shipped
+
+from .commands import invoke
+from .small_study import STUDY, written
+
+
+def test_cells_are_methods_times_levels_times_seeds(tmp_path: Path):
+    found = cells(load(written(tmp_path)))
+    assert [(c.method, c.place, c.seed) for c in found] == [
+        (method, (f"beta = {beta}",), seed)
+        for method in ("FedAvg", "SCAFFOLD")
+        for beta in (0.5, 2.0)
+        for seed in (0, 1)
+    ]
+    assert len({c.key for c in found}) == 8
+    data = found[1].data
+    assert (data["seed"], data["workload"]["beta"], data["method"]["rule"]["lr"]) == (1, 0.5, 0.1)
+    assert data["engine"]["backend"] == "local"
+
+
+def test_a_grid_has_every_point_once():
+    grid = {"a": {"search": "grid", "values": [1, 2]}, "b": {"c": {"search": "choice", "values": ["x", "y"]}}}
+    found = points(grid)
+    assert [chosen for chosen, _ in found] == [{"a": a, "b.c": c} for a in (1, 2) for c in ("x", "y")]
+    assert [data for _, data in found] == [{"a": a, "b": {"c": c}} for a in (1, 2) for c in ("x", "y")]
+
+
+def test_the_best_trial_is_the_cell(tmp_path: Path):
+    """At the full length a cell's best trial is the cell itself: nothing is run again."""
+    study = load(written(tmp_path, tune={"each": "cell"}))
+    offered = trials(study)
+    assert len(offered) == 8  # FedAvg's two points at two levels and two seeds; SCAFFOLD has nothing to tune
+    value = {cell.key: i for i, cell in enumerate(offered)}  # later is better
+    tuned = [c for c in cells(study, lambda cell: value[cell.key]) if c.method == "FedAvg"]
+    assert [c.settings for c in tuned] == [{"method.rule.lr": 0.01}] * 4
+    assert {c.key for c in tuned} <= set(value)
+
+
+def scored(table: dict[tuple[float, str, int], float]) -> Any:
+    """A score by rate, level and seed."""
+    return lambda cell: table[cell.data["method"]["rule"]["lr"], cell.place[0], cell.seed]
+
+
+def test_what_decides(tmp_path: Path):
+    """0.1 wins for (0.5, seed 0), 0.01 elsewhere; by a level's mean 0.1 wins at 0.5, by the mean of all 0.01."""
+    a, b, nothing = "beta = 0.5", "beta = 2.0", -float("inf")
+    table = {(0.1, a, 0): 9.0, (0.1, a, 1): 1.0, (0.1, b, 0): 1.0, (0.1, b, 1): 1.0}
+    table |= {(0.01, a, 0): 1.0, (0.01, a, 1): 2.0, (0.01, b, 0): 9.0, (0.01, b, 1): 9.0}
+    expected = {"cell": [0.1, 0.01, 0.01, 0.01], "level": [0.1, 0.1, 0.01, 0.01], "once": [0.01] * 4, "none": [0.1] * 4}
+
+    def rates(each: str, **more: Any) -> list[float]:
+        study = load(written(tmp_path, tune={"each": each, **more}))
+        tuned = [c for c in cells(study, scored(table)) if c.method == "FedAvg"]
+        return [c.data["method"]["rule"]["lr"] for c in tuned]
+
+    assert {each: rates(each) for each in expected} == expected
+    assert rates("level", seeds=[1]) == [0.01, 0.01, 0.01, 0.01]  # of seed 1 alone, for both
+    table[0.01, b, 1] = nothing  # it diverged once
+    assert rates("level") == [0.1, 0.1, 0.1, 0.1]
+
+
+def test_trials_may_be_shorter_and_on_other_seeds(tmp_path: Path):
+    offered = trials(load(written(tmp_path, tune={"each": "level", "rounds": 3, "seeds": [7]})))
+    assert [(c.seed, c.data["federation"]["rounds"]) for c in offered] == [(7, 3)] * 4
+
+
+def test_the_key_is_of_what_moves_numbers(tmp_path: Path):
+    data = cells(load(written(tmp_path)))[0].data
+    same = {**data, "name": "other", "tracking": {"uri": "auto"}, "engine": {"backend": "ray", "hosts": 3}}
+    assert digest(same) == digest(data)
+    for other in ({"seed": 5}, {"evaluate": {"every": 1}}, {"engine": {"backend": "local", "dtype": "float64"}}):
+        assert digest({**data, **other}) != digest(data)
+
+
+def test_the_key_follows_a_plugins_content(tmp_path: Path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text("from fedfleet.algorithms.fedavg import fedavg\nMETHODS = {'mine': fedavg}\n")
+    file = written(tmp_path, plugins=["own.py"], methods={"Mine": "mine"})
+    before = cells(load(file))[0].key
+    assert before == cells(load(file))[0].key
+    plugin.write_text(plugin.read_text() + "# changed\n")
+    assert before != cells(load(file))[0].key
+
+
+def test_levels_by_label_and_for_single_methods(tmp_path: Path):
+    axes = {
+        "beta": {"key": "workload.beta", "values": [0.5]},
+        "kind": {
+            "plain": {},
+            "prox": {"federation.local.epochs": 1, "methods": {"SCAFFOLD": {"method.server_lr": 0.5}}},
+        },
+        "strength": {"key": {"FedAvg": "method.server_lr"}, "values": [1.0, 2.0]},
+    }
+    found = cells(load(written(tmp_path, axes=axes, seeds=[0])))
+    assert [c.place[1:] for c in found[:4]] == [(k, f"strength = {s}") for k in ("plain", "prox") for s in (1.0, 2.0)]
+    prox = [c for c in found if c.place[1] == "prox"]
+    assert all(c.data["federation"]["local"] == {"epochs": 1, "batch": 10} for c in prox)
+    assert [c.data["method"].get("server_lr") for c in prox] == [1.0, 2.0, 0.5, 0.5]
+
+
+def test_smaller_studies_say_so(tmp_path: Path):
+    study = load(written(tmp_path), ["seeds=[0]"], {"scale": 0.5, "clients": 4})
+    federation = cells(study)[0].data["federation"]
+    assert (federation["rounds"], federation["clients"], federation["cohort"]) == (3, 4, 2)
+    assert cells(study)[0].data["evaluate"] == {"every": 1}
+    assert study.notes == (
+        "rounds × 0.5",
+        "4 clients, in full 8, the cohort in proportion",
+        "seeds is [0], in full [0, 1]",
+    )
+
+
+def test_a_study_on_top_of_another(tmp_path: Path):
+    written(tmp_path)
+    top = tmp_path / "top.yaml"
+    top.write_text(f"base: {tmp_path / 'small.yaml'}\nmethods: [SCAFFOLD]\nexperiment: {{evaluate: {{every: 3}}}}\n")
+    study = load(str(top))
+    assert (study.name, study.title, list(study.methods)) == ("top", STUDY["title"], ["SCAFFOLD"])
+    assert study.experiment["evaluate"] == {"every": 3}
+    assert study.experiment["federation"] == STUDY["experiment"]["federation"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sedes": [1]}, "sedes is not a key of a study; did you mean seeds?"),
+        ({"seeds": [1, 1]}, "seeds must not repeat a seed"),
+        ({"methods": {}}, "methods"),
+        ({"methods": {"A": "fedavgg"}}, "no method is called fedavgg; did you mean fedavg?"),
+        ({"tune": {"each": "all"}}, "tune.each must be 'none', 'cell', 'level' or 'once'"),
+        ({"axes": {"x": {"a": 1}}}, "axes.x.a must be a mapping of overrides, got 1"),
+        ({"axes": {"x": {"key": {"FedAv": "a"}, "values": [1]}}}, "FedAv is no method of the study"),
+        ({"report": {"level_axis": "alpha"}}, "level_axis=alpha is no axis of the study"),
+        ({"methods": {"A": {"name": "fedavg", "rule": {"name": "sgd", "lr": {"search": "grid"}}}}}, "needs values"),
+        ({"experiment": "digit"}, "there is no digit; did you mean digits?"),
+    ],
+)
+def test_what_cannot_run_is_told_in_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str):
+    done = invoke("study", written(tmp_path, **changes), "--out", str(tmp_path / "out"))
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
+    assert told in done.output
+    assert done.output.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_study_is_told():
+    done = invoke("study", "heterogenity")
+    assert done.exit_code == 2
+    assert "there is no study heterogenity; did you mean heterogeneity?" in done.output
+
+
+def test_studies_are_listed():
+    done = invoke("list", "studies")
+    assert done.exit_code == 0
+    assert {line.split()[0] for line in done.output.splitlines()[1:]} == set(shipped())
+
+
+def built(cell: Cell) -> None:
+    job = Job.of("study", experiment(cell.data))
+    assert job.workload is not None
+    assert job.method() is not None
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_studies_resolve(name: str):
+    """Every name, argument and point of every grid; data sets need not be here."""
+    study = load(name)
+    assert study.title
+    known = {cell.method: {", ".join(c.place) for c in cells(study)} for cell in cells(study)}
+    for table in (study.published.values, study.published.settings):
+        for method, levels in table.items():
+            assert set(levels) <= known[method], method
+    first = {(cell.method, cell.place): cell for cell in cells(study)}
+    for cell in [*first.values(), *trials(study.model_copy(update={"seeds": study.seeds[:1]}))]:
+        built(cell)
