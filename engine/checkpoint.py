@@ -1,6 +1,6 @@
 """Checkpoints: what a run needs to go on to the same bits.
 
-    DIR/checkpoints/round-000050/   server.safetensors, table.safetensors, rounds.parquet, manifest.json
+    DIR/checkpoints/round-000050/   server.safetensors, table.safetensors, rounds-000.safetensors, …, manifest.json
     DIR/state/                      the clients' rows, shared with the running store: a checkpoint pins its rows
 
 Written beside and renamed when all is on the disk; the manifest has a digest of every file, of itself, and the table
@@ -26,7 +26,8 @@ from torch import Tensor
 from .history import History
 from .store import Table
 
-FORMAT = 1
+FORMAT = 2
+SEGMENT = 1000
 
 
 class Snapshot(NamedTuple):
@@ -136,17 +137,17 @@ def name_of(number: int) -> str:
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    import pyarrow.parquet as pq
+    from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
-
-    from .records import to_table
 
     save_file({f"leaf{i}": leaf.contiguous() for i, leaf in enumerate(snapshot.server)}, folder / "server.safetensors")
     table = {"row": snapshot.row, "digest": snapshot.digest, "visits": snapshot.visits}
     save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in table.items()}, folder / "table.safetensors")
-    pq.write_table(to_table(snapshot.records), folder / "rounds.parquet")
+    for begin in range(0, len(snapshot.records), SEGMENT):
+        save_arrays(snapshot.records.packed(begin, begin + SEGMENT), folder / segment(begin))
     files = {path.name: digest(path) for path in sorted(folder.iterdir())}
     manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
+    manifest["columns"] = list(snapshot.records.columns)  # of the rounds
     manifest["digest"] = seal(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in folder.iterdir():
@@ -175,22 +176,25 @@ def read(folder: Path) -> tuple[Snapshot | None, str]:
 
 
 def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
-    import pyarrow.parquet as pq
+    from safetensors.numpy import load_file as load_arrays
     from safetensors.torch import load_file
 
     server, table = load_file(folder / "server.safetensors"), load_file(folder / "table.safetensors")
+    rounds = manifest["round"]
     return Snapshot(
-        manifest["round"],
+        rounds,
         [server[f"leaf{i}"] for i in range(len(server))],
         table["row"].numpy(),
         table["digest"].numpy(),
         table["visits"].numpy(),
-        History(
-            {name: value for name, value in row.items() if value is not None}
-            for row in pq.read_table(folder / "rounds.parquet").to_pylist()
-        ),
+        History.of(manifest["columns"], [load_arrays(folder / segment(at)) for at in range(0, rounds, SEGMENT)]),
         manifest["config"],
     )
+
+
+def segment(begin: int) -> str:
+    """Rounds go by the thousand, so that what a checkpoint takes for buffers does not grow with the run."""
+    return f"rounds-{begin // SEGMENT:03d}.safetensors"
 
 
 def digest(path: Path) -> str:

@@ -15,6 +15,7 @@ import yaml
 
 from .driver import Record
 from .errors import ConfigError
+from .history import History
 from .job import Job
 from .launch import Result
 
@@ -26,7 +27,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, run_id: str = "") -> None:
         self.path, self.run_id = path.resolve(), run_id
-        self.rows: list[Record] = []
+        self.rows = History()
 
     @staticmethod
     def new(path: Path) -> RunDirectory:
@@ -55,13 +56,11 @@ class RunDirectory:
         self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
 
     def record(self, record: Record) -> None:
-        while self.rows and self.rows[-1]["round"] >= record["round"]:
-            self.rows.pop()
-        self.rows.append(record)
+        self.rows.replace(record)
         self._log(" ".join(f"{name}={value:.6g}" for name, value in record.items()))
 
     def resumed(self, records: list[Record]) -> None:
-        self.rows[:] = records
+        self.rows = History(records)
 
     def event(self, text: str) -> None:
         self._log(text)

@@ -62,7 +62,7 @@ class Driver:
         self.block = job.block(x.flat.numel())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round, self.version = 0, 0
-        self.records = History()
+        self.records = History(capacity=self.plan.rounds)
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
         self.table = make_table(job, self.forms, self.method.opening is not None)
@@ -254,7 +254,7 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
-        snapshot = Snapshot(self.round, leaves, *table, self.records.copy(), self.job.experiment.plain())
+        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), self.job.experiment.plain())
         self.checkpoints.save(snapshot)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
@@ -264,5 +264,5 @@ class Driver:
         device = self.job.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
-        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records.copy()
+        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         self.tell(f"resumes after round {self.round}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,22 @@ def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
         raise ConfigError(f"{job.directory} has no checkpoint to resume from{told}; start the run anew")
     if keys := differences(snapshot.config, job.experiment.plain()):
         raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
+    before = snapshot.config["federation"]["rounds"]
+    if resized(job, before):
+        raise ConfigError(
+            f"federation.rounds must stay {before} to resume, got {rounds}: the method's own settings follow from it"
+        )
     if snapshot.round >= rounds:
         raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}")
     return snapshot
+
+
+def resized(job: Job, rounds: int) -> bool:
+    """Whether the method would have other settings in a run of so many rounds."""
+    federation = job.experiment.federation.model_copy(update={"rounds": rounds})
+    other = replace(job, experiment=job.experiment.model_copy(update={"federation": federation}))
+    here, again, there = job.method(), job.method(), other.method()
+    return here == again != there  # one without equality is none that can be asked
 
 
 def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:

@@ -24,6 +24,7 @@ from .driver import Driver, Record, Setup, Told
 from .errors import ConfigError, Interrupted
 from .fleet import InProcess
 from .forms import Forms
+from .history import History
 from .host import Data
 from .job import Job
 from .keeping import discard
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. `records`: one row a round; `model`: name -> tensor; bytes and seconds of the whole run."""
+    """A finished run. `rows`: a dict a round; `records`: the same as a table; `model`: name -> tensor; `seconds`:
+    of the whole run."""
 
     run_id: str
     experiment: Experiment
-    rows: list[Record]
+    rows: History
     model: dict[str, Tensor]
     seconds: float
     directory: Path | None = None
@@ -168,7 +170,7 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
     if tracking.uri != "none":
         spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
         observers.append(job.parts.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
-    started, rows = time.perf_counter(), []
+    started, rows = time.perf_counter(), History()
     begun: list[Observer] = []
     try:
         for observer in observers:
@@ -189,8 +191,8 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
         raise
 
 
-def _play(job: Job, observers: list[Observer], rows: list[Record], stop: Callable[[], int]) -> dict[str, Tensor]:
-    """Pass on what the run tells; the final model. Rounds told again, after a checkpoint, replace what was told."""
+def _play(job: Job, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
+    """Pass on what the run tells; the final model."""
     play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
     with closing(play):  # now, and not when an exception of an observer's is forgotten
         while True:
@@ -201,18 +203,17 @@ def _play(job: Job, observers: list[Observer], rows: list[Record], stop: Callabl
             _tell(told, observers, rows)
 
 
-def _tell(told: Told, observers: list[Observer], rows: list[Record]) -> None:
+def _tell(told: Told, observers: list[Observer], rows: History) -> None:
     if isinstance(told, str):
         for observer in observers:
             observer.event(told)
     elif isinstance(told, list):
-        rows[:] = told
+        for row in told:
+            rows.replace(row)
         for observer in observers:
             getattr(observer, "resumed", ignore)(told)
     else:
-        while rows and rows[-1]["round"] >= told["round"]:
-            rows.pop()
-        rows.append(told)
+        rows.replace(told)
         for observer in observers:
             observer.record(told)
 

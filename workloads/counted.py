@@ -33,7 +33,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def _word(part: int | str) -> int:
     """A signed 64-bit integer: numbers modulo 2^64, strings by their digest."""
     if isinstance(part, str):
@@ -54,7 +54,7 @@ def key(*parts: int | str | Tensor) -> Tensor:
     return folded
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def _constant(parts: tuple[int | str, ...]) -> int:
     """Leading numbers and strings, folded: much the same ones head every key of a run."""
     folded = torch.zeros((), dtype=torch.int64)

@@ -17,6 +17,7 @@ import yaml
 
 from fedfleet.engine import run
 from fedfleet.engine.checkpoint import read
+from fedfleet.engine.config import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, StoreFull
 from fedfleet.engine.launch import resume
 from fedfleet.engine.store import Table
@@ -69,7 +70,7 @@ def cut(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {"flip": flip, "cut": cut, "remove": Path.unlink}
-FILES = ("server.safetensors", "table.safetensors", "rounds.parquet", "manifest.json")
+FILES = ("server.safetensors", "table.safetensors", "rounds-000.safetensors", "manifest.json")
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -136,6 +137,16 @@ def test_fewer_may_be_kept_after_resuming(out, broken_off, expected):
     chosen = again(broken_off, checkpoint={"every": 1, "keep": 1})
     same(resume(chosen, out), expected)
     assert "damaged" not in (out / "run.log").read_text()
+
+
+def test_rounds_may_not_change_where_the_methods_settings_follow_from_them(tmp_path):
+    chosen = experiment({**setting(tmp_path, checkpoint=EVERY), "method": {"name": "padamfed"}})
+    with pytest.raises(Interrupted):
+        run(chosen, tmp_path / "out", [Watch(r3=interrupt)])
+    done = invoke("resume", str(tmp_path / "out"), "federation.rounds=9")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "federation.rounds must stay 6 to resume, got 9" in done.stderr
+    assert len(resume(chosen, tmp_path / "out").rows) == 6
 
 
 def test_another_configuration_is_refused(out):
