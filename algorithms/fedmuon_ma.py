@@ -62,8 +62,9 @@ class FedMuonMA(Opened):
     reduced: bool = False
 
     def __post_init__(self) -> None:
-        if not all(0 < part <= 1 for part in both(self.beta)):
-            raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
+        if not all(0 < part <= 1 or (self.reduced and part == 0) for part in both(self.beta)):
+            low, name = ("0 <=", "a") if self.reduced else ("0 <", "beta")
+            raise ValueError(f"{low} {name} <= 1 must hold, got {name}={self.beta}")
         if self.start not in ("batch", "gradient", "zeros"):
             raise ValueError(f"start must be one of batch, gradient, zeros, got {self.start!r}")
 

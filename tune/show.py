@@ -13,17 +13,27 @@ from ..algorithms.spaces import Compressing
 from ..algorithms.tree import Tree
 from ..engine.buffers import Buffered
 from ..engine.config import Experiment
+from ..engine.errors import ConfigError
 from ..engine.forms import Forms
 from ..engine.job import Job
-from ..engine.launch import new_run_id, prepare
 from .listing import columns
+from .partition import Dealt, told
 
 
 def describe(experiment: Experiment) -> str:
-    job = prepare(experiment, new_run_id())
-    x = job.start()
-    tables = [parameters(x, job.workload.buffers), "", *compression(job.method()), traffic(job, x)]
+    """Data that are not here are told, and are no error: nothing runs."""
+    job = Job.of("show", experiment)
+    method, buffers = job.method(), job.buffers
+    x = job.started()
+    tables = [parameters(x, buffers), "", *compression(method), traffic(job, x), data(job)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
+
+
+def data(job: Job) -> str:
+    try:
+        return told(Dealt.of(job))
+    except (ConfigError, ValueError) as error:
+        return f"no data: {' '.join(str(error).split()).removeprefix('workload: ')}"
 
 
 def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
@@ -64,4 +74,7 @@ def traffic(job: Job, x: Tree) -> str:
             f"up {plan.cohort * forms.up:,} B",
         ),
     ]
+    if forms.buffers:
+        total = plan.cohort * forms.buffers
+        rows.append(("per round", "running statistics", f"down {total:,} B", f"up {total:,} B"))
     return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients"

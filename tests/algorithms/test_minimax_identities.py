@@ -1,0 +1,356 @@
+"""Settings under which min-max methods agree with each other or with a formula.
+
+Exact equality is asked where both sides do the same operations in the same order. ROUNDING elsewhere: float64 and some
+100 roundings of values near 1, with step sizes that do not amplify them much; 1e-11 leaves a factor of 1e3.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.contract import Plan, Round
+from fedfleet.algorithms.controlled_momentum import ControlledMomentum
+from fedfleet.algorithms.fed_nsgda_m import fed_nsgda_m
+from fedfleet.algorithms.fed_sgda_clip import fed_sgda_clip
+from fedfleet.algorithms.fed_sgda_m import fed_sgda_m
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.fedmuon_da import fedmuon_da
+from fedfleet.algorithms.fedmuon_ma import FedMuonMA
+from fedfleet.algorithms.fess_gda import Smoothed, fess_gda
+from fedfleet.algorithms.groups import PerGroup
+from fedfleet.algorithms.local import Rule
+from fedfleet.algorithms.local_sgda import local_sgda
+from fedfleet.algorithms.local_sgdam import local_sgdam
+from fedfleet.algorithms.muon import NewtonSchulz, Spectral, Svd
+from fedfleet.algorithms.rules import Normalised, Sgd
+from fedfleet.algorithms.sagda import sagda
+from fedfleet.algorithms.scaffold import scaffold
+from tests.algorithms.driver import run, tree
+from tests.algorithms.problems import Quadratic, everyone, partial
+from tests.algorithms.saddles import Saddle
+
+ROUNDING = 1e-11
+LR, GAMMA = PerGroup(0.02, 0.1), PerGroup(0.05, 0.2)
+ALL = everyone(5, 6, 3)
+PLAN = Plan(5, 5, 6, 3)
+
+
+@dataclass(frozen=True)
+class Descent(Saddle):
+    """Every direction one of descent, as workloads have it; times `factor`."""
+
+    factor: float = 1.0
+
+    def gradient(self, i, z, r, k):
+        up = super().gradient(i, z, r, k)
+        return {n: self.factor * (-g if n.startswith("dual.") else g) for n, g in up.items()}
+
+
+NOISY, EXACT = Descent(), Descent(noise=0.0)
+
+
+def paths(first, second, problem=NOISY, timetable=None):
+    """(R, P) of each: all models along the way."""
+    cohorts, steps = timetable or partial(problem.clients)
+    runs = (run(method, problem, cohorts, steps) for method in (first, second))
+    return [torch.stack([model.flat for model in result.models()]) for result in runs]
+
+
+def close(first, second, problem=NOISY, timetable=None):
+    one, other = paths(first, second, problem, timetable)
+    torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
+
+
+def equal(first, second, problem=NOISY, timetable=None):
+    one, other = paths(first, second, problem, timetable)
+    assert torch.equal(one, other), f"largest difference {(one - other).abs().max()}"
+
+
+def unlike(first, second, problem=NOISY, timetable=None):
+    one, other = paths(first, second, problem, timetable)
+    assert (one - other).abs().max() > 1e-4
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+MADE = {
+    "local_sgda": lambda lr: local_sgda(lr, lr),
+    "local_sgdam": lambda lr: local_sgdam(lr, lr),
+    "fed_sgda_m": lambda lr: fed_sgda_m(lr, lr),
+    "sagda": lambda lr: sagda(lr, lr),
+    "fess_gda": lambda lr: fess_gda(lr, lr).planned(PLAN),
+    "fed_nsgda_m": lambda lr: fed_nsgda_m(lr, lr, lr),
+    "fedmuon_da": lambda lr: fedmuon_da(lr, lr, lr),
+    "fed_sgda_clip": lambda lr: fed_sgda_clip(lr, lr, lr),
+}
+"""Every setting that may be one for each group."""
+
+
+@pytest.mark.parametrize("method", MADE)
+def test_without_a_dual_group_the_duals_number_has_no_effect(method):
+    equal(MADE[method](PerGroup(0.1, 0.7)), MADE[method](0.1), Quadratic())
+
+
+@pytest.mark.parametrize("method", MADE)
+def test_two_equal_numbers_are_one(method):
+    equal(MADE[method](PerGroup(0.1, 0.1)), MADE[method](0.1))
+    unlike(MADE[method](PerGroup(0.1, 0.2)), MADE[method](0.1))
+
+
+MINIMISATION = {
+    "local_sgda": (local_sgda(0.1, 0.7), fedavg(Sgd(0.1), 0.7)),
+    "local_sgdam": (local_sgdam(0.1, 0.4), FedMuonMA(Sgd(0.1), 0.4)),
+    "sagda": (sagda(0.1, 0.7), scaffold(Sgd(0.1), 0.7)),
+    "fess_gda": (fess_gda(0.1, 0.7, rho=0.0).planned(PLAN), fedavg(Sgd(0.1), 0.7)),
+}
+
+
+@pytest.mark.parametrize("problem", [Quadratic(), NOISY], ids=["one group", "two"])
+@pytest.mark.parametrize("method", MINIMISATION)
+def test_it_is_its_minimisation(method, problem):
+    """With one number for both groups, and the sign in the workload, to the bit."""
+    equal(*MINIMISATION[method], problem)
+
+
+def test_norms_are_of_a_group():
+    """Normalised moves each group by its own step size; per tensor, each tensor."""
+    y, v = (tree(Saddle(seed=seed).start) for seed in (0, 1))
+    moved = Normalised(LR).step(y, v, ())[0] - y
+    primal = torch.cat([leaf.reshape(-1) for name, leaf in moved.items() if name.startswith("primal.")])
+    dual = torch.cat([leaf.reshape(-1) for name, leaf in moved.items() if name.startswith("dual.")])
+    assert float(primal.norm()) == pytest.approx(0.02, rel=1e-12)
+    assert float(dual.norm()) == pytest.approx(0.1, rel=1e-12)
+    for name, leaf in (Normalised(LR, over="tensor").step(y, v, ())[0] - y).items():
+        assert float(leaf.norm()) == pytest.approx(0.02 if name.startswith("primal.") else 0.1, rel=1e-12)
+
+
+# --- methods with a frozen momentum -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Recording(Rule):
+    """Another rule; keeps what it was given."""
+
+    rule: Rule
+    seen: list = field(default_factory=list)
+
+    def step(self, y, v, state):
+        self.seen.append(v.flat)
+        return self.rule.step(y, v, state)
+
+
+RULES = {
+    "fed_nsgda_m": lambda: fed_nsgda_m(LR, GAMMA, 0.3).rule,
+    "fedmuon_da": lambda: fedmuon_da(LR, GAMMA, 0.3, Svd()).rule,
+    "fed_sgda_clip": lambda: fed_sgda_clip(LR, GAMMA, 0.3).rule,
+}
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_t2_the_mean_of_all_directions_is_the_next_momentum(method):
+    """With everyone there: mean over clients and steps of u_k = u_t; and the controls sum to nothing."""
+    rule = Recording(RULES[method]())
+    result = run(ControlledMomentum(rule, 0.3, 2.0), NOISY, *ALL)
+    for r, (server, clients) in enumerate(zip(result.servers, result.clients, strict=True)):
+        mean = torch.stack(rule.seen[15 * r : 15 * (r + 1)]).mean(0)
+        torch.testing.assert_close(mean, server.private.u.flat, rtol=ROUNDING, atol=ROUNDING)
+        own = torch.stack([client.flat for client in clients]).mean(0)
+        torch.testing.assert_close(own, server.private.h.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def lengths(method, problem, timetable):
+    """(primal, dual) length of every round's move."""
+    models = [tree(problem.start), *run(method, problem, *timetable).models()]
+    for before, after in pairwise(models):
+        moved = after - before
+        yield tuple(
+            sum(float(leaf.norm() ** 2) for n, leaf in moved.items() if n.startswith(group)) ** 0.5
+            for group in ("primal.", "dual.")
+        )
+
+
+def test_t3_a_round_moves_by_gamma_at_most():
+    for primal, dual in lengths(fed_nsgda_m(LR, GAMMA, 0.3), NOISY, ALL):
+        assert primal <= 0.05 * (1 + ROUNDING)
+        assert dual <= 0.2 * (1 + ROUNDING)
+    for primal, dual in lengths(fed_nsgda_m(LR, GAMMA, 0.3), Descent(clients=1), everyone(1, 6, 1)):
+        assert (primal, dual) == (pytest.approx(0.05, rel=1e-9), pytest.approx(0.2, rel=1e-9))
+
+
+def test_t3_with_muon_by_the_root_of_the_ranks():
+    """Primal: a 3 x 4 matrix, a vector, a number, 3 + 1 + 1; dual: 2 x 3 and a number, 2 + 1."""
+    for primal, dual in lengths(fedmuon_da(LR, GAMMA, 0.3, Svd()), NOISY, ALL):
+        assert primal <= 0.05 * 5**0.5 * (1 + ROUNDING)
+        assert dual <= 0.2 * 3**0.5 * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("method", [fed_nsgda_m, fedmuon_da], ids=lambda method: method.__name__)
+def test_t4_the_gradients_size_has_no_effect(method):
+    """Times 1024, which rounds nothing; Newton-Schulz divides by the norm at first."""
+    made = method(LR, GAMMA, 0.3)
+    one, other = (torch.stack([m.flat for m in run(made, p, *ALL).models()]) for p in (NOISY, Descent(factor=1024.0)))
+    torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_t5_columns_and_numbers():
+    """One m x 1 tensor a group: Muon's step is the normalised one; 1 x 1: the sign of the gradient."""
+    columns = Descent(shapes=(("primal.x", (4, 1)), ("dual.y", (3, 1))))
+    close(fedmuon_da(LR, GAMMA, 0.3, Svd()), fed_nsgda_m(LR, GAMMA, 0.3), columns)
+    numbers = Descent(clients=1, noise=0.0, shapes=(("primal.x", (1, 1)), ("dual.y", ())))
+    models = run(fedmuon_da(LR, beta=1.0, ball=Svd()), numbers, *everyone(1, 5, 1)).models()
+    z = numbers.start
+    for model in models:
+        g = numbers.gradient(0, z, 0, 0)
+        z = {n: z[n] - (0.02 if n == "primal.x" else 0.1) * np.sign(g[n]) for n in z}
+        np.testing.assert_allclose(model.flat, np.concatenate([np.ravel(v) for v in z.values()]), rtol=1e-12)
+
+
+def test_t5_a_lone_dual_moves_alike():
+    """Of scalar dual, the first round's update is the same for Fed-NSGDA-M and FedMuon-DA, as are all of a primal
+    without matrices."""
+    lone = Descent(shapes=(("primal.x", (4,)), ("dual.y", ())))
+    close(fedmuon_da(LR, GAMMA, 0.3), fed_nsgda_m(LR, GAMMA, 0.3), lone)
+
+
+def test_t6_without_clipping_and_memory_it_is_sagda():
+    """gamma = server_lr lr K; all clients, and a cohort too."""
+    clip = fed_sgda_clip(LR, LR * 3 * 0.8, 1.0, float("inf"))
+    close(clip, sagda(LR, 0.8), timetable=ALL)
+    cohorts, steps = partial()
+    close(clip, sagda(LR, 0.8), timetable=(cohorts, dict.fromkeys(steps, 3)))
+
+
+def test_t7_always_clipped_it_is_normalised():
+    """Norms here are above 1e-3, the radius."""
+    close(fed_sgda_clip(LR, GAMMA, 0.3, 1e-3), fed_nsgda_m(LR * 1e-3, GAMMA * 1e-3, 0.3))
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+def test_t8_without_controls_and_without_smoothing():
+    """In the first round SAGDA's controls are zero."""
+    first = ([[0, 2, 3]], {(0, i): 2 + i % 2 for i in range(5)})
+    equal(sagda(LR, 0.8), local_sgda(LR, 0.8), timetable=first)
+    unlike(sagda(LR, 0.8), local_sgda(LR, 0.8))
+    equal(fess_gda(LR, 0.8, 0.0, 0.3).planned(PLAN), local_sgda(LR, 0.8))
+    unlike(fess_gda(LR, 0.8, 1.0, 0.3).planned(PLAN), local_sgda(LR, 0.8))
+
+
+def test_t9_t10_one_client_with_nothing_but_the_new_gradient():
+    """LocalSGDAM with beta = 1 and FedSGDA-M with a = 1 step along the gradient at the current point: LocalSGDA. With
+    more clients a round's first step is along the mean of gradients at the clients' own points, which differs."""
+    one = Descent(clients=1, noise=0.0)
+    for method in (local_sgdam(LR, 1.0, "gradient"), fed_sgda_m(LR, 1.0, "gradient")):
+        close(method, local_sgda(LR), one, everyone(1, 6, 3))
+        unlike(method, local_sgda(LR), EXACT, ALL)
+
+
+def test_t10_with_a_zero_the_estimate_is_the_gradient():
+    """One client, exact gradients: the differences telescope."""
+    one = Descent(clients=1, noise=0.0)
+    result = run(fed_sgda_m(LR, 0.0, "gradient"), one, *everyone(1, 6, 3))
+    for server in result.servers:
+        at = {name: leaf.numpy() for name, leaf in server.public.x.items()}
+        torch.testing.assert_close(
+            server.public.m.flat, tree(one.gradient(0, at, 0, 0)).flat, rtol=ROUNDING, atol=ROUNDING
+        )
+
+
+CONTROLLED = {
+    "sagda": sagda(LR, 0.8),
+    "fed_nsgda_m": fed_nsgda_m(LR, GAMMA, 0.3),
+    "fedmuon_da": fedmuon_da(LR, GAMMA, 0.3),
+    "fed_sgda_clip": fed_sgda_clip(LR, GAMMA, 0.3),
+}
+
+
+@pytest.mark.parametrize("method", CONTROLLED)
+def test_t11_equal_clients_are_one(method):
+    """Corrections cancel between clients that meet the same data and draws."""
+    made = CONTROLLED[method]
+    together = torch.stack([m.flat for m in run(made, Descent(clients=3, alike=True), *everyone(3, 6, 2)).models()])
+    alone = torch.stack([m.flat for m in run(made, Descent(clients=1, alike=True), *everyone(1, 6, 2)).models()])
+    # A polar factor by Newton-Schulz amplifies rounding by up to 5e2 a step.
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_t11_one_client_has_no_correction():
+    close(sagda(LR, 0.8), local_sgda(LR, 0.8), Descent(clients=1), everyone(1, 6, 3))
+
+
+def test_t12_sagdas_controls_from_the_displacement():
+    """v_i+ = v_i - v - delta_i / (K lr), in both groups as the sign is the workload's; a cohort of one shows delta."""
+    cohorts = [[i] for i in (0, 3, 1, 0, 4, 3, 0)]
+    steps = {(r, i): 1 + (r + i) % 4 for r in range(7) for i in range(5)}
+    result = run(sagda(LR), NOISY, cohorts, steps)
+    for r in range(1, 7):
+        i, before, after = cohorts[r][0], result.servers[r - 1].public, result.servers[r].public
+        recovered = result.clients[r - 1][i].own - before.shared - (after.x - before.x) / (steps[r, i] * LR)
+        torch.testing.assert_close(result.clients[r][i].own.flat, recovered.flat, rtol=1e-10, atol=1e-10)
+        own = torch.stack([client.own.flat for client in result.clients[r]]).mean(0)
+        torch.testing.assert_close(own, after.shared.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_t13_the_smoothing_contracts():
+    """Without gradients x - z shrinks by (1 - beta)(1 - pull) a round in the primal; the dual stays."""
+    x, z = (tree(Saddle(seed=seed).start) for seed in (0, 1))
+    rule = Smoothed(1.0, pull=0.3, beta=0.4)
+    new, centre = rule.step(x, x.zeros(), x.norm2(), z, Round(1, 1, 1, 1))
+    for name, leaf in (new - centre).items():
+        factor = 0.6 * 0.7 if name.startswith("primal.") else 0.6
+        torch.testing.assert_close(leaf, factor * (x - z)[name], rtol=1e-12, atol=1e-12)
+    assert torch.equal(new["dual.Y"], x["dual.Y"])
+    made = fess_gda(PerGroup(0.02, 9.0), PerGroup(0.5, 9.0), rho=3.0).planned(PLAN)
+    assert made.server.pull == pytest.approx(0.02 * 0.5 * 3 * 3.0)
+
+
+def test_fess_gda_needs_the_number_of_steps():
+    with pytest.raises(ValueError, match=r"rho > 0 needs federation\.local\.steps"):
+        fess_gda().planned(Plan(5, 5, 6, None))
+
+
+@pytest.mark.parametrize(
+    ("ball", "low", "high"), [(Svd(), 1 - 1e-12, 1 + 1e-12), (NewtonSchulz(5, "jordan"), 0.5, 1.5)]
+)
+def test_t15_polar_factors(ball, low, high):
+    """A step's singular values; an orthogonal matrix is its own factor, here to the scheme's accuracy."""
+    spectral = Spectral(1.0, Normalised(1.0, over="tensor"), ball, "none")
+    y, v = tree(Saddle().start), tree(Saddle(seed=1).start)
+    for name in ("primal.W", "dual.Y"):
+        values = torch.linalg.svdvals((y - spectral.step(y, v, ())[0])[name])
+        assert low <= values.min()
+        assert values.max() <= high
+    q = tree({"W": np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]})
+    step = q.zeros() - spectral.step(q.zeros(), q, ())[0]
+    values = torch.linalg.svdvals(step["W"])
+    assert low <= values.min() <= values.max() <= high
+    torch.testing.assert_close(step["W"] / values.mean(), q["W"], rtol=0, atol=1e-10)
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+class Hand:
+    """f_1 = x^2/2 + x y - y^2/2, f_2 = (x - 2)^2 - (y - 1)^2/2, from (1, 0); the dual's gradients flipped."""
+
+    clients, start = 2, {"primal.x": np.array(1.0), "dual.y": np.array(0.0)}
+
+    def gradient(self, i, z, r, k):
+        x, y = z["primal.x"], z["dual.y"]
+        return {"primal.x": x + y, "dual.y": y - x} if i == 0 else {"primal.x": 2 * (x - 2), "dual.y": y - 1}
+
+
+def test_fed_nsgda_m_by_hand():
+    """Steps of 1/2, beta = 1/2, two local steps, the plain mean; all numbers are dyadic, equality is exact.
+
+    round 1, c = 0: the steps are -1/2 sign(g)
+      client 1: g = (1, -1), z = (1/2, 1/2); g = (1, 0), z = (0, 1/2)            h_1 = (1, -1/2)
+      client 2: g = (-2, -1), z = (3/2, 1/2); g = (-1, -1/2), z = (2, 1)         h_2 = (-3/2, -3/4)
+      z = (1, 3/4), h = (-1/4, -5/8), u = h/2, c = h/2 + u/2 = (-3/16, -15/32)
+    round 2, u_k = (g - h_i)/2 + c
+      client 1: g = (7/4, -1/4), u_k = (3/16, -11/32); g = (7/4, 3/4), u_k = (3/16, 5/32), z = (0, 3/4)
+      client 2: g = (-2, -1/4), u_k = (-7/16, -7/32); g = (-1, 1/4), u_k = (1/16, 1/32), z = (1, 3/4)
+      z = (1/2, 3/4), h = (1/8, 1/8), u = h/2 + u/2 = (0, -3/32)
+    """
+    result = run(fed_nsgda_m(0.5, beta=0.5), Hand(), *everyone(2, 2, 2))
+    assert [model.flat.tolist() for model in result.models()] == [[1, 3 / 4], [1 / 2, 3 / 4]]
+    assert [server.private.h.flat.tolist() for server in result.servers] == [[-1 / 4, -5 / 8], [1 / 8, 1 / 8]]
+    assert result.servers[1].private.u.flat.tolist() == [0, -3 / 32]
+    assert [client.flat.tolist() for client in result.clients[0]] == [[1, -1 / 2], [-3 / 2, -3 / 4]]

@@ -1,0 +1,134 @@
+"""Deep AUC maximisation, a min-max problem, over any classification workload: one class against the rest.
+
+Liu, Yuan, Ying, Yang, ICLR 2020 (the square loss on pairs); Zhang, Gao 2025, arXiv:2511.04456, equation 20. With the
+score h of an example, I+ and I- for a positive and a negative, pi the share of positives,
+
+    F = (1 - pi) (h - w1)^2 I+ + pi (h - w2)^2 I- + 2 (1 + w3) (pi h I- - (1 - pi) h I+) - pi (1 - pi) w3^2
+
+    min over primal.net.…, primal.w1, primal.w2; max over dual.w3; () each, all three begin at 0
+
+Where a client's share of positives is pi and its scores are fixed, w1 and w2 are best at the mean scores m+ and m- of
+the two classes, w3 at m- - m+, and F is then pi (1 - pi) (E (1 - h+ + h-)^2 - 1) over pairs. With another share q in
+the data than pi, w3 is best at (1 - q) / (1 - pi) m- - q / pi m+.
+
+pi: the paper does not say whose. "global", all clients' examples together, makes the mean of the clients by their sizes
+one global objective; "local", each client's own. It is never the batch's. The score: the probability that softmax gives
+the positive class, in [0, 1]; its logit through a sigmoid; or its logit as it is. The AUC is exact, over the whole test
+set. Rare positives are the partition `positive_ratio`. Departures of text workloads from the paper's experiments: the
+embedding is trained and sent, there it is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import metrics
+from .base import Batch, Columns, Params, Parts, Split, Workload
+from .digits import Digits
+from .minimax import OverClassification
+from .skew import PositiveRatio
+
+SCALARS = ("primal.w1", "primal.w2", "dual.w3")
+
+
+@dataclass(frozen=True)
+class Auc(OverClassification):
+    """`of`: the classification workload; `positive`: its class against the rest."""
+
+    of: Workload = Digits()
+    positive: int = 1
+    prior: Literal["global", "local"] = "global"
+    score: Literal["softmax", "sigmoid", "logit"] = "softmax"
+
+    whole: ClassVar[tuple[str, ...]] = ("score", "positive")  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("prior", ("global", "local")), ("score", ("softmax", "sigmoid", "logit"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if not 0 <= self.positive < self.classes:
+            raise ValueError(f"0 <= positive < {self.classes} must hold, got positive={self.positive}")
+        rare = self.base.partition
+        if isinstance(rare, PositiveRatio) and rare.positive != self.positive:
+            raise ValueError(
+                f"positive must be the partition's, got {self.positive} and {rare.positive}; "
+                "set workload.of.partition.positive"
+            )
+
+    def others(self) -> dict[str, Tensor]:
+        return {name: torch.zeros(()) for name in SCALARS}
+
+    def split(self, seed: int, clients: int) -> Split:
+        """With a column `prior`; a test example has that of all training examples together."""
+        split = self.of.split(seed, clients)
+        label, parts = split.train["label"], split.parts
+        own, pooled = priors(label == self.positive, parts)
+        check_both(own if self.prior == "local" else np.array([pooled]))
+        prior = np.full(len(label), pooled)
+        if self.prior == "local":
+            prior[parts.rows] = np.repeat(own, parts.sizes)
+        test = {**split.test, "prior": np.full(len(split.test["label"]), pooled)}
+        return split._replace(train={**split.train, "prior": prior}, test=test)
+
+    def scores(self, p: Params, batch: Batch) -> Tensor:
+        """(B,)"""
+        logits = self.logits(p, batch)
+        if self.score == "softmax":
+            return logits.softmax(-1)[..., self.positive]
+        chosen = logits[..., self.positive]
+        return chosen.sigmoid() if self.score == "sigmoid" else chosen
+
+    def objectives(self, p: Params, batch: Batch) -> Tensor:
+        return self.terms(p, batch, self.scores(p, batch))
+
+    def terms(self, p: Params, batch: Batch, h: Tensor) -> Tensor:
+        """(B,) from the scores (B,)."""
+        w1, w2, w3 = (p[name] for name in SCALARS)
+        pi, positive = batch["prior"].to(h.dtype), (batch["label"] == self.positive).to(h.dtype)
+        negative = 1 - positive
+        near = (1 - pi) * (h - w1).square() * positive + pi * (h - w2).square() * negative
+        apart = 2 * (1 + w3) * h * (pi * negative - (1 - pi) * positive)
+        return near + apart - pi * (1 - pi) * w3.square()
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        h = self.scores(p, batch)
+        found = {"loss": self.terms(p, batch, h), "score": h, "positive": batch["label"] == self.positive}
+        return {**found, **{name.partition(".")[2]: p[name].to(h.dtype).expand_as(h) for name in SCALARS}}
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        """auc; w_gap: how far the three numbers are, at most, from their best values for the classes' mean scores."""
+        scores, positive = columns["score"].astype(np.float64), columns["positive"]
+        best = optimum(scores, positive, float(positive.mean()))
+        gap = max(abs(means[name] - value) for name, value in zip(("w1", "w2", "w3"), best, strict=True))
+        return {"auc": metrics.auc(scores, positive), "w_gap": gap}
+
+
+def priors(positive: np.ndarray, parts: Parts) -> tuple[np.ndarray, float]:
+    """((N,) share of positives of each client, that of all their rows together). positive: (n,) bool."""
+    dealt = positive[parts.rows].astype(np.float64)
+    own = np.add.reduceat(dealt, parts.offsets[:-1]) / np.maximum(parts.sizes, 1)
+    return own, float(dealt.mean())
+
+
+def check_both(shares: np.ndarray) -> None:
+    """Raise unless positives and negatives occur in each."""
+    one = np.flatnonzero((shares <= 0) | (shares >= 1))
+    if len(one):
+        where = f"client {one[0]}" if len(shares) > 1 else "the training set"
+        raise ValueError(
+            f"both classes must occur where pi is taken, got a share of {shares[one[0]]:g} positives in {where}; set "
+            "prior to global, choose another positive, or lower federation.clients"
+        )
+
+
+def optimum(h: np.ndarray, positive: np.ndarray, prior: float) -> tuple[float, float, float]:
+    """(w1, w2, w3) that are best for scores h (n,), positive (n,) bool, and pi = prior."""
+    high, low, q = float(h[positive].mean()), float(h[~positive].mean()), float(positive.mean())
+    return high, low, (1 - q) / (1 - prior) * low - q / prior * high
