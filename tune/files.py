@@ -49,7 +49,10 @@ def shipped() -> dict[str, Path]:
 
 def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment of a file or a shipped name, overridden."""
-    return experiment(load_data(source, overrides))
+    data = load_data(source, overrides)
+    if "search" in data:
+        raise ConfigError(f"{source} holds a search; start it by `fedfleet search {source}`, or run the file it writes")
+    return experiment(data)
 
 
 def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import yaml
 from ...engine.errors import ConfigError
 from ...engine.launch import new_run_id
 from ..files import load_data, override
-from ..leftovers import check_out, nothing_left
+from ..leftovers import check_out
 from .ledger import Trial
 from .paper_grids import with_grid
 from .run import Found, load, search
@@ -32,8 +32,7 @@ def run_search(
         data = with_grid(data, paper)
     folder = out or SEARCHES / new_run_id()
     check_out(folder)
-    with nothing_left(folder):
-        return search(data, folder, progress=True)
+    return search(data, folder, progress=True)
 
 
 def told_of(found: Found) -> str:

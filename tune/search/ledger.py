@@ -96,7 +96,7 @@ class Ledger:
     def report(self, number: int, round: int, value: float) -> bool:
         """Record the value after a round; whether the trial should end here."""
         self.storage.set_trial_intermediate_value(self.ids[number], round, value)
-        return self.study.pruner.prune(self.study, self.storage.get_trial(self.ids[number]))
+        return bool(self.study.pruner.prune(self.study, self.storage.get_trial(self.ids[number])))
 
     def end(self, number: int, status: str, values: list[float], facts: dict[str, Any]) -> None:
         """facts: kept with the trial."""

@@ -16,6 +16,7 @@ from ...engine.directory import write
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.launch import new_run_id, prepare, stopping
 from ..files import parse, read
+from ..leftovers import nothing_left
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
 from .plan import Plan, plan
@@ -95,13 +96,20 @@ def search(
         raise ConfigError(f"{path} already holds a search; choose another folder, remove it, or resume it")
     if there:
         same(load(path), wanted, path)
-    try_out(wanted, path)
-    path.mkdir(parents=True, exist_ok=True)
-    kept = identity(path, wanted)
-    write(path / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
-    ledger = Ledger(wanted, storage_url(wanted.settings.storage, path), kept["study"])
-    watching = watchers(wanted, path, kept["search_id"], progress, parent)
-    return conducted(Conductor(wanted, ledger, path, kept["search_id"], watching))
+    with nothing_left(path):
+        conductor = prepared(wanted, path, progress, parent)
+    return conducted(conductor)
+
+
+def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> Conductor:
+    """Everything but the trials, so that a mistake is told before anything runs."""
+    try_out(wanted, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = identity(folder, wanted)
+    write(folder / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
+    ledger = Ledger(wanted, storage_url(wanted.settings.storage, folder), kept["study"])
+    watching = watchers(wanted, folder, kept["search_id"], progress, parent)
+    return Conductor(wanted, ledger, folder, kept["search_id"], watching)
 
 
 def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[Any]:
