@@ -1,6 +1,7 @@
 """FedMuon: Muon steps on a bias-corrected momentum.
 
-Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), Algorithm 1.
+Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), arXiv:2509.26337,
+Algorithm 1.
 
     line 8    m_i <- (1 - alpha) m_i + alpha g(y)
     line 9    y   <- y - step(m_i - c_i + c)     step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors

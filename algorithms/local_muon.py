@@ -1,6 +1,7 @@
 """LocalMuon: every client runs Muon on its own momentum; the server averages the models.
 
-Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), Algorithm 4.
+Takezawa et al. 2025 ("FedMuon: Federated Learning with Bias-corrected LMO-based Optimization"), arXiv:2509.26337,
+Algorithm 4.
 
     m_i <- (1 - alpha) m_i + alpha g(y)
     y   <- y - step(m_i)                 step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors

@@ -13,6 +13,11 @@ corrected gradient is what the rule sees). control = "last" keeps the last of th
 of FedMuon in Takezawa et al. 2025 with alpha = 1 and no lmo; equal at K = 1. control = "server" is option I, c_i is the
 gradient of F_i at the server's x; in place of an extra pass over the client's data it is the mean over the round's K
 batches of their gradients at x, two gradients a step. With epochs as the local work these batches are all of its data.
+
+Uncertain with momentum or Adam, as Takezawa et al. compare them: whether the rule's state starts anew every round
+(carry = "reset", the default) and which c_i they have. For momentum there are two more, with weights a_k = (1 -
+mu^(K-k)) / (1 - mu), by which x - y_K = lr sum a_k (g_k - c_i + c): "normalised", c_i - c + (x - y_K) / (lr sum a_k) =
+sum a_k g_k / sum a_k, and "literal", line 12 as printed, wrong by a factor of up to 1 / (1 - mu).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from torch import Tensor
 from .contract import Oracle, Round
 from .groups import Number
 from .local import Estimator, LocalMethod, Rule
-from .rules import Sgd
+from .rules import Momentum, Sgd
 from .servers import Mean
 from .tree import Tree
 
@@ -39,7 +44,7 @@ class ControlVariates(Estimator):
 
     def __post_init__(self) -> None:
         if self.control not in ("mean", "last"):
-            raise ValueError(f"control must be mean or last, or server for option I, got {self.control!r}")
+            raise ValueError(f"control must be mean or last, got {self.control!r}")
         if self.start not in ("zeros", "gradient"):
             raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
 
@@ -84,15 +89,68 @@ class ServerControl(ControlVariates):
         return new, new - c_i
 
 
+class Path(NamedTuple):
+    u: Tree  # momentum of the gradients met
+    total: Tree  # sum of a_k g_k
+    w: Tensor  # (), momentum of ones
+    weight: Tensor  # (), sum of a_k
+
+
+@dataclass(frozen=True)
+class PathControl(ControlVariates):
+    """c_i from x - y_K under momentum, read off the gradients; literal: over K, not over the sum of the weights."""
+
+    momentum: Momentum = Momentum(mu=0.0)
+    literal: bool = False
+
+    def begin(self, x: Tree, c: Tree, c_i: Tree) -> Any:
+        zero = x.flat.new_zeros(())
+        return Path(x.zeros(), x.zeros(), zero, zero)
+
+    def estimate(self, oracle: Oracle, y: Tree, c: Tree, c_i: Tree, trace: Any) -> tuple[Tree, Any]:
+        g, mu = oracle(y), self.momentum.mu
+        u, w = g.add(trace.u, mu), 1 + mu * trace.w
+        along, one = (g.add(u, mu), 1 + mu * w) if self.momentum.nesterov else (u, w)
+        return g - c_i + c, Path(u, trace.total + along, w, trace.weight + one)
+
+    def finish(self, c: Tree, c_i: Tree, trace: Any, steps: Tensor) -> tuple[Tree, Tree]:
+        if self.literal:
+            new = trace.total / steps + (c_i - c) * (1 - trace.weight / steps)
+        else:
+            new = trace.total / trace.weight
+        return new, new - c_i
+
+
+Control = Literal["mean", "last", "server", "normalised", "literal"]
+
+
+def estimator(control: Control, start: Literal["zeros", "gradient"], rule: Rule, carry: str) -> ControlVariates:
+    """By the name of its c_i; ValueError where the rule does not go with it."""
+    if control == "server":
+        return ServerControl(start=start)
+    if control == "mean" or control == "last":
+        return ControlVariates(control, start)
+    if control not in ("normalised", "literal"):
+        raise ValueError(f"control must be one of mean, last, server, normalised, literal, got {control!r}")
+    if not isinstance(rule, Sgd | Momentum) or carry != "reset":
+        raise ValueError(
+            f"control={control} needs the rule sgd or momentum and carry=reset, got rule={rule}, carry={carry}; "
+            "choose control=mean"
+        )
+    momentum = rule if isinstance(rule, Momentum) else Momentum(mu=0.0)
+    return PathControl(start=start, momentum=momentum, literal=control == "literal")
+
+
 def scaffold(
     rule: Rule = Sgd(0.1),
     server_lr: Number = 1.0,
-    control: Literal["mean", "last", "server"] = "mean",
+    control: Control = "mean",
     start: Literal["zeros", "gradient"] = "zeros",
     over: Literal["cohort", "all"] = "cohort",
+    carry: Literal["reset", "keep", "average"] = "reset",
 ) -> LocalMethod:
     """rule: the local optimiser of the corrected gradient; control: c_i is the mean of the round's gradients, or the
-    last, or the gradient at the server's model; start: c_i = 0, or one pass over all clients for c_i = gradient at x0;
-    over: see `Mean`."""
-    estimator = ServerControl(start=start) if control == "server" else ControlVariates(control, start)
-    return LocalMethod(rule, estimator, Mean(server_lr, over))
+    last, or the gradient at the server's model (server), or follows from the displacement under momentum; start: c_i =
+    0, or one pass over all clients for c_i = gradient at x0; over: see `Mean`; carry: what becomes of the rule's state
+    after a round, see `fedavg`."""
+    return LocalMethod(rule, estimator(control, start, rule, carry), Mean(server_lr, over), carry)

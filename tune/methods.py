@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ..engine.parts import Parts, resolve, signature, summary
+from . import measured
 
 COMMON = {
     "rule": "the local optimiser",
@@ -44,7 +45,8 @@ has the equations, what is uncertain about them, and every departure from the pa
 
 def page() -> str:
     tables = Parts().tables
-    return "\n".join([HEAD, *(section(name, entry, tables) for name, entry in tables["METHODS"].items())])
+    sections = [section(name, entry, tables) for name, entry in tables["METHODS"].items()]
+    return "\n".join([HEAD, *sections, measured.section(tables["METHODS"])])
 
 
 def section(name: str, entry: Any, tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -86,16 +88,25 @@ def sentences(target: Any) -> dict[str, str]:
 
 
 def shown(value: Any, tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """A default as an experiment file has it; … for what has no name there."""
+    """A default as an experiment file has it."""
     if is_dataclass(value) and hasattr(value, "table"):
-        entries = tables[getattr(value, "table")].items()  # noqa: B009 any part's
+        entries = tables[getattr(value, "table")]  # noqa: B009 any part's
         made = f":{type(value).__name__}"
-        name = next((n for n, entry in entries if str(getattr(entry, "build", "")).endswith(made)), None)
+        name = next((n for n, entry in entries.items() if str(getattr(entry, "build", "")).endswith(made)), None)
         if name is None:
-            return "…"
+            return recipe(value, entries)
         arguments = [f"{f.name}: {shown(getattr(value, f.name), tables)}" for f in fields(value)]
         return f"{{{', '.join([f'name: {name}', *arguments])}}}"
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def recipe(value: Any, entries: Mapping[str, Any]) -> str:
+    """The name under which the table makes this part when no argument is given."""
+    for name, entry in entries.items():
+        target = resolve(entry)
+        if all(p.default is not p.empty for p in signature(target)[1].values()) and target() == value:
+            return name
+    raise ValueError(f"no entry of the table makes {value!r} by default; give the recipe's default a name there")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fedfleet.algorithms.local_muon import local_muon
 from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
 from fedfleet.algorithms.rules import Adam, Averaged, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
-from tests.algorithms.driver import run, tree
+from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.problems import Quadratic, everyone, partial
 
 ROUNDING = 1e-12
@@ -102,6 +102,47 @@ def test_scaffold_mean_is_last_at_one_step_only():
     equal(mean, last, timetable=(cohorts, dict.fromkeys(steps, 1)))
     one, other = paths(mean, last)
     assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("control", ["normalised", "literal"])
+def test_controls_by_displacement_are_means_of_gradients(control):
+    """Under plain steps whatever K is, under momentum at K = 1; for K > 1 they weigh the gradients differently."""
+    mean, by_way = scaffold(Sgd(0.1)), scaffold(Sgd(0.1), control=control)
+    close(mean, by_way)
+    cohorts, steps = partial()
+    mean, by_way = scaffold(Momentum(0.05)), scaffold(Momentum(0.05), control=control)
+    close(mean, by_way, timetable=(cohorts, dict.fromkeys(steps, 1)))
+    one, other = paths(mean, by_way)
+    assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"rule": Adam()}, {"rule": Momentum(), "carry": "keep"}])
+def test_controls_by_displacement_need_momentum_from_zero(settings):
+    with pytest.raises(ValueError, match="control=literal needs the rule sgd or momentum and carry=reset, got"):
+        scaffold(control="literal", **settings)
+
+
+def test_minibatch_sgd_is_fedavg_of_one_step_with_everyone():
+    """K = 1, S = N: one step of server_lr lr on the mean of the clients' gradients."""
+    x = tree(NOISY.start)
+    for r in range(6):
+        gradients = [tree(NOISY.gradient(i, arrays(x), r, 0)).flat for i in range(5)]
+        x = x.add(type(x)(torch.stack(gradients).mean(0), x.layout), -0.7 * 0.1)
+    result = run(fedavg(Sgd(0.1), server_lr=0.7), NOISY, *everyone(5, 6, 1))
+    torch.testing.assert_close(result.models()[-1].flat, x.flat, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("rule", [Sgd(0.1), Adam(0.03)], ids=["sgd", "adam"])
+def test_equal_clients_are_one_client(rule):
+    """Same function, same noise for all three: the mean of their models is any one's."""
+
+    class Same(Quadratic):
+        def gradient(self, i, x, r, k):
+            return super().gradient(0, x, r, k)
+
+    alone = run(fedavg(rule), Same(clients=1), *everyone(1, 5, 3)).models()[-1]
+    all_three = run(fedavg(rule), Same(clients=3), *everyone(3, 5, 3)).models()[-1]
+    torch.testing.assert_close(all_three.flat, alone.flat, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_momentum_zero_is_sgd():

@@ -99,6 +99,21 @@ def test_scaffold(problem, rule, control, start):
     )
 
 
+@pytest.mark.parametrize("control", ["normalised", "literal"])
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov"])
+def test_scaffold_by_displacements(problem, rule, control):
+    fast, plain = RULES[rule]
+    expected = slow(reference.scaffold, problem, plain, control=control)
+    agree(run(scaffold(fast, control=control), problem, COHORTS, STEPS), expected)
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_scaffold_with_a_kept_rule(problem, rule):
+    fast, plain = RULES[rule]
+    expected = slow(reference.scaffold, problem, plain, carry="keep")
+    agree(run(scaffold(fast, carry="keep"), problem, COHORTS, STEPS), expected)
+
+
 @pytest.mark.parametrize("over", ["cohort", "all"])
 def test_scaffold_server_step(problem, over):
     fast = run(scaffold(Sgd(0.1), server_lr=0.7, over=over), problem, COHORTS, STEPS)

@@ -13,6 +13,8 @@ r = -1, k = 0.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from tests.reference.trees import add, copy, mean, times, zeros
 
 
@@ -67,20 +69,31 @@ def scaffold(
     over="cohort",
     control="mean",
     start="zeros",
+    carry="reset",
 ):
-    """y <- rule(g - c_i + c); c_i <- mean (or last) of the raw gradients; c <- c + (1/N) sum of the changes."""
+    """y <- rule(g - c_i + c); c_i <- mean (or last) of the raw gradients; c <- c + (1/N) sum of the changes.
+
+    control="literal": c_i <- c_i - c + (x - y_K) / (K lr). "normalised": in the place of K, what K steps of the rule
+    make of a direction of 1 at lr = 1.
+    """
     x, history = copy(x0), History([], [], [])
+    kept = [rule.start(x) for _ in range(clients)]
     own = opening(gradient, x, clients, start)
     c = mean(own)
     for r, cohort in enumerate(cohorts):
         deltas, changes = [], []
         for i in cohort:
-            y, state, seen = copy(x), rule.start(x), []
+            y, state, seen = copy(x), {"reset": rule.start(x), "keep": kept[i]}[carry], []
             for k in range(steps[r, i]):
                 g = gradient(i, y, r, k)
                 seen.append(g)
                 y, state = rule.step(y, add(add(g, own[i], -1.0), c), state)
-            new = mean(seen) if control == "mean" else seen[-1]
+            kept[i] = state
+            if control in ("normalised", "literal"):
+                length = rule.lr * (steps[r, i] if control == "literal" else way_of_ones(rule, steps[r, i]))
+                new = add(add(own[i], c, -1.0), add(x, y, -1.0), 1 / length)
+            else:
+                new = mean(seen) if control == "mean" else seen[-1]
             deltas.append(add(y, x, -1.0))
             changes.append(add(new, own[i], -1.0))
             own[i] = new
@@ -90,6 +103,15 @@ def scaffold(
         history.c.append(c)
         history.own.append(list(own))
     return history
+
+
+def way_of_ones(rule, steps):
+    """How far the rule goes along a direction of 1 in so many steps, divided by lr."""
+    y, one = {"y": np.zeros(1)}, {"y": np.ones(1)}
+    state = rule.start(y)
+    for _ in range(steps):
+        y, state = rule.step(y, one, state)
+    return -float(y["y"][0]) / rule.lr
 
 
 def local_muon(gradient, x0, clients, cohorts, steps, rule, alpha, server_lr=1.0, over="all", start="zeros"):
