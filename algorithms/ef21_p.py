@@ -74,6 +74,11 @@ class Sparsified(Compressing):
     weights: tuple[Weight, ...]
 
     @property
+    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """h is a plain mean, and what it stands for must be one too."""
+        return self.memory != "shift"
+
+    @property
     def halves(self) -> Halves:
         return self.down.halves
 

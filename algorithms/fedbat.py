@@ -127,7 +127,7 @@ class FedBat(Compressing):
         small = u.abs() <= wide
         slope = inside * torch.where(small, b - u / wide, u.sign())
         dalpha = torch.stack([part.sum() for part in slope.split(self.halves.sizes)])
-        free = begun & (raw >= self.bounds[0]) & (raw <= self.bounds[1])
+        free = begun & (raw > self.bounds[0]) & (raw < self.bounds[1])
         dtheta = torch.where(free, self.rho * alpha * dalpha, 0.0)
         du = torch.where(begun & ~small, 0.0, inside)
         v = Tree.of({**dict(self.halves.join(du, others).items()), THETA: dtheta})
