@@ -25,6 +25,7 @@ than `sgd`, x - y_K is no multiple of the mean of u: every client then sends tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -176,62 +177,34 @@ def step_size(rule: Any) -> float:
     return rule.lr
 
 
-def _built(rule: Rule, direction: Direction, gamma: float | None, server_lr: float, start: Start) -> SharedMomentum:
-    plain = isinstance(rule, Sgd)
-    if gamma is not None and not plain:
-        raise ValueError(f"gamma needs the rule sgd, got gamma={gamma}, rule={rule}; give server_lr")
-    return SharedMomentum(
-        direction, rule, ServerStep(gamma, server_lr, "displacement" if plain else "directions"), start
+def _recipe(controlled: bool, reduced: bool) -> Callable[..., SharedMomentum]:
+    """All four have the same arguments."""
+
+    def recipe(
+        rule: Rule = Sgd(0.1),
+        beta: float = 0.1,
+        gamma: float | None = None,
+        server_lr: float = 1.0,
+        start: Start = "zeros",
+    ) -> SharedMomentum:
+        plain = isinstance(rule, Sgd)
+        if gamma is not None and not plain:
+            raise ValueError(f"gamma needs the rule sgd, got gamma={gamma}, rule={rule}; give server_lr")
+        server = ServerStep(gamma, server_lr, "displacement" if plain else "directions")
+        return SharedMomentum(Direction(beta, controlled, reduced), rule, server, start)
+
+    limit, zero, warm = "FedAvg", "G = 0", "G = gradient at x0"
+    if controlled:
+        limit, zero, warm = "SCAFFOLD", "G = c = c_i = 0", "c_i = gradient at x0, G = c = their mean"
+    recipe.__doc__ = (
+        f"rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is "
+        f"{limit}; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean "
+        f"displacement; start: {zero}, or one pass over all clients for {warm}."
     )
+    return recipe
 
 
-def fedavg_m(
-    rule: Rule = Sgd(0.1),
-    beta: float = 0.1,
-    gamma: float | None = None,
-    server_lr: float = 1.0,
-    start: Start = "zeros",
-) -> SharedMomentum:
-    """rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is
-    FedAvg; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean displacement;
-    start: G = 0, or one pass over all clients for G = gradient at x0."""
-    return _built(rule, Direction(beta), gamma, server_lr, start)
-
-
-def fedavg_vr(
-    rule: Rule = Sgd(0.1),
-    beta: float = 0.1,
-    gamma: float | None = None,
-    server_lr: float = 1.0,
-    start: Start = "zeros",
-) -> SharedMomentum:
-    """rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is
-    FedAvg; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean displacement;
-    start: G = 0, or one pass over all clients for G = gradient at x0."""
-    return _built(rule, Direction(beta, reduced=True), gamma, server_lr, start)
-
-
-def scaffold_m(
-    rule: Rule = Sgd(0.1),
-    beta: float = 0.1,
-    gamma: float | None = None,
-    server_lr: float = 1.0,
-    start: Start = "zeros",
-) -> SharedMomentum:
-    """rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is
-    SCAFFOLD; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean displacement;
-    start: G = c = c_i = 0, or one pass over all clients for c_i = gradient at x0, G = c = their mean."""
-    return _built(rule, Direction(beta, controlled=True), gamma, server_lr, start)
-
-
-def scaffold_vr(
-    rule: Rule = Sgd(0.1),
-    beta: float = 0.1,
-    gamma: float | None = None,
-    server_lr: float = 1.0,
-    start: Start = "zeros",
-) -> SharedMomentum:
-    """rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is
-    SCAFFOLD; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean displacement;
-    start: G = c = c_i = 0, or one pass over all clients for c_i = gradient at x0, G = c = their mean."""
-    return _built(rule, Direction(beta, controlled=True, reduced=True), gamma, server_lr, start)
+fedavg_m = _recipe(controlled=False, reduced=False)
+fedavg_vr = _recipe(controlled=False, reduced=True)
+scaffold_m = _recipe(controlled=True, reduced=False)
+scaffold_vr = _recipe(controlled=True, reduced=True)

@@ -19,6 +19,7 @@ Flower's FedAdam has t + 1. Takakura et al.: v_init = 0, tau = 1e-9. server_lr i
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,31 +103,25 @@ def fedadagrad(
     return adapted(Adagrad(server_lr, (0.0, 0.0), tau, v_init), rule, local, mu, evaluate)
 
 
-def fedadam(
-    rule: Rule = Sgd(0.1),
-    server_lr: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.99),
-    tau: float = 1e-3,
-    v_init: float | None = None,
-    bias_correction: bool = False,
-    local: Work = "plain",
-    mu: float = 0.1,
-    evaluate: Shown = "last",
-) -> LocalMethod:
-    """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate: see `adapted`."""
-    return adapted(AdamServer(server_lr, betas, tau, v_init, bias_correction), rule, local, mu, evaluate)
+def _with_moments(server: type[AdaptiveServer]) -> Callable[..., LocalMethod]:
+    """FedAdam and FedYogi have the same arguments."""
+
+    def recipe(
+        rule: Rule = Sgd(0.1),
+        server_lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        v_init: float | None = None,
+        bias_correction: bool = False,
+        local: Work = "plain",
+        mu: float = 0.1,
+        evaluate: Shown = "last",
+    ) -> LocalMethod:
+        """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate: see `adapted`."""
+        return adapted(server(server_lr, betas, tau, v_init, bias_correction), rule, local, mu, evaluate)
+
+    return recipe
 
 
-def fedyogi(
-    rule: Rule = Sgd(0.1),
-    server_lr: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.99),
-    tau: float = 1e-3,
-    v_init: float | None = None,
-    bias_correction: bool = False,
-    local: Work = "plain",
-    mu: float = 0.1,
-    evaluate: Shown = "last",
-) -> LocalMethod:
-    """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate: see `adapted`."""
-    return adapted(Yogi(server_lr, betas, tau, v_init, bias_correction), rule, local, mu, evaluate)
+fedadam = _with_moments(AdamServer)
+fedyogi = _with_moments(Yogi)
