@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,11 +103,12 @@ def start_ray(job: Job) -> bool:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # hosts are the work, not a background to it
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls that nobody looks at
-        if engine.address:
-            ray.init(address=engine.address, **quiet)
-        else:
-            gpus = int(np.ceil(engine.gpus * engine.count_hosts())) or None
-            ray.init(include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **quiet)
+        with same_sigterm():
+            if engine.address:
+                ray.init(address=engine.address, **quiet)
+            else:
+                gpus = int(np.ceil(engine.gpus * engine.count_hosts())) or None
+                ray.init(include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **quiet)
     try:
         _fits(engine, ray.cluster_resources())
     except ConfigError:
@@ -113,6 +116,15 @@ def start_ray(job: Job) -> bool:
             ray.shutdown()
         raise
     return started
+
+
+@contextmanager
+def same_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself as it starts, and ends the process there and then; the caller keeps its handler."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fits(engine: Engine, have: Mapping[str, float]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,10 +64,13 @@ def one_at_a_time(uri: str) -> Iterator[None]:
         return
     import fcntl
 
-    name = hashlib.sha256(str(Path(uri.partition("///")[2]).resolve()).encode()).hexdigest()[:16]
-    with (Path(tempfile.gettempdir()) / f"fedfleet-store-{os.getuid()}-{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+    database = Path(uri.partition("///")[2]).resolve()
+    folder = os.open(next(path for path in database.parents if path.is_dir()), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # a folder can be locked: there is no file to leave behind
         yield
+    finally:
+        os.close(folder)
 
 
 def experiment_id(client: Any, name: str, uri: str) -> str:
