@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..workloads.base import Split, Workload
 from . import cohort, schedules
 from .buffers import Buffered
 from .config import Experiment
+from .dealt import keep
 from .errors import ConfigError
 from .parts import Parts, Plugin, find_plugin
 
@@ -57,8 +59,17 @@ class Job:
                 raise ConfigError(f"method: {error}") from error
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
-        buffers = self.workload.buffers
-        return Buffered(built, len(buffers)) if buffers else built
+        return Buffered(built, len(self.buffers)) if self.buffers else built
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the model's running statistics."""
+        try:
+            return self.workload.buffers
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"workload: {error}") from error
 
     @property
     def plan(self) -> Plan:
@@ -69,13 +80,17 @@ class Job:
     @cached_property
     def layout(self) -> Layout:
         """Of the model without buffers."""
+        layout = self.started().layout
+        return layout.pick(set(layout.names) - set(self.buffers))
+
+    def started(self) -> Tree:
+        """`start`, where a model that cannot be built is a mistake in the configuration."""
         try:
-            layout = self.start().layout
+            return self.start()
         except ConfigError:
             raise
         except ValueError as error:
             raise ConfigError(f"workload: {error}") from error
-        return layout.pick(set(layout.names) - set(self.workload.buffers))
 
     @property
     def changes(self) -> bool:
@@ -103,11 +118,11 @@ class Job:
     def start(self) -> Tree:
         """The model before round 1; buffers, where it has any, come last."""
         tensors = self.workload.init(self.experiment.seed)
-        tensors = {**tensors, **{name: tensors.pop(name) for name in self.workload.buffers}}  # these last
+        tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # these last
         return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:
-        """The data and who has which rows."""
+        """The data and who has which rows, which is kept with the run where it has a folder."""
         clients = self.experiment.federation.clients
         try:
             split = self.workload.split(self.experiment.seed, clients)
@@ -124,4 +139,6 @@ class Job:
                 f"evaluate.fairness: the workload's report goes by {', '.join(sorted(lacking))}, which training rows "
                 "do not have; set it to false"
             )
+        if self.directory is not None and not self.resume:
+            keep(split.parts, Path(self.directory))
         return split

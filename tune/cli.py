@@ -207,6 +207,19 @@ def search(experiment: str, overrides: tuple[str, ...], as_json: bool, **how: An
     click.echo(json.dumps(found.summary()) if as_json else told_of(found))
 
 
+@main.command()
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--out", type=click.Path(path_type=Path), default="partition.png", help="The chart: .png, .svg or .pdf.")
+@told
+def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
+    """Draw who has how much of what in EXPERIMENT, and print how unlike its clients are."""
+    from .files import load
+    from .partition import describe
+
+    click.echo(describe(load(experiment, overrides), out))
+
+
 KINDS = {
     "methods": "METHODS",
     "workloads": "WORKLOADS",

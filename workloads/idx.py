@@ -15,8 +15,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .base import Classification, Columns
+from .base import Columns
 from .cache import cache_folder, write_whole
+from .published import Published
 from .roots import damaged, given_root
 from .vision import torchvision_datasets
 
@@ -116,21 +117,17 @@ def numbers(path: Path, columns: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Idx(Classification):
-    """Inputs (1, 28, 28) bytes, 10 classes. `data_root`: a folder with the set's folder in it, or that folder, or
-    torchvision's root; $FEDFLEET_DATA where it is not given."""
-
-    data_root: str | None = None
+class Idx(Published):
+    """Inputs (1, 28, 28) bytes, 10 classes. `data_root` may be torchvision's root too."""
 
     published: ClassVar[IdxSet]
     classes: ClassVar[int] = 10
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
 
-    def check(self) -> None:
-        super().check()
+    def check_files(self) -> None:
         self.published.verify(self.published.place(self.data_root))
 
-    def load(self) -> tuple[Columns, Columns]:
+    def from_files(self) -> tuple[Columns, Columns]:
         self.check()
         place = self.published.place(self.data_root)
         root = place if self.published.unpacked(place) else self.published.unpack(place)

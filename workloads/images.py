@@ -13,21 +13,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import Classification, Columns, Model, Partition
+from .base import Columns, Model, Partition
 from .cache import cached
+from .published import Published
 from .roots import Found, Layout, damaged, locate
 
 
 @dataclass(frozen=True)
-class FromFiles(Classification):
-    """`data_root`: a folder with the set's folder in it, or that folder; $FEDFLEET_DATA where it is not given.
-
-    A set fills `folder`, its folder's name; `fetch`, how to come by the files; `layouts`, the forms it may lie in.
-    """
+class FromFiles(Published):
+    """A set fills `folder`, its folder's name; `fetch`, how to come by the files; `layouts`, the forms they are in."""
 
     model: Model
     partition: Partition
-    data_root: str | None = None
 
     folder: ClassVar[str]
     fetch: ClassVar[str]
@@ -38,8 +35,7 @@ class FromFiles(Classification):
     def found(self) -> Found:
         return locate(self.data_root, self.folder, self.layouts(), self.fetch)
 
-    def check(self) -> None:
-        super().check()
+    def check_files(self) -> None:
         for path in self.found().files:
             if path.suffix == ".parquet":
                 parquet(path)
@@ -52,7 +48,7 @@ class FromFiles(Classification):
         """(train, test) from the files; the slow way."""
         return found.read()
 
-    def load(self) -> tuple[Columns, Columns]:
+    def from_files(self) -> tuple[Columns, Columns]:
         found = self.found()
         train, test = cached(self.folder, self.settings(), found.files, lambda: self.decode(found))
         for part, columns in (("train", train), ("test", test)):

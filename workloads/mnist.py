@@ -53,7 +53,7 @@ class Mnist(Idx):
     mean: ClassVar[tuple[float, ...]] = (0.1307,)
     std: ClassVar[tuple[float, ...]] = (0.3081,)
 
-    def load(self) -> tuple[Columns, Columns]:
-        train, test = super().load()
+    def from_files(self) -> tuple[Columns, Columns]:
+        train, test = super().from_files()
         clients = writers(self.published.place(self.data_root), train["label"])
         return (train if clients is None else {**train, "client": clients}), test

@@ -44,8 +44,8 @@ class Svhn(Augmented):
     mean: ClassVar[tuple[float, ...]] = (0.4496, 0.4496, 0.4496)
     std: ClassVar[tuple[float, ...]] = (0.1995, 0.1995, 0.1995)
 
-    def check(self) -> None:
-        super().check()
+    def check_files(self) -> None:
+        super().check_files()
         if find_spec("scipy") is None:
             raise ValueError("scipy must be installed to read SVHN, got no such module; run: pip install scipy")
 

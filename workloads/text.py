@@ -1,4 +1,4 @@
-"""What text sets share: words, a vocabulary, rows of numbers, an embedding that is trained from scratch.
+"""What text sets share: words, a vocabulary, rows of numbers, their embedding.
 
 Words are runs of letters, digits and apostrophes in lower case, and single marks `! ? . ,`. The vocabulary is the
 training texts' most frequent words (of equals, the first by alphabet) after two of our own: 0, padding, and 1, any
@@ -15,20 +15,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .base import Batch, Columns, Model, Partition
+from .cache import digest
+from .embeddings import PAD, Embedded, Fixed, drawn, read
 from .images import FromFiles
 from .partitions import Iid
 from .recurrent import Rnn
-from .roots import Found, damaged
+from .roots import Found
 
 WORD = re.compile(r"[a-z0-9']+|[!?.,]")
-PAD, OTHER = 0, 1
+OTHER = 1
 
 
 class Rows(NamedTuple):
@@ -66,46 +68,53 @@ def columns_of(rows: Rows, tokens: np.ndarray) -> Columns:
     return {**columns, "client": np.unique(np.asarray(rows.clients), return_inverse=True)[1].astype(np.int64)}
 
 
-class Embedded(nn.Module):
-    """Numbers (B, T) -> vectors -> a model of sequences; `masked`: which places are padding is told to it."""
-
-    def __init__(self, vocabulary: int, width: int, body: nn.Module, masked: bool) -> None:
-        super().__init__()
-        self.embedding, self.body, self.masked = nn.Embedding(vocabulary, width), body, masked
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        return self.body(x, tokens != PAD) if self.masked else self.body(x)
-
-
 @dataclass(frozen=True)
 class Tokens(FromFiles):
-    """Inputs (length,) numbers below `vocabulary`, embedded as vectors of `embedding` numbers."""
+    """Inputs (length,) numbers below `vocabulary`, embedded as vectors of `embedding` numbers. `embeddings`: trained,
+    or frozen and then no part of the model."""
 
     model: Model
     partition: Partition
-    data_root: str | None = None
     vocabulary: int = 10_000
     length: int = 64
     embedding: int = 300
+    embeddings: Literal["trained", "frozen"] = "trained"
 
     def __post_init__(self) -> None:
         for name, least in (("vocabulary", 3), ("length", 1), ("embedding", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} >= {least} must hold, got {name}={getattr(self, name)}")
+        if self.embeddings not in ("trained", "frozen"):
+            raise ValueError(f"embeddings must be trained or frozen, got embeddings={self.embeddings!r}")
 
     def build(self) -> nn.Module:
         body = self.model.build((self.length, self.embedding), self.classes)
-        return Embedded(self.vocabulary, self.embedding, body, masked=hasattr(body, "pool"))
+        trained = self.embeddings == "trained"
+        words = nn.Embedding(self.vocabulary, self.embedding) if trained else Fixed(self._frozen())
+        return Embedded(words, body, masked=hasattr(body, "pool"))
+
+    def _frozen(self) -> Tensor:
+        sizing = torch.get_default_device().type == "meta"
+        return torch.empty(self.vocabulary, self.embedding) if sizing else self.frozen()
+
+    def frozen(self) -> Tensor:
+        """(vocabulary, embedding)"""
+        return drawn(self.vocabulary, self.embedding)
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         return batch["input"].long()
 
+    def made_up_inputs(self, label: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """(n, length) int32: a third of the words are one of the class's own, the others any."""
+        own = (label * 7919 + 2) % (self.vocabulary - 2) + 2
+        words = random.integers(2, self.vocabulary, (len(label), self.length))
+        return np.where(random.random(words.shape) < 1 / 3, own[:, None], words).astype(np.int32)
+
 
 @dataclass(frozen=True)
 class Text(Tokens):
-    """Texts as words. `glove`: a file of "word number number …" lines, from which the embedding of known words begins;
-    it is trained all the same."""
+    """Texts as words. `glove`: a file of "word number number …" lines, the vectors of the words that it knows: where
+    the embedding begins if it is trained."""
 
     model: Model = Rnn(128)
     partition: Partition = Iid()
@@ -130,27 +139,34 @@ class Text(Tokens):
         known = vocabulary_of(train.texts, self.vocabulary)
         return tuple(columns_of(rows, numbered(rows.texts, known, self.length)) for rows in (train, test))  # pyright: ignore[reportReturnType] two of them
 
+    def check_files(self) -> None:
+        super().check_files()
+        if self.glove is not None and not Path(self.glove).expanduser().is_file():
+            raise ValueError(f"glove must be a file of word vectors, got no file {self.glove}")
+
+    def known(self) -> dict[str, int]:
+        return vocabulary_of(self.rows_checked(self.found())[0].texts, self.vocabulary)
+
+    def given(self) -> np.ndarray:
+        """The file's vectors, (vocabulary, embedding), NaN where it has none."""
+        if self.stand_in:
+            raise ValueError("glove goes by the words of the set's files, got stand_in too; leave one of them out")
+        assert self.glove is not None
+        path, shape = Path(self.glove).expanduser(), (self.vocabulary, self.embedding)
+        return read(path, self.known, shape, f"{self.settings()} {digest(self.found().files, '')}")
+
+    def frozen(self) -> Tensor:
+        return super().frozen() if self.glove is None else torch.from_numpy(self.given()).nan_to_num(0.0)
+
     def init(self, seed: int) -> dict[str, Tensor]:
         p = super().init(seed)
-        if self.glove is None:
+        if self.glove is None or self.embeddings == "frozen":
             return p
-        known = vocabulary_of(self.rows_checked(self.found())[0].texts, self.vocabulary)
-        table = p["embedding.weight"].clone()
-        for number, vector in vectors(Path(self.glove).expanduser(), known, self.embedding):
-            table[number] = torch.from_numpy(vector)
-        return {**p, "embedding.weight": table}
+        given = torch.from_numpy(self.given())
+        own = p["embedding.weight"]
+        return {**p, "embedding.weight": torch.where(given.isnan(), own, given)}
 
-
-def vectors(path: Path, known: dict[str, int], width: int) -> Iterable[tuple[int, np.ndarray]]:
-    """(number, vector) of the known words in a file of GloVe's form."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                word, _, rest = line.rstrip().partition(" ")
-                if word in known:
-                    vector = np.array(rest.split(" "), dtype=np.float32)
-                    if len(vector) != width:
-                        raise ValueError(f"vectors of {len(vector)} numbers, where embedding={width}")
-                    yield known[word], vector
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
+    def made_up_inputs(self, label: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        tokens = super().made_up_inputs(label, random)
+        ends = random.integers(1, self.length + 1, (len(label), 1))
+        return np.where(np.arange(self.length) < ends, tokens, PAD).astype(np.int32)

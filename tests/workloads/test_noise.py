@@ -11,12 +11,14 @@ from torch.func import vmap
 
 from fedfleet.workloads import counted, noise
 from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.fashion_mnist import FashionMnist
 from fedfleet.workloads.metrics import auc
 from fedfleet.workloads.models import Logistic
-from fedfleet.workloads.noisy import Noisy, flipped
+from fedfleet.workloads.noisy import Noisy, flipped, noisier
 from fedfleet.workloads.partitions import Dirichlet
 from fedfleet.workloads.quadratic import Quadratic
 from fedfleet.workloads.regression import Linear, Synthetic
+from fedfleet.workloads.sentiment import Sst2
 
 N = 100_000
 LAWS = [("gaussian", 1.0), ("student_t", 1.5), ("student_t", 5.0), ("pareto", 1.2), ("pareto", 3.0)]
@@ -116,9 +118,34 @@ def test_flipped_labels():
     assert (plain.train["label"] != other.train["label"]).mean() == pytest.approx(0.5, abs=0.07)
 
 
+def test_inputs_are_noisier_the_higher_the_clients_number():
+    """48 rows of 784 bytes: the deviation's own is 1 / sqrt(2 x 37,632) = .4 %."""
+    workload = Noisy(FashionMnist(Logistic(), stand_in=96), features=0.2)
+    split = workload.split(0, 4)
+    own = [split.train["noise"][rows] for rows in np.split(split.parts.rows, split.parts.offsets[1:-1])]
+    assert [np.unique(level).tolist() for level in own] == [[pytest.approx(0.05 * i)] for i in (1, 2, 3, 4)]
+    assert "noise" not in split.test
+    batch = {name: torch.from_numpy(rows[:48]) for name, rows in split.train.items()} | {"key": counted.key(3)}
+    xi = (noisier(batch) - batch["input"].float() / 255) / batch["noise"].view(-1, 1, 1, 1)
+    assert float(xi.std()) == pytest.approx(1, abs=0.02)
+    assert abs(float(xi.mean())) < 0.03
+    short = {name: rows if name == "key" else rows[:7] for name, rows in batch.items()}
+    assert torch.equal(noisier(short), noisier(batch)[:7])
+    keys = counted.key(0, torch.arange(3))
+    together = vmap(lambda key: noisier({**short, "key": key}))(keys)
+    for client, key in enumerate(keys):
+        assert torch.allclose(together[client], noisier({**short, "key": key}), rtol=1e-6)
+    assert not torch.equal(together[0], together[1])
+    p = workload.init(0)
+    assert not torch.equal(workload.losses(p, batch), workload.of.losses(p, batch))
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
+        (lambda: Noisy(Digits(), features=-0.1), "features=-0.1"),
+        (lambda: Noisy(Sst2(stand_in=20), features=0.1).split(0, 2), "features needs inputs that are numbers"),
+        (lambda: Noisy(Quadratic(), features=0.1).split(0, 2), "features needs inputs"),
         (lambda: Noisy(Digits(), scale=-1.0), "scale=-1"),
         (lambda: Noisy(Digits(), flips=1.5), "flips=1.5"),
         (lambda: Noisy(Quadratic(), flips=0.5).split(0, 3), "flips needs a workload with labels"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import random
 import subprocess
 import sys
@@ -23,9 +24,10 @@ TABLES = [(WORKLOADS, Workload), (MODELS, Model), (PARTITIONS, Partition)]
 
 def build(entry, **arguments):
     module, _, name = entry.build.partition(":")
-    if name == "Noisy":
+    part = getattr(importlib.import_module(module), name)
+    if "of" in inspect.signature(part).parameters:
         arguments = {"of": Digits(), **arguments}
-    return getattr(importlib.import_module(module), name)(**arguments)
+    return part(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""`fedfleet partition`, what `show` says of the data, and the partition that a run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfleet.engine.dealt import digest, keep, kept
+from fedfleet.engine.job import Job
+from fedfleet.tune.files import load
+from fedfleet.tune.partition import Dealt, measures, ordered
+from fedfleet.workloads.base import Parts
+from tests.tune.commands import invoke
+
+LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")
+
+
+def test_measures_by_hand():
+    """Two clients, four labels: one has 4 rows of a single label, one has 2 of each of two. Of all 8 rows, half have
+    label 0 and a quarter each 1 and 3: total variation 1/2 of both."""
+    dealt = Dealt(Parts(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1)
+    found = {name: values.tolist() for name, values in measures(dealt).items()}
+    assert found == {
+        "rows": [4, 4],
+        "labels": [1, 2],
+        "label entropy, bits": [0, 1],
+        "total variation to all": [0.5, 0.5],
+    }
+
+
+def test_many_clients_are_sorted_by_their_commonest_class():
+    counts = np.array([[0, 2], [3, 1], [0, 1], [9, 1]] * 30)
+    law = counts / counts.sum(1, keepdims=True)
+    shown = law[ordered(counts)]
+    assert (np.diff(shown.argmax(1)) >= 0).all()
+    assert ordered(counts[:100]).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_chart_and_table(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("partition", "digits", "workload.partition.name=iid", "federation.clients=14", "federation.cohort=2",
+                  "--out", f"chart.{suffix}")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "14 clients, 1,442 training rows, 355 test rows" in done.stdout
+    assert "rows                    103    103     103    103" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == [f"chart.{suffix}"]
+    head = {"png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    assert Path(f"chart.{suffix}").read_bytes().startswith(head)
+
+
+def test_a_set_without_labels_has_rows_only(tmp_path: Path):
+    done = invoke("partition", "digits", "workload.name=quadratic", "--out", str(tmp_path / "q.png"))
+    assert done.exit_code == 0, done.output
+    assert "entropy" not in done.stdout
+    assert (tmp_path / "q.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("digits", "--out", "chart.xyz"), "--out chart.xyz cannot be written"),
+        (("digits", "--out", "none/chart.png"), "--out none/chart.png cannot be written"),
+        (("fashion_mnist",), "workload: data_root must name the folder"),
+        (("digits", "workload.model=lenet"), "choose mlp or logistic"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+    done = invoke("partition", *arguments)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert says in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_show_tells_of_missing_data_and_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FEDFLEET_DATA", raising=False)
+    done = invoke("show", "fashion_mnist")
+    assert done.exit_code == 0
+    assert "61,706" in done.stdout
+    assert "no data: data_root must name the folder" in done.stdout
+    assert "100 clients, 1,442 training rows" in invoke("show", "digits").stdout
+    refused = invoke("show", "digits", "workload.model=lenet")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def rows_of(folder: Path) -> tuple[dict[str, Any], Parts]:
+    return json.loads((folder / "partition.json").read_text()), kept(folder)
+
+
+def test_a_run_keeps_its_partition(tmp_path: Path):
+    """The one that the seed gives again; another seed gives another."""
+    for number, seed in enumerate((0, 0, 1)):
+        done = invoke("run", "digits", *LOCAL, f"seed={seed}", "--out", str(tmp_path / str(number)))
+        assert done.exit_code == 0, done.output
+    parts = Job.of("again", load("digits")).split().parts
+    about, found = rows_of(tmp_path / "0")
+    assert about == {"clients": 100, "rows": 1442, "sha256": digest(parts)}
+    assert np.array_equal(found.offsets, parts.offsets)
+    assert np.array_equal(found.rows, parts.rows)
+    assert rows_of(tmp_path / "1")[0] == about
+    assert rows_of(tmp_path / "2")[0]["sha256"] != about["sha256"]
+
+
+def test_too_many_rows_are_kept_by_their_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    parts = Parts.equal(np.arange(60), 3)
+    keep(parts, tmp_path / "whole")
+    monkeypatch.setattr("fedfleet.engine.dealt.MOST", 62)
+    keep(parts, tmp_path / "large")
+    assert [path.name for path in (tmp_path / "large").iterdir()] == ["partition.json"]
+    assert (tmp_path / "large/partition.json").read_text() == (tmp_path / "whole/partition.json").read_text()
+    assert digest(kept(tmp_path / "whole")) == digest(parts)
