@@ -209,3 +209,9 @@ def test_the_start_is_every_clients_gradient(method, norm):
         assert torch.equal(result.clients[0][i].own.flat, gradients[i])
     moved = (result.models()[0].flat - tree(NOISY.start).flat).abs().max()
     assert 0 < moved < 0.1 * max(1.0, float(np.max(np.abs(gradients))))
+
+
+@pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)
+def test_scaffolds_first_round_is_fedavgs(rule):
+    """All control variates are zero there."""
+    close(scaffold(rule), fedavg(rule), timetable=everyone(5, 1, 4))
