@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from .compression import Compressed, Compression, compressed
 from .contract import Round
 from .fedavg import Plain
 from .fedprox import Prox
@@ -52,10 +53,13 @@ class LastTwo(ServerRule):
         return self.rule.model(x, state.rule).lerp(self.rule.model(state.x, state.rule), 0.5)
 
 
-def adapted(server: ServerRule, rule: Rule, local: Work, mu: float, evaluate: Shown) -> LocalMethod:
+def adapted(
+    server: ServerRule, rule: Rule, local: Work, mu: float, evaluate: Shown, compression: Compression | None
+) -> LocalMethod | Compressed:
     works: dict[str, Estimator] = {"plain": Plain(), "scaffold": ControlVariates(), "prox": Prox(mu)}
     if local not in works:
         raise ValueError(f"local must be one of {', '.join(works)}, got {local!r}")
     if evaluate not in ("last", "last_two"):
         raise ValueError(f"evaluate must be last or last_two, got {evaluate!r}")
-    return LocalMethod(rule, works[local], LastTwo(server) if evaluate == "last_two" else server)
+    method = LocalMethod(rule, works[local], LastTwo(server) if evaluate == "last_two" else server)
+    return compressed(method, compression)

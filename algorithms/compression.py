@@ -16,7 +16,7 @@ from .local import LocalMethod
 from .matrices import Layers, Reshape, Sized, compressible, fit
 from .products import Kronecker, LowRank
 from .rules import positive
-from .spaces import Draw, Factored, InSpace
+from .spaces import Draw, Factored, InSpace, refuse_states
 from .tree import Layout
 
 RATIO = 1 / 32
@@ -77,6 +77,9 @@ class Factoring(Compression):
             raise ValueError(f"draw must be one of uniform, fan_in, fan_out, got {self.draw!r}")
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        if self.reset:
+            why = "the factors are drawn anew; give reset: 0, or another compression, as factors"
+            refuse_states(method, why, server=True)
         sized = self.budget.fit(layout, self.form)
         space = Factored(layout, sized, self.form, self.draw, self.spread, seed)
         return InSpace(method, space, self.based, self.reset)

@@ -84,8 +84,6 @@ class Sparsified(Compressing):
 
     def server_init(self, x: Tree) -> Server:
         inner = self.method.server_init(x)
-        why = "beside x nothing is compressed; use fedavg's estimator and carry: reset"
-        refuse_states(inner.public, self.method.client_init(inner.public), (), why)
         change, known = self.down.first(x)
         h = torch.zeros_like(self.halves.split(x)[0]) if self.memory == "shift" else ()
         return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))
@@ -172,6 +170,9 @@ class Sparsification(Compression):
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {getattr(self, key)!r}")
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        refuse_states(
+            method, "nothing but x is compressed; choose fedavg or fedprox, carry: reset, local: plain or prox"
+        )
         weights = tuple(compressible(layout, self.layers))
         halves = Halves(layout, tuple(w.name for w in weights), self.masks == "global")
         up = RandK(self.ratio, self.unbiased) if self.up == "random" else Identity()

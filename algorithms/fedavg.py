@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .compression import Compressed, Compression, compressed
 from .contract import Oracle
 from .groups import Number
 from .local import Estimator, LocalMethod, Rule
@@ -35,6 +36,8 @@ def fedavg(
     server_lr: Number = 1.0,
     over: Literal["cohort", "all"] = "cohort",
     carry: Literal["reset", "keep", "average"] = "reset",
-) -> LocalMethod:
-    """rule: the local optimiser; over: "all" counts idle clients as not having moved; carry: the rule's state."""
-    return LocalMethod(rule, Plain(), Mean(server_lr, over), carry)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; over: "all" counts idle clients as not having moved; carry: the rule's state;
+    compression: of what is sent, see `compression`."""
+    return compressed(LocalMethod(rule, Plain(), Mean(server_lr, over), carry), compression)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .adapted import Shown, Work, adapted
+from .compression import Compressed, Compression
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .rules import Sgd, fraction, positive
@@ -50,6 +51,7 @@ def fedavgm(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last",
-) -> LocalMethod:
-    """rule: the local optimiser; beta: momentum; local, mu, evaluate: see `adapted`."""
-    return adapted(ServerMomentum(server_lr, beta, nesterov), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; beta: momentum; local, mu, evaluate, compression: see `adapted`."""
+    return adapted(ServerMomentum(server_lr, beta, nesterov), rule, local, mu, evaluate, compression)

@@ -84,8 +84,6 @@ class FedBat(Compressing):
 
     def server_init(self, x: Tree) -> Server:
         inner = self.method.server_init(x)
-        why = "beside x nothing is binarised; use fedavg's estimator and carry: reset"
-        refuse_states(inner.public, self.method.client_init(inner.public), (), why)
         return Server(Broadcast(*self.down.first(x)), Private(x, inner.private))
 
     def unpack(self, public: Broadcast) -> Tree:
@@ -177,6 +175,9 @@ class Binarisation(Compression):
             raise ValueError(f"0 <= phi <= 1 must hold, got phi={self.phi}")
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        refuse_states(method, "nothing but x is binarised; choose fedavg, carry: reset, local: plain")
+        if not isinstance(method.estimator, Plain):
+            raise ValueError("binarisation has clients train on gradients alone; choose fedavg, or local: plain")
         weights = tuple(compressible(layout, self.layers))
         halves = Halves(layout, tuple(w.name for w in weights), whole=False)
         down = Downlink(halves, Signs() if self.both_ways else None, self.feedback, seed)

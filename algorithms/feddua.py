@@ -23,6 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .adapted import Shown, Work, adapted
+from .compression import Compressed, Compression
 from .contract import Round
 from .fedexp import ratio
 from .fedopt import quotient
@@ -93,9 +94,11 @@ def feddu_adagrad(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last_two",
-) -> LocalMethod:
-    """rule: the local optimiser; epsilon: in G; epsilon_g: in the step; local, mu, evaluate: see `adapted`."""
-    return adapted(DoublyAdaptive(epsilon, epsilon_g), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; epsilon: in G; epsilon_g: in the step; local, mu, evaluate, compression: see
+    `adapted`."""
+    return adapted(DoublyAdaptive(epsilon, epsilon_g), rule, local, mu, evaluate, compression)
 
 
 def feddu_adam(
@@ -106,6 +109,8 @@ def feddu_adam(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last_two",
-) -> LocalMethod:
-    """rule: the local optimiser; epsilon: in G; epsilon_g: in the step; local, mu, evaluate: see `adapted`."""
-    return adapted(DoublyAdaptiveMomentum(epsilon, epsilon_g, betas), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; epsilon: in G; epsilon_g: in the step; local, mu, evaluate, compression: see
+    `adapted`."""
+    return adapted(DoublyAdaptiveMomentum(epsilon, epsilon_g, betas), rule, local, mu, evaluate, compression)

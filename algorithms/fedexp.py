@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .adapted import Shown, Work, adapted
+from .compression import Compressed, Compression
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .rules import Sgd, fraction, nonnegative
@@ -87,9 +88,10 @@ def fedexp(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last_two",
-) -> LocalMethod:
-    """rule: the local optimiser; floor: a step of 1 at least; local, mu, evaluate: see `adapted`."""
-    return adapted(Extrapolated(epsilon, floor), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; floor: a step of 1 at least; local, mu, evaluate, compression: see `adapted`."""
+    return adapted(Extrapolated(epsilon, floor), rule, local, mu, evaluate, compression)
 
 
 def fedexp_m(
@@ -99,6 +101,7 @@ def fedexp_m(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last_two",
-) -> LocalMethod:
-    """rule: the local optimiser; beta: momentum; local, mu, evaluate: see `adapted`."""
-    return adapted(ExtrapolatedMomentum(epsilon, beta), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; beta: momentum; local, mu, evaluate, compression: see `adapted`."""
+    return adapted(ExtrapolatedMomentum(epsilon, beta), rule, local, mu, evaluate, compression)

@@ -66,10 +66,7 @@ class Truncated(Compressing):
         return {f"{name}.u": left[:, : len(root)] * root, f"{name}.v": right[: len(root)].mT * root}
 
     def server_init(self, x: Tree) -> Server:
-        inner = self.method.server_init(x)
-        why = "FedHM decomposes its weights anew every round; use a compression that keeps its variables"
-        refuse_states(inner.public, self.method.client_init(inner.public), (), why)
-        return self._sent(inner)
+        return self._sent(self.method.server_init(x))
 
     def _sent(self, inner: Server) -> Server:
         x = inner.public.x
@@ -121,6 +118,7 @@ class Decomposition(Compression):
     nearest: bool = False
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
+        refuse_states(method, "weights are decomposed anew every round; choose another compression, as factors")
         form = Pair(LowRank(), self.reshape)
         sized = Budget(self.ratio, self.layers, self.nearest).fit(layout, form)
         return Truncated(method, Factored(layout, sized, form, "uniform", 0.0, seed), self.reshape)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from .adapted import Shown, Work, adapted
+from .compression import Compressed, Compression
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .rules import Sgd, fraction, nonnegative, positive
@@ -98,12 +99,13 @@ def fedadagrad(
     local: Work = "plain",
     mu: float = 0.1,
     evaluate: Shown = "last",
-) -> LocalMethod:
-    """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate: see `adapted`."""
-    return adapted(Adagrad(server_lr, (0.0, 0.0), tau, v_init), rule, local, mu, evaluate)
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
+    """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate, compression: see `adapted`."""
+    return adapted(Adagrad(server_lr, (0.0, 0.0), tau, v_init), rule, local, mu, evaluate, compression)
 
 
-def _with_moments(server: type[AdaptiveServer]) -> Callable[..., LocalMethod]:
+def _with_moments(server: type[AdaptiveServer]) -> Callable[..., LocalMethod | Compressed]:
     """FedAdam and FedYogi have the same arguments."""
 
     def recipe(
@@ -116,9 +118,10 @@ def _with_moments(server: type[AdaptiveServer]) -> Callable[..., LocalMethod]:
         local: Work = "plain",
         mu: float = 0.1,
         evaluate: Shown = "last",
-    ) -> LocalMethod:
-        """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate: see `adapted`."""
-        return adapted(server(server_lr, betas, tau, v_init, bias_correction), rule, local, mu, evaluate)
+        compression: Compression | None = None,
+    ) -> LocalMethod | Compressed:
+        """rule: the local optimiser; v_init: None for tau^2; local, mu, evaluate, compression: see `adapted`."""
+        return adapted(server(server_lr, betas, tau, v_init, bias_correction), rule, local, mu, evaluate, compression)
 
     return recipe
 

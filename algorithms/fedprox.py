@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .compression import Compressed, Compression, compressed
 from .contract import Oracle
 from .local import Estimator, LocalMethod, Rule
 from .rules import Sgd, nonnegative
@@ -43,7 +44,8 @@ def fedprox(
     server_lr: float = 1.0,
     over: Literal["cohort", "all"] = "cohort",
     carry: Literal["reset", "keep", "average"] = "reset",
-) -> LocalMethod:
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
     """mu: strength of the pull; rule: the local optimiser; server_lr: step along the mean displacement; over: see
-    `Mean`; carry: what becomes of the rule's state after a round, see `fedavg`."""
-    return LocalMethod(rule, Prox(mu), Mean(server_lr, over), carry)
+    `Mean`; carry: what becomes of the rule's state after a round, see `fedavg`; compression: of what is sent."""
+    return compressed(LocalMethod(rule, Prox(mu), Mean(server_lr, over), carry), compression)

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from .compression import Compressed, Compression, compressed
 from .contract import Oracle, Round
 from .groups import Number
 from .local import Estimator, LocalMethod, Rule
@@ -148,9 +149,12 @@ def scaffold(
     start: Literal["zeros", "gradient"] = "zeros",
     over: Literal["cohort", "all"] = "cohort",
     carry: Literal["reset", "keep", "average"] = "reset",
-) -> LocalMethod:
+    compression: Compression | None = None,
+) -> LocalMethod | Compressed:
     """rule: the local optimiser of the corrected gradient; control: c_i is the mean of the round's gradients, or the
     last, or the gradient at the server's model (server), or follows from the displacement under momentum; start: c_i =
     0, or one pass over all clients for c_i = gradient at x0; over: see `Mean`; carry: what becomes of the rule's state
-    after a round, see `fedavg`."""
-    return LocalMethod(rule, estimator(control, start, rule, carry), Mean(server_lr, over), carry)
+    after a round, see `fedavg`; compression: of what is sent, one that keeps its variables."""
+    return compressed(
+        LocalMethod(rule, estimator(control, start, rule, carry), Mean(server_lr, over), carry), compression
+    )

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .factors import Form, Shapes, fans
+from .local import LocalMethod
 from .matrices import Sized, real_ratio
 from .tree import Layout, Tree
 
@@ -177,17 +178,22 @@ class Factored:
         return Report(self.sized, [self.form.text(s.size) for s in self.sized], real_ratio(self.layout, self.sized))
 
 
-def refuse_states(public: Any, client: Any, private: Any, why: str) -> None:
-    """Raise unless a method keeps nothing between rounds but x."""
-    kept = {"a shared state": (public.shared, public.carried), "a client's state": client, "a server's state": private}
+def refuse_states(method: LocalMethod, why: str, server: bool = False) -> None:
+    """Raise where a method keeps more than x between rounds; server: also where its server rule does."""
+    public, private = method.server_init(Tree.of({"probe": torch.zeros(1)}))
+    kept = {
+        "its estimator or rule shares a state": (public.shared, public.carried),
+        "its clients keep a state": method.client_init(public),
+        "its server rule (or evaluate: last_two) keeps a state": private if server else (),
+    }
     for what, state in kept.items():
         if pytree.tree_leaves(state):
-            raise ValueError(f"{what} cannot be kept from round to round: {why}")
+            raise ValueError(f"this method cannot be compressed so: {what} between rounds, but {why}")
 
 
 @dataclass(frozen=True)
 class InSpace(Compressing):
-    """`method`: a LocalMethod, or its opening; `based`: the factors make an update on a base; `reset`: see above."""
+    """`method`: a LocalMethod or, before round 1, its opening; `based`: the factors make an update on a base."""
 
     method: Any
     space: Factored
@@ -197,9 +203,6 @@ class InSpace(Compressing):
     def server_init(self, x: Tree) -> Server:
         base = x.pick(self.space.trained()) if self.based else ()
         inner = self.method.server_init(self.space.start(x, 0, still=self.reset > 0))
-        if self.reset:
-            why = "its variables are drawn anew; give reset: 0, or choose a space that keeps its variables"
-            refuse_states(inner.public, self.method.client_init(inner.public), inner.private, why)
         return Server(Broadcast(inner.public, torch.tensor(1), Known(base)), inner.private)
 
     def unpack(self, public: Broadcast) -> Opened:

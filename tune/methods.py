@@ -28,6 +28,7 @@ COMMON = {
     "scale": "factor of a matrix's step by its shape: none, jordan, moonlight or spectral",
     "local": "training on the clients: plain, scaffold or prox",
     "mu": "weight of prox",
+    "compression": "makes what is sent smaller: one of `fedfleet list compressions`",
     "evaluate": "last: the model; last_two: the mean of the last two",
 }
 """What an argument means where a recipe does not say, or refers to another."""
