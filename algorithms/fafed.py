@@ -11,9 +11,9 @@ Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
 
 Uncertain: the rules come from third-party code, hyperparameters are ours, constant in place of the paper's decaying
 ones (give schedules); the start's step is not preconditioned, as in that code, unless first = "preconditioned"; p_i at
-a round's start is the client's own. Departures: the start is a pass over all data, or left out, m = v = 0 and p_i = x0
-(start = "zeros"). All take part in the paper; in a cohort, a client that was not there in the round before takes p_i =
-x.
+a round's start is the client's own, or the mean of the cohort's (previous = "server", one vector more each way and none
+kept). Departures: the start is a pass over all data, or left out, m = v = 0 and p_i = x0 (start = "zeros"). All take
+part in the paper; in a cohort, a client that was not there in the round before takes p_i = x.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class Shared(NamedTuple):
     x: Tree
     moments: Moments
     number: Tensor  # (), rounds done
+    previous: Any  # mean of p_i, where the server has it
+
+
+class Sent(NamedTuple):
+    moments: Moments
+    previous: Any
 
 
 class Trip(NamedTuple):
@@ -72,6 +78,7 @@ class Fafed(Opened):
     beta: float = 0.999
     start: Literal["zeros", "gradient"] = "gradient"
     first: Literal["plain", "preconditioned"] = "plain"
+    previous: Literal["own", "server"] = "own"
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -81,15 +88,18 @@ class Fafed(Opened):
             raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
         if self.first not in ("plain", "preconditioned"):
             raise ValueError(f"first must be plain or preconditioned, got {self.first!r}")
+        if self.previous not in ("own", "server"):
+            raise ValueError(f"previous must be own or server, got {self.previous!r}")
 
     def server_init(self, x: Tree) -> Server:
-        return Server(Shared(x, Moments(x.zeros(), x.zeros()), no_round(x)))
+        previous = x if self.previous == "server" else ()
+        return Server(Shared(x, Moments(x.zeros(), x.zeros()), no_round(x), previous))
 
     def client_init(self, public: Public) -> Client:
-        return Own(public.x, public.number)
+        return Own(public.x, public.number) if self.previous == "own" else ()
 
     def client_begin(self, public: Public, client: Client) -> Local:
-        point = last_point(client, public.x, public.number)
+        point = last_point(client, public.x, public.number) if self.previous == "own" else public.previous
         return Trip(public.x, point, public.moments, torch.zeros_like(public.number, dtype=torch.bool))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
@@ -103,11 +113,14 @@ class Fafed(Opened):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
-        return Message(delta, local.moments, {"norm2": delta.norm2()}), Own(local.y, public.number + 1)
+        sent = Sent(local.moments, local.y if self.previous == "server" else ())
+        kept = Own(local.y, public.number + 1) if self.previous == "own" else ()
+        return Message(delta, sent, {"norm2": delta.norm2()}), kept
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        x = server.public.x + mean.delta - self.step.along(*mean.sent)
-        return Server(Shared(x, mean.sent, server.public.number + 1))
+        moments, previous = mean.sent
+        x = server.public.x + mean.delta - self.step.along(*moments)
+        return Server(Shared(x, moments, server.public.number + 1, previous))
 
     def model(self, server: Server) -> Tree:
         return server.public.x
@@ -131,8 +144,9 @@ def fafed(
     rho: float = 0.001,
     start: Literal["zeros", "gradient"] = "gradient",
     first: Literal["plain", "preconditioned"] = "plain",
+    previous: Literal["own", "server"] = "own",
 ) -> Fafed:
     """lr: step size; alpha: weight of the new gradient; beta: of the old second moment; rho: added to its root; start:
     one pass over all clients for m and v at x0 and a first step along m, or zeros and none; first: that step is plain,
-    or preconditioned."""
-    return Fafed(Step(lr, rho), alpha, beta, start, first)
+    or preconditioned; previous: p_i stays with the client, or is averaged."""
+    return Fafed(Step(lr, rho), alpha, beta, start, first, previous)

@@ -12,9 +12,9 @@ Local step and then the mean is the same as the mean and then the server's step.
 the client's own point before the averaged step (previous = "own"); "server" takes the cohort's mean of these instead,
 one vector more each way and none kept. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c
 (lr_t / lr)^2), t counting local steps from 1 and the start's step 0; its constants are from memory, "constant" is the
-default. Departures: the start is a pass over all data, not over K batches, or left out, d = 0 and p_i = x0 (start =
-"zeros"). All take part in the paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c,
-w, sigma2 are ours.
+default. Whether the start's step has a size of its own is not known: first_lr, lr unless given. Departures: the start
+is a pass over all data, not over K batches, or left out, d = 0 and p_i = x0 (start = "zeros"). All take part in the
+paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c, w, sigma2 are ours.
 """
 
 from __future__ import annotations
@@ -101,12 +101,15 @@ class Stem(Opened):
     rates: Rates
     start: Literal["zeros", "gradient"] = "gradient"
     previous: Literal["own", "server"] = "own"
+    first_lr: float | None = None
 
     def __post_init__(self) -> None:
         if self.start not in ("zeros", "gradient"):
             raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
         if self.previous not in ("own", "server"):
             raise ValueError(f"previous must be own or server, got {self.previous!r}")
+        if self.first_lr is not None:
+            positive(first_lr=self.first_lr)
 
     def server_init(self, x: Tree) -> Server:
         steps = x.flat.new_zeros(()) if self.rates.decays else ()
@@ -145,8 +148,10 @@ class Stem(Opened):
 
     def opened_server(self, server: Server, mean: Tree) -> Server:
         x = server.public.x
-        first = self.rates.lr * (self.rates.shrunk(0) if self.rates.decays else 1.0)
-        return Server(server.public._replace(x=x.add(mean, -first), direction=mean))
+        lr = self.first_lr
+        if lr is None:
+            lr = self.rates.lr * (self.rates.shrunk(0) if self.rates.decays else 1.0)
+        return Server(server.public._replace(x=x.add(mean, -lr), direction=mean))
 
 
 def stem(
@@ -158,11 +163,13 @@ def stem(
     w: float = 1.0,
     sigma2: float = 1.0,
     c: float = 1.0,
+    first_lr: float | None = None,
 ) -> Stem:
     """lr: local step size, kappa under schedule = stem; a: weight of the new gradient, 1 is FedAvg, unless schedule =
     stem; start: one pass over all clients for d = gradient at x0 and a first step along it, or d = 0 and none;
     previous: p_i stays with the client, or is averaged; schedule: constant lr and a, or lr / (w + sigma2 t)^(1/3) and a
-    = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem."""
+    = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem; first_lr: size of the start's step, as
+    the others' unless given."""
     if schedule not in ("constant", "stem"):
         raise ValueError(f"schedule must be constant or stem, got {schedule!r}")
-    return Stem(Rates(lr, a, schedule == "stem", (w, sigma2, c)), start, previous)
+    return Stem(Rates(lr, a, schedule == "stem", (w, sigma2, c)), start, previous, first_lr)

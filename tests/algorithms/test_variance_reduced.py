@@ -207,13 +207,21 @@ def test_stem(problem, rates, previous, start):
     agree(fast, slowly, {"direction": lambda public: public.direction}, point if previous == "own" else None)
 
 
+def test_stem_with_a_first_step_of_its_own(problem):
+    fast = run(stem(0.1, 0.3, first_lr=0.02), problem, COHORTS, STEPS)
+    slowly = expected(reference.stem, problem, rates=constant(0.1, 0.3), first=0.02)
+    agree(fast, slowly, {"direction": lambda public: public.direction}, point)
+
+
 @STARTS
+@pytest.mark.parametrize("previous", ["own", "server"])
 @pytest.mark.parametrize("first", ["plain", "preconditioned"])
-def test_fafed(problem, first, start):
+def test_fafed(problem, first, previous, start):
     settings = {"lr": 0.05, "alpha": 0.3, "beta": 0.9, "rho": 0.5, "first": first, "start": start}
+    settings["previous"] = previous
     fast = run(fafed(**settings), problem, COHORTS, STEPS)
     found = {"m": lambda public: public.moments.first, "v": lambda public: public.moments.second}
-    agree(fast, expected(reference.fafed, problem, **settings), found, point)
+    agree(fast, expected(reference.fafed, problem, **settings), found, point if previous == "own" else None)
     for server in fast.servers:
         assert float(server.public.moments.second.flat.min()) >= 0
 
@@ -253,7 +261,8 @@ class Unit(Step):
 @STARTS
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_fafed_without_the_preconditioner_is_stem(weight, start):
-    close(Fafed(Unit(0.1), weight, 0.9, start), stem(0.1, weight, start))
+    for previous in ("own", "server"):
+        close(Fafed(Unit(0.1), weight, 0.9, start, previous=previous), stem(0.1, weight, start, previous))
     close(fafed(0.1, weight, **FLAT), stem(0.1, weight, "zeros"))
 
 
@@ -354,10 +363,12 @@ BAD = [
     (stem, {"schedule": "cosine"}, "schedule must be constant or stem, got 'cosine'"),
     (stem, {"previous": "mean"}, "previous must be own or server, got 'mean'"),
     (stem, {"w": 0.0}, "w > 0 must hold, got w=0.0"),
+    (stem, {"first_lr": 0.0}, "first_lr > 0 must hold, got first_lr=0.0"),
     (fafed, {"alpha": -0.5}, "0 <= alpha <= 1 must hold, got alpha=-0.5"),
     (fafed, {"beta": 1.5}, "0 <= beta <= 1 must hold, got beta=1.5"),
     (fafed, {"rho": 0.0}, "rho > 0 must hold, got rho=0.0"),
     (fafed, {"first": "none"}, "first must be plain or preconditioned, got 'none'"),
+    (fafed, {"previous": "mean"}, "previous must be own or server, got 'mean'"),
 ]
 
 

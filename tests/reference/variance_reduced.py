@@ -174,7 +174,7 @@ def free(variant, cohort, steps, rounds):
     return 1 / (steps * rounds), sk ** (1 / 3) / rounds ** (2 / 3), min(1.0, sk ** (1 / 3) / rounds ** (2 / 3))
 
 
-def stem(gradient, x0, clients, cohorts, steps, rates, start="gradient", prev="own"):
+def stem(gradient, x0, clients, cohorts, steps, rates, start="gradient", prev="own", first=None):
     """rates(t): (a_t, eta_t), t counting local steps from 1 (the extra first step is t = 0).
 
     A client that was not there in the round before, S < N, takes p_i = x.
@@ -183,7 +183,7 @@ def stem(gradient, x0, clients, cohorts, steps, rates, start="gradient", prev="o
     d = zeros(x0)
     if start == "gradient":
         d = mean([gradient(i, copy(x0), -1, 0) for i in range(clients)])
-        x = add(x0, d, -rates(0)[1])
+        x = add(x0, d, -(rates(0)[1] if first is None else first))
     own, last, average, before = [copy(x0) for _ in range(clients)], [-1] * clients, copy(x0), 0.0
     for r, cohort in enumerate(cohorts):
         models, directions, points = [], [], []
@@ -220,6 +220,7 @@ def fafed(
     rho=1e-3,
     start="gradient",
     first="plain",
+    previous="own",
 ):
     """K - 1 preconditioned local steps, the K-th by the server with the new preconditioner."""
     x, m, v, path = copy(x0), zeros(x0), zeros(x0), Path([], [], [])
@@ -227,7 +228,7 @@ def fafed(
         initial = [gradient(i, copy(x0), -1, 0) for i in range(clients)]
         m = mean(initial)
         v = mean([{n: g[n] ** 2 for n in g} for g in initial])
-    own, last = [copy(x0) for _ in range(clients)], [-1] * clients
+    own, last, average = [copy(x0) for _ in range(clients)], [-1] * clients, copy(x0)
     for r, cohort in enumerate(cohorts):
         scale = {n: np.sqrt(v[n]) + rho for n in v}
         models, firsts, seconds = [], [], []
@@ -235,7 +236,7 @@ def fafed(
             y, m_i, v_i = copy(x), copy(m), copy(v)
             if r == 0 and start == "gradient":
                 y = {n: y[n] - lr * m[n] / (scale[n] if first == "preconditioned" else 1.0) for n in y}
-            p = own[i] if last[i] == r - 1 else y
+            p = average if previous == "server" else own[i] if last[i] == r - 1 else y
             for k in range(steps[r, i]):
                 g, g_old = gradient(i, y, r, k), gradient(i, p, r, k)
                 m_i = {n: g[n] + (1 - alpha) * (m_i[n] - g_old[n]) for n in g}
@@ -247,7 +248,7 @@ def fafed(
             firsts.append(m_i)
             seconds.append(v_i)
             own[i], last[i] = p, r
-        m, v, x = mean(firsts), mean(seconds), mean(models)
+        m, v, x, average = mean(firsts), mean(seconds), mean(models), mean([own[i] for i in cohort])
         x = {n: x[n] - lr * m[n] / (np.sqrt(v[n]) + rho) for n in x}
         path.x.append(x)
         path.shared.append({"m": m, "v": v})
