@@ -134,7 +134,7 @@ BY_NAME = ["own_method", "own_rule", "own_workload"]
 def test_path_name_and_package_are_alike():
     results = [finished(plugins) for plugins in (BY_PATH, BY_NAME, ["mine.parts"])]
     assert len({result.model_sha256 for result in results}) == 1
-    assert set(results[0].metrics) == {"train/loss", "eval/loss", "eval/accuracy"}
+    assert set(results[0].metrics) == {"train/loss", "eval/loss", "eval/accuracy", "eval/auc"}
 
 
 def test_named_again_in_the_same_process(folder: Path, monkeypatch: pytest.MonkeyPatch):
