@@ -72,14 +72,20 @@ def mlp(asked: argparse.Namespace) -> None:
 
 
 def ratio(asked: argparse.Namespace) -> None:
-    few, many = 1_000, asked.clients or 100_000
-    found: list[float] = []
+    """Early, when the many are on their first visits and the files grow, and late, when most have been met."""
+    sizes, plan = (1_000, asked.clients or 100_000), {"cohort": 500, "rounds": asked.rounds or 600}
+    spans = {"early": (10, 50), "late": (plan["rounds"] - 100, plan["rounds"] - 10)}
+    found: dict[str, list[float]] = {}
     for _ in range(asked.repeats):
-        plans = [{"clients": clients, "cohort": 500, "rounds": asked.rounds or 40} for clients in (few, many)]
-        seconds = [statistics.median(rounds(watch(config("many_mlp", plan)))) for plan in plans]
-        found.append(seconds[1] / seconds[0])
-        print(f"a round among {few:,}: {seconds[0]:.3f} s, among {many:,}: {seconds[1]:.3f} s", flush=True)
-    print(f"ratio {spread(found, 3)}")
+        runs = [watch(config("many_mlp", {**plan, "clients": clients})) for clients in sizes]
+        for when, (begin, end) in spans.items():
+            clock = [statistics.median(row["time/seconds"] for row in seen.rows[begin:end]) for seen in runs]
+            cpu = [(seen.memory[end]["cpu"] - seen.memory[begin]["cpu"]) / (end - begin) for seen in runs]
+            for what, (few, many) in (("clock", clock), ("processor", cpu)):
+                found.setdefault(f"{when}, {what}", []).append(many / few)
+                print(f"{when}, {what}: {few:.3f} s a round of {sizes[0]:,}, {many:.3f} of {sizes[1]:,}", flush=True)
+    for what, ratios in found.items():
+        print(f"ratio, {what}: {spread(ratios, 3)}")
 
 
 def checkpoints(asked: argparse.Namespace) -> None:

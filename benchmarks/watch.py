@@ -24,7 +24,9 @@ MIB = 2**20
 class Seen(NamedTuple):
     rows: list[dict[str, float]]
     arrivals: list[float]  # seconds from the start of the process to each record
-    memory: list[dict[str, float]]  # by round: MiB of the driver, of the hosts together, and of what they share
+    memory: list[dict[str, float]]
+    """By round: MiB of the driver, of the hosts together, and of what they share; "cpu", their processors' seconds so
+    far, which other work on the machine disturbs less than the clock's."""
 
     @property
     def startup(self) -> float:
@@ -74,7 +76,8 @@ class Watch:
         if not all("RssAnon" in weight for weight in together):
             return {}
         found = {name: sum(weight["RssAnon"] for weight in some) for name, some in weights.items()}
-        return {**found, "shared": max(weight["RssShmem"] for weight in together)}
+        cpu = sum(spent(pid) for pids in self.found.values() for pid in pids)
+        return {**found, "shared": max(weight["RssShmem"] for weight in together), "cpu": cpu}
 
     def end(self, result: Any) -> None: ...
 
@@ -95,6 +98,15 @@ def status(pid: int) -> dict[str, float]:
     except OSError:
         return {}
     return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[-1] == "kB"}
+
+
+def spent(pid: int) -> float:
+    """Processor seconds of a process so far, 0 of one that is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system
 
 
 def main() -> None:

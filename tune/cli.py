@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,11 @@ def resume(directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on, where a run that stops early left a checkpoint."""
+    """Say how to go on, where a run that stops early left a checkpoint. What Ray prints meanwhile goes to stderr:
+    stdout is for the result."""
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except (ConfigError, Diverged):
         raise
     except FedFleetError as error:

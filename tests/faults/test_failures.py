@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedfleet.engine.host import Data, Host, Shared, Work
 from fedfleet.engine.launch import digest, new_run_id, prepare, resume
 from fedfleet.engine.store import Table
 
-from ..tune.commands import invoke
+from ..tune.commands import invoke, shell
 from .faulty import ANYONE
 from .runs import CLIENTS, STEPS, Watch, cohort_of, plan, rule, same, setting, small, visitor
 
@@ -39,6 +40,14 @@ def of_round(number: int, apart: int = 0) -> tuple[int, int]:
     """(client, calls of its loss up to the second in this round)."""
     client, before = visitor(number, apart)
     return client, before + 1
+
+
+def test_what_ray_says_of_a_dead_host_does_not_mix_with_the_result(tmp_path):
+    client, skip = of_round(2)
+    plan(tmp_path / "faults", rule(client, "kill", skip, 1))
+    done = shell(tmp_path, *command(tmp_path, backend="ray", hosts=2), "--json")
+    assert (done.returncode, json.loads(done.stdout)["rounds"]) == (0, 6), done.stderr
+    assert "another one starts" in (tmp_path / "out" / "run.log").read_text()
 
 
 # --- on_failure: fail -------------------------------------------------------------------------------------------------
