@@ -14,8 +14,7 @@ the data than pi, w3 is best at (1 - q) / (1 - pi) m- - q / pi m+.
 pi: the paper does not say whose. "global", all clients' examples together, makes the mean of the clients by their sizes
 one global objective; "local", each client's own. It is never the batch's. The score: the probability that softmax gives
 the positive class, in [0, 1]; its logit through a sigmoid; or its logit as it is. The AUC is exact, over the whole test
-set. Rare positives are the partition `positive_ratio`. Departures of text workloads from the paper's experiments: the
-embedding is trained and sent, there it is frozen.
+set. Rare positives are the partition `positive_ratio`; the paper's frozen word vectors are `embeddings: frozen`.
 """
 
 from __future__ import annotations
