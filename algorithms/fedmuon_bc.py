@@ -59,7 +59,9 @@ def fedmuon_bc(
     ball: Ball | None = None,
     scale: str = "moonlight",
     over: Literal["cohort", "all"] = "all",
+    aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrices, vectors: step sizes; alpha: weight of the new gradient; norm, ball, scale: see `lmo`; start: m_i = 0,
-    or one pass over all clients for m_i = gradient at x0; over: see `Mean`."""
-    return LocalMethod(lmo(norm, matrices, vectors, ball, scale), CorrectedMomentum(alpha, start), Mean(1.0, over))
+    """matrices, vectors: step sizes; alpha: weight of the new gradient; norm, ball, scale, aux: see `lmo`; start: m_i =
+    0, or one pass over all clients for m_i = gradient at x0; over: see `Mean`."""
+    rule = lmo(norm, matrices, vectors, ball, scale, aux)
+    return LocalMethod(rule, CorrectedMomentum(alpha, start), Mean(1.0, over))

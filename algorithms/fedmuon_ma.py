@@ -110,14 +110,13 @@ def local_steps(iterations: int, clients: int) -> int:
     return max(1, round(iterations**0.25 / clients**0.75))
 
 
-def _build(
-    matrices: float, vectors: float | Rule, beta: float, start: Start, ball: Ball, scale: str, weight_decay: float
-) -> FedMuonMA:
+def _build(matrices: float, vectors: float | Rule, beta: float, start: Start, **spectral: Any) -> FedMuonMA:
+    """spectral: other settings of `Spectral`."""
     positive(matrices=matrices)
     if not isinstance(vectors, Rule):
         positive(vectors=vectors)
         vectors = Sgd(vectors)
-    return FedMuonMA(Spectral(matrices, vectors, ball, scale, weight_decay), beta, start)
+    return FedMuonMA(Spectral(matrices, vectors, **spectral), beta, start)
 
 
 @dataclass(frozen=True)
@@ -148,10 +147,11 @@ def fedmuon_ma(
     scale: str = "none",
     weight_decay: float = 0.0,
     problem_free: bool = False,
+    aux: tuple[str, ...] = (),
 ) -> FedMuonMA | ProblemFree:
-    """matrices, vectors: step sizes; beta: weight of the new gradient; start: of the momentum; ball, scale: see `lmo`;
-    weight_decay: of matrices; problem_free: `matrices` and `beta` from the run's sizes."""
+    """matrices, vectors: step sizes; beta: weight of the new gradient; start: of the momentum; ball, scale, aux: see
+    `lmo`; weight_decay: of matrices; problem_free: `matrices` and `beta` from the run's sizes."""
+    spectral = {"ball": ball, "scale": scale, "weight_decay": weight_decay, "aux": aux}
     if problem_free:
-        settings = {"vectors": vectors, "start": start, "ball": ball, "scale": scale, "weight_decay": weight_decay}
-        return ProblemFree(tuple(settings.items()))
-    return _build(matrices, vectors, beta, start, ball, scale, weight_decay)
+        return ProblemFree(tuple({"vectors": vectors, "start": start, **spectral}.items()))
+    return _build(matrices, vectors, beta, start, **spectral)

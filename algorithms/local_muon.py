@@ -7,8 +7,9 @@ Algorithm 4.
     y   <- y - step(m_i)                 step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors
     x   <- x + |S|/N mean(y_K - x)       clients that were not sampled count as not having moved
 
-m_i stays with the client over rounds. Departures: none. The paper's line about C_i is unused and left out; alpha is
-not stated there, 0.1 is ours. Under heterogeneity the method need not move at all (its Theorem 1).
+m_i stays with the client over rounds. Departures: none. The paper's line about C_i is unused and left out; alpha is not
+stated there, 0.1 is ours; nor is what an output head or embeddings are: matrices like any other, unless aux names them.
+Under heterogeneity the method need not move at all (its Theorem 1).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def local_muon(
     ball: Ball | None = None,
     scale: str = "moonlight",
     over: Literal["cohort", "all"] = "all",
+    aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrices, vectors: step sizes; alpha: weight of the new gradient; norm, ball, scale: see `lmo`; start: m_i = 0,
-    or one pass over all clients for m_i = gradient at x0; over: see `Mean`."""
-    return LocalMethod(lmo(norm, matrices, vectors, ball, scale), OwnMomentum(alpha, start), Mean(1.0, over))
+    """matrices, vectors: step sizes; alpha: weight of the new gradient; norm, ball, scale, aux: see `lmo`; start: m_i =
+    0, or one pass over all clients for m_i = gradient at x0; over: see `Mean`."""
+    rule = lmo(norm, matrices, vectors, ball, scale, aux)
+    return LocalMethod(rule, OwnMomentum(alpha, start), Mean(1.0, over))

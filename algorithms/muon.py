@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,9 +31,10 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[0], torch.Size(shape[1:]).numel()) if len(shape) >= 2 else None
 
 
-def kinds(layout: Layout) -> dict[str, tuple[int, int] | None]:
-    """name -> (rows, cols) for matrices, None for the rest."""
-    return {name: as_matrix(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+def kinds(layout: Layout, aux: tuple[str, ...] = ()) -> dict[str, tuple[int, int] | None]:
+    """name -> (rows, cols) for matrices, None for the rest and for names that match one of `aux`."""
+    shapes = zip(layout.names, layout.shapes, strict=True)
+    return {n: None if any(fnmatchcase(n, pattern) for pattern in aux) else as_matrix(shape) for n, shape in shapes}
 
 
 SCALES = {
@@ -91,13 +93,15 @@ class Identity(Ball):
 
 @dataclass(frozen=True)
 class Spectral(Rule):
-    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vectors` is the rule for all else."""
+    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vectors` is the rule for all else, and for
+    matrices whose names match one of `aux` (* and ? as in file names): a first layer, embeddings, an output head."""
 
     lr: Number = 0.001
     vectors: Rule = field(default_factory=Sgd)
     ball: Ball = field(default_factory=NewtonSchulz)
     scale: str = "moonlight"
     weight_decay: float = 0.0
+    aux: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
@@ -106,13 +110,13 @@ class Spectral(Rule):
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {self.scale!r}")
 
     def init(self, x: Tree) -> Any:
-        vectors = [name for name, kind in kinds(x.layout).items() if kind is None]
+        vectors = [name for name, kind in kinds(x.layout, self.aux).items() if kind is None]
         return self.vectors.init(x.pick(vectors)) if vectors else ()
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         leaves, vectors = {}, []
         groups: dict[tuple[int, int], list[str]] = {}
-        for name, kind in kinds(y.layout).items():
+        for name, kind in kinds(y.layout, self.aux).items():
             groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
         for shape, names in groups.items():
             moves = (
@@ -149,12 +153,14 @@ def lmo(
     vectors: Number | Rule = 0.1,
     ball: Ball | None = None,
     scale: str = "moonlight",
+    aux: tuple[str, ...] = (),
 ) -> Rule:
     """The step of length `matrices` along -lmo of a norm's ball.
 
     norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrices` alone.
     vectors: SGD step size, or a rule, for what is not a matrix. ball: how matrices are orthogonalised (default:
-    five classic Newton-Schulz iterations). scale: none, jordan, moonlight, spectral.
+    five classic Newton-Schulz iterations). scale: none, jordan, moonlight, spectral. aux: names of matrices that
+    `vectors` is for too.
     """
     positive(matrices=matrices)
     if norm == "euclidean":
@@ -163,7 +169,7 @@ def lmo(
         return Sign(matrices)
     if norm != "spectral":
         raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
-    return Spectral(matrices, _on_vectors(vectors), ball or NewtonSchulz(), scale)
+    return Spectral(matrices, _on_vectors(vectors), ball or NewtonSchulz(), scale, aux=aux)
 
 
 def _on_vectors(vectors: Number | Rule) -> Rule:
@@ -181,9 +187,10 @@ def muon(
     ball: Ball | None = None,
     scale: str = "jordan",
     weight_decay: float = 0.0,
+    aux: tuple[str, ...] = (),
 ) -> Rule:
     """Muon: orthogonalised momentum on matrices, `vectors` (an SGD step size or a rule) on the same momentum for all
     else. The defaults are Jordan's but for the arithmetic, which stays in the parameters' dtype; with
     ball = {name: newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
-    step = Spectral(lr, _on_vectors(vectors), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay)
+    step = Spectral(lr, _on_vectors(vectors), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay, aux)
     return Averaged(step, mu, nesterov)

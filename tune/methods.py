@@ -26,6 +26,7 @@ COMMON = {
     "norm": "whose ball the step is along: spectral, euclidean or max",
     "ball": "how matrices are orthogonalised; five classic Newton-Schulz iterations unless given",
     "scale": "factor of a matrix's step by its shape: none, jordan, moonlight or spectral",
+    "aux": "names, * and ? as in file names, of matrices that the vectors' rule is for: embeddings, an output head",
     "local": "training on the clients: plain, scaffold or prox",
     "mu": "weight of prox",
     "compression": "makes what is sent smaller: one of `fedfleet list compressions`",

@@ -10,6 +10,7 @@ import torch
 
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
+from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.local_muon import local_muon
 from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
 from fedfleet.algorithms.rules import Adam, Averaged, Momentum, Sgd
@@ -56,6 +57,17 @@ def test_one_client_is_muon(method, steps):
         Quadratic(clients=1),
         everyone(1, 8, steps),
     )
+
+
+@pytest.mark.parametrize("build", [local_muon, fedmuon_bc, fedmuon_ma], ids=lambda build: build.__name__)
+def test_matrices_by_name_take_the_vectors_rule(build):
+    """With all of them named it is as if there were no orthogonalisation; with one, that one alone is different."""
+    unscaled = {"scale": "none"}
+    equal(build(0.3, 0.1, aux=("*",)), build(0.1, 0.1, ball=Identity(), **unscaled))
+    one, other = (run(build(0.05, 0.1, aux=aux, **unscaled), NOISY, *everyone(5, 1, 1)) for aux in (("W",), ()))
+    if build is not fedmuon_ma:  # whose first step only estimates
+        x, y = one.models()[0], other.models()[0]
+        assert [name for name in x if not torch.equal(x[name], y[name])] == ["W"]
 
 
 def test_local_muon_is_fedavg_with_kept_muon():
