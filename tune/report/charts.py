@@ -82,6 +82,7 @@ def svg(figure: Any, prefix: str) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()[out.getvalue().index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))
@@ -109,7 +110,9 @@ def legend(found: Findings, name: str) -> Chart | None:
     columns = 2 if max(map(len, shown), default=0) <= 22 else 1
     figure = Figure(figsize=(SIZE[0], 0.1 + 0.26 * math.ceil(len(shown) / columns)))
     lines = [Line2D([], [], markersize=5, **style(found, method)) for method in shown]
-    figure.legend(lines, list(map(plain, shown)), loc="center", ncols=columns, frameon=False, fontsize=10)
+    figure.legend(
+        lines, list(map(plain, shown)), loc="center left", borderaxespad=0, ncols=columns, frameon=False, fontsize=10
+    )
     return Chart(name, "Methods: " + ", ".join(shown), svg(figure, name))
 
 

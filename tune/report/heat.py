@@ -99,32 +99,33 @@ def line(found: Findings, names: list[str], values: Values, figure: Any, axes: A
     if best is not None:
         axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
     axes.set_xticks(range(len(points)), [short(point) for point in points])
-    axes.set(xlabel=names[0], ylabel=found.unit)
+    axes.set(xlabel=names[0].replace("$", r"\$"), ylabel=found.unit)
     if found.report.log:
         axes.set_yscale("log")
 
 
 def heat(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
+    """Coloured cells with their numbers; drawn as shapes, for a page that may hold no images."""
     rows, columns = ordered(values, 0), ordered(values, 1)
     table = np.array([[values.get((row, column), math.nan) for column in columns] for row in rows])
-    shades = axes.imshow(table, cmap="cividis", aspect="auto", origin="lower")
+    axes.pcolormesh(np.arange(len(columns) + 1) - 0.5, np.arange(len(rows) + 1) - 0.5, table, cmap="cividis")
     axes.grid(visible=False)
     middle = (np.nanmin(table) + np.nanmax(table)) / 2 if not np.isnan(table).all() else 0.0
-    best = best_of(found, values)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            value = table[i, j]
-            said = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
-            dark = not math.isnan(value) and value < middle
-            axes.text(j, i, said, ha="center", va="center", fontsize=9, color="white" if dark else "black")
-            if (row, column) == best:
-                from matplotlib.patches import Rectangle
-
-                axes.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="black", linewidth=2))
+    for (i, j), value in np.ndenumerate(table):
+        said = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
+        colour = "white" if not math.isnan(value) and value < middle else "black"
+        axes.text(j, i, said, ha="center", va="center", fontsize=10, color=colour)
+    if (best := best_of(found, values)) is not None:
+        frame(axes, columns.index(best[1]), rows.index(best[0]))
     axes.set_xticks(range(len(columns)), [short(v) for v in columns])
     axes.set_yticks(range(len(rows)), [short(v) for v in rows])
-    axes.set(xlabel=names[1], ylabel=names[0])
-    figure.colorbar(shades, ax=axes, label=found.unit)
+    axes.set(xlabel=names[1].replace("$", r"\$"), ylabel=names[0].replace("$", r"\$"))
+
+
+def frame(axes: Any, x: int, y: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, edgecolor="#d55e00", linewidth=2.5))
 
 
 def short(value: Any) -> str:

@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from ...algorithms.contract import Deferred
+from ...engine import schedules
 from ...engine.config import experiment
-from ...engine.errors import Interrupted
+from ...engine.errors import ConfigError, Interrupted
+from ...engine.job import Job
 from ...engine.launch import prepare, stopping
 from ..report.page import write_report
 from .cells import Cell, grid, levels, trials
@@ -56,11 +59,27 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
 
 
 def check(study: Study) -> None:
-    """Every name and argument, once for each method and level; the points of a grid too."""
-    for method in study.methods:
-        for place, overrides in levels(study):
-            for cell in grid(study, method, place, overrides, study.seeds[0]):
-                prepare(experiment(cell.data), "check", Path("."))
+    """Every name and argument, for each method and level; that the data can be had and the model built, for a level."""
+    for place, overrides in levels(study):
+        for method in study.methods:
+            offered = grid(study, method, place, overrides, study.seeds[0])
+            for cell in (offered[0], offered[-1]):
+                resolve(cell)
+        first = grid(study, next(iter(study.methods)), place, overrides, study.seeds[0])[0]
+        prepare(experiment(first.data), "check", Path("."))
+
+
+def resolve(cell: Cell) -> None:
+    """Build the workload's and the method's settings, not the network, which takes a second where it is large."""
+    job = Job.of("check", experiment(cell.data))
+    assert job.workload is not None
+    spec = schedules.at(job.experiment.method, 1, job.experiment.federation.rounds, "method")
+    built = job.parts.build("METHODS", spec, "method")
+    if isinstance(built, Deferred):
+        try:
+            built.planned(job.plan)
+        except ValueError as error:
+            raise ConfigError(f"{cell.method}: {error}") from error
 
 
 def wave(pool: Pool, progress: Progress, what: str, planned: list[Cell], tracker: Tracker | None = None) -> None:

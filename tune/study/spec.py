@@ -153,7 +153,7 @@ def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """`data`'s keys instead of the base's; those of the experiment one by one; methods may be a list of the base's."""
-    made = {**base, **data, "experiment": {**base["experiment"], **data.get("experiment", {})}}
+    made = {**base, **data, "experiment": {**base.get("experiment", {}), **data.get("experiment", {})}}
     if isinstance(data.get("methods"), list):
         for name in data["methods"]:
             if name not in base["methods"]:
@@ -196,7 +196,7 @@ def smaller(study: Study) -> list[str]:
 
 
 def shown(values: dict[str, Any], key: str) -> str:
-    return str(values[key]) if key in values else "not set"
+    return "not set" if values.get(key) is None else str(values[key])
 
 
 def study(data: dict[str, Any]) -> Study:
