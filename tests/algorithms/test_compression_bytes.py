@@ -1,0 +1,170 @@
+"""What is sent, byte by byte: serialised, counted, followed by a client that sees nothing but the broadcasts.
+
+Models are of float32, 4 bytes a number; the number of the round and a key are int64, 8 bytes.
+"""
+
+import io
+import math
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fedfleet.algorithms.compression import Compressed, Factoring
+from fedfleet.algorithms.contract import Algorithm, Known, Plan, Round
+from fedfleet.algorithms.ef21_p import ef21_p
+from fedfleet.algorithms.fedbat import fedbat
+from fedfleet.algorithms.fedhm import fedhm
+from fedfleet.algorithms.fedlmt import fedlmt
+from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_bkd_aad, fedmud_bkd_f, fedmud_f
+from fedfleet.algorithms.fedpara import fedpara
+from fedfleet.algorithms.tree import Tree
+from fedfleet.engine.forms import Forms, wire
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import initial
+from fedfleet.workloads.convolutional import Cnn4
+
+torch.set_num_threads(1)
+
+FACTORED = [fedmud, fedmud_bkd, fedmud_aad, fedmud_bkd_aad, fedmud_f, fedmud_bkd_f, fedhm, fedlmt, fedpara]
+
+
+def model() -> Tree:
+    """CNN4 on 28 x 28 grey images, 390,880 parameters."""
+    net = initial(lambda: Cnn4(norm="group").build((1, 28, 28), 10), 0)
+    return Tree.of({name: value.detach() for name, value in net.named_parameters()})
+
+
+X = model()
+
+
+def planned(method: Compressed) -> Algorithm:
+    return method.planned(Plan(2, 4, 5, None, 1, X.layout))
+
+
+def serialised(state) -> bytes:
+    """The tensors' own bytes, end to end."""
+    out = io.BytesIO()
+    for leaf in pytree.tree_leaves(state):
+        out.write(leaf.contiguous().numpy().tobytes())
+    return out.getvalue()
+
+
+class Pulls:
+    """Gradients that pull towards random tensors."""
+
+    def __init__(self, client: int, round: int):
+        self.key, self.done = counted.key("bytes", client, round), torch.tensor(0.9, dtype=torch.float64)
+
+    def __call__(self, y: Tree, /) -> Tree:
+        return y - Tree(0.1 * counted.normal(counted.key(self.key, "aim"), len(y.flat)).float(), y.layout)
+
+
+def rounds(method: Algorithm, count: int):
+    """(server before each round, messages as they were sent)."""
+    server = method.server_init(X)
+    clients = {}
+    for r in range(1, count + 1):
+        public, messages = method.unpack(server.public), []
+        for i in range(2):
+            client = clients.get(i, method.client_init(public))
+            local = method.client_step(public, client, method.client_begin(public, client), Pulls(i, r))
+            message, clients[i] = method.client_finish(public, client, local)
+            messages.append(message)
+        yield server, messages
+        decoded = [method.decode(public, message) for message in messages]
+        mean = pytree.tree_map(lambda *leaves: sum(leaves) / len(leaves), *decoded)
+        server = method.server_update(server, mean, Round(r, count, 2, 4))
+
+
+METHODS = {
+    **{recipe.__name__ + str(n): (lambda recipe=recipe: recipe()) for n, recipe in enumerate(FACTORED)},
+    "ef21_p": ef21_p,
+    "ef21_p_layers": lambda: ef21_p(masks="layer", memory="shift"),
+    "fedbat": fedbat,
+    "fedbat_both": lambda: fedbat(both_ways=True),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_counted_is_serialised(name):
+    """The forms' bytes, which every round records, are those of each round's messages, whatever is in them."""
+    method = planned(METHODS[name]())
+    forms = Forms(method, X)
+    for server, messages in rounds(method, 2):
+        assert len(serialised(wire(server.public))) == forms.down
+        for message in messages:
+            assert len(serialised((message.delta, message.sent))) == forms.up
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_of_the_models_size_is_sent(name):
+    """At 1/32: all of a message is below a tenth of the model, but for FedBAT's way down."""
+    method, whole = planned(METHODS[name]()), 4 * len(X.flat)
+    forms = Forms(method, X)
+    assert forms.up < whole / 10
+    assert forms.down < whole / 10 or name == "fedbat"
+
+
+@pytest.mark.parametrize("recipe", FACTORED)
+def test_factors_cost_the_real_ratio(recipe):
+    """L13: up = ratio times the model, down the same and the round's number."""
+    method = planned(recipe())
+    forms, ratio = Forms(method, X), method.report.ratio
+    assert ratio <= 1 / 32 + 0.001
+    assert forms.up == round(ratio * len(X.flat)) * 4
+    assert forms.down == forms.up + (0 if recipe is fedhm else 8)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_follows_the_broadcasts_knows_what_is_not_sent(name):
+    """A client that is never sampled, from the first state and the broadcasts' bytes alone."""
+    method = planned(METHODS[name]())
+    held = None
+    for server, _ in rounds(method, 3):
+        truth = {key: part for key, part in server.public._asdict().items() if isinstance(part, Known)}
+        if held is None:
+            held = truth
+        for key, part in truth.items():
+            for a, b in zip(pytree.tree_leaves(part), pytree.tree_leaves(held[key]), strict=True):
+                assert torch.equal(a, b)
+        opened = method.unpack(server.public._replace(**held))
+        held = {key: Known(followed(method, opened)) for key in held}
+
+
+def followed(method, opened):
+    """What a client knows after a broadcast."""
+    if hasattr(opened, "base"):
+        return opened.base
+    x = opened if isinstance(opened, Tree) else opened.x
+    return method.halves.split(x)[0] if method.down.codec is not None else ()
+
+
+# --- codecs: the widths -----------------------------------------------------------------------------------------------
+def test_places_and_values():
+    """k values of 4 bytes; down their places in ceil(log2 d) bits each, up a key of 8 bytes; the rest in full."""
+    forms, halves = Forms(planned(ef21_p()), X), planned(ef21_p()).halves
+    (d,) = halves.sizes
+    rest, k = 4 * (len(X.flat) - d), d // 32
+    assert forms.up == 4 * k + 8 + rest
+    assert forms.down == 4 * k + math.ceil(k * math.ceil(math.log2(d)) / 8) + rest
+
+
+def test_bits():
+    """One a weight, filled up to bytes layer by layer, and a scale of 4 bytes a layer; the rest in full."""
+    forms, sizes = Forms(planned(fedbat()), X), planned(fedbat()).halves.sizes
+    rest = 4 * (len(X.flat) - sum(sizes))
+    assert forms.up == sum(math.ceil(n / 8) + 4 for n in sizes) + rest
+    assert forms.down == 4 * len(X.flat)
+    assert Forms(planned(fedbat(both_ways=True)), X).down == forms.up
+
+
+def test_what_clients_know_is_what_they_keep():
+    kept = {name: Forms(planned(make()), X).kept for name, make in METHODS.items()}
+    inner = sum(X[name].numel() for name in ("conv2.weight", "conv3.weight", "conv4.weight"))
+    assert kept["fedbat"] == 0
+    assert kept["ef21_p"] == kept["fedbat_both"] == 4 * inner
+    assert kept["ef21_p_layers"] == 2 * 4 * inner  # x_hat and h_i
+    for n, recipe in enumerate(FACTORED):
+        based = isinstance(recipe().compression, Factoring) and recipe().compression.based
+        assert kept[f"{recipe.__name__}{n}"] == 4 * inner * based
