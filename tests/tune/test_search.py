@@ -1,0 +1,223 @@
+"""Searches on Ray: how trials end, what is found, what Optuna and MLflow have of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError, FedFleetError
+from fedfleet.tune.files import load
+from fedfleet.tune.search import Found, search
+
+PLUGIN = '''
+import os
+from dataclasses import dataclass
+
+from fedfleet.algorithms.rules import Sgd
+
+
+@dataclass(frozen=True)
+class Touchy(Sgd):
+    """Sgd that may fail."""
+
+    does: str = "step"
+
+    def step(self, y, v, state):
+        if self.does == "raise":
+            raise RuntimeError("touched")
+        if self.does == "exit":
+            os._exit(3)
+        return super().step(y, v, state)
+
+
+RULES = {"touchy": Touchy}
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def spec(rule: dict[str, Any], rounds: int = 9, **keys: Any) -> dict[str, Any]:
+    """Eight quadratics; a trial takes a fraction of a second once its process is there."""
+    return {
+        "name": "small",
+        "workload": {"name": "quadratic", "dim": 4},
+        "method": {"name": "fedavg", "rule": rule},
+        "federation": {"clients": 8, "cohort": 4, "rounds": rounds, "local": {"steps": 2, "batch": 1}},
+        "engine": {"backend": "local"},
+        "evaluate": {"every": 1},
+        "tracking": {"uri": "none"},
+        **keys,
+    }
+
+
+GRID = {"search": "grid", "values": [0.3, 0.1, 0.03, 0.01]}
+EXCESS = {"objectives": {"eval/excess": "min"}}
+
+
+def study(found: Found) -> Any:
+    """The search's study, opened by Optuna alone."""
+    import optuna
+
+    storage = f"sqlite:///{found.folder / 'search.db'}"
+    (summary,) = optuna.get_all_study_summaries(storage=storage)
+    return optuna.load_study(study_name=summary.study_name, storage=storage)
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+def test_a_grid_finds_its_best_point(here: Path, ray_here: None):
+    """Every trial's value is that of the same run without a search; the winner is a file that runs."""
+    made = spec({"name": "sgd", "lr": GRID}, search=EXCESS)
+    found = search(made, here / "s")
+    plain = {}
+    for lr in GRID["values"]:
+        alone = spec({"name": "sgd", "lr": lr})
+        plain[lr] = run(experiment_of(here, alone)).metrics["eval/excess"]
+    assert {t.params["method.rule.lr"]: t.values[0] for t in found.trials} == plain
+    assert found.value == min(plain.values())
+    winner = load(str(here / "s" / "best.yaml"))
+    assert winner.method["rule"]["lr"] == min(plain, key=lambda lr: plain[lr])
+    assert run(winner).metrics["eval/excess"] == found.value
+    trials = study(found).trials
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 4
+    assert all(sorted(t.intermediate_values) == list(range(1, 10)) for t in trials)
+    again = search(made, here / "s", resume=True)  # complete: nothing runs
+    assert again.trials == found.trials
+
+
+def experiment_of(here: Path, data: dict[str, Any]) -> Any:
+    path = here / "alone.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return load(str(path))
+
+
+def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None):
+    """Six trials: fine, diverging, failing, dying (twice: a process is replaced once), and two that lag behind."""
+    (here / "touchy.py").write_text(PLUGIN)
+    points = [(0.3, "step"), (1e9, "step"), (0.1, "raise"), (0.1, "exit"), (1e-6, "step"), (1e-5, "step")]
+    rules = [{"name": "touchy", "lr": lr, "does": does} for lr, does in points]
+    asked = {**EXCESS, "pruner": "asha", "reduction": 3, "concurrent": 1}
+    made = spec({"search": "grid", "values": rules}, plugins=[str(here / "touchy.py")], search=asked)
+    found = search(made, here / "s")
+    assert [t.status for t in found.trials] == ["finished", "diverged", "failed", "failed", "pruned", "pruned"]
+    assert found.best["method"]["rule"] == rules[0]
+    assert [t.rounds for t in found.trials[4:]] == [1, 1]
+    told = [t.reason for t in found.trials]
+    assert "diverged in round" in told[1]
+    assert "touched" in told[2]
+    assert "process died" in told[3]
+    trials = study(found).trials
+    assert [t.state.name for t in trials] == ["COMPLETE", "PRUNED", "FAIL", "FAIL", "PRUNED", "PRUNED"]
+    assert [len(t.intermediate_values) for t in trials] == [9, trials[1].last_step or 0, 0, 0, 1, 1]
+    assert not list((here / "s").glob("trials/*/state")), "clients' states are left"
+
+
+def test_several_objectives(here: Path, ray_here: None):
+    """More local steps, better values; bytes by the rounds: the front has the better of each."""
+    made = spec({"name": "sgd", "lr": 0.1}, search={"objectives": {"eval/excess": "min", "bytes": "min"}})
+    made["federation"]["rounds"] = {"search": "grid", "values": [2, 12]}
+    made["federation"]["local"]["steps"] = {"search": "grid", "values": [1, 5]}
+    found = search(made, here / "s")
+    assert [t.status for t in found.trials] == ["finished"] * 4
+    front = {tuple(t.params.values()) for t in found.front}
+    assert front == {(2, 5), (12, 5)}
+    assert found.best["federation"]["rounds"] == 12
+    sent = {t.params["federation.rounds"]: t.values[1] for t in found.trials}
+    assert sent == {rounds: rounds * 4 * 2 * 4 * 4 for rounds in (2, 12)}  # 4 clients, down and up, 4 floats of 4 bytes
+    assert {p.name for p in (here / "s" / "front").iterdir()} == {f"{t.number:04d}.yaml" for t in found.front}
+    assert all(load(str(p)).federation.local.steps == 5 for p in (here / "s" / "front").iterdir())
+
+
+def test_an_objective_that_is_not_there_stops_the_search(here: Path, ray_here: None):
+    made = spec({"name": "sgd", "lr": GRID}, search={"objectives": {"eval/exces": "min"}, "concurrent": 1})
+    with pytest.raises(ConfigError, match=r"no round has eval/exces; did you mean eval/excess\?"):
+        search(made, here / "s")
+    assert len(list((here / "s" / "trials").iterdir())) == 1
+
+
+def test_where_no_trial_finishes(here: Path, ray_here: None):
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": [1e9, 1e10]}}, search=EXCESS)
+    with pytest.raises(FedFleetError, match="none of 2 trials finished; trial 0: diverged in round"):
+        search(made, here / "s")
+
+
+def test_another_search_is_not_gone_on_with(here: Path, ray_here: None):
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.1]}}, search=EXCESS)
+    search(made, here / "s")
+    with pytest.raises(ConfigError, match="already holds a search"):
+        search(made, here / "s")
+    other = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "last": 2})
+    with pytest.raises(ConfigError, match=r"differs in method, search\.last"):
+        search(other, here / "s", resume=True)
+
+
+# --- MLflow -----------------------------------------------------------------------------------------------------------
+def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
+    """Eight trials in eight processes at the same time, every round of each in one SQLite file, nested, and no
+    complaint of a lock."""
+    from mlflow import MlflowClient
+
+    lrs = [0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005]
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": lrs}}, 40, search={**EXCESS, "concurrent": 8})
+    made["engine"]["cpus"] = 0.25
+    made["tracking"] = {"uri": f"sqlite:///{here / 'mlflow.db'}"}
+    found = search(made, here / "s")
+    assert [t.status for t in found.trials] == ["finished"] * 8
+    client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("default").experiment_id])
+    (parent,) = [r for r in runs if r.data.tags.get("kind") == "search"]
+    nested = sorted((r for r in runs if r is not parent), key=lambda r: int(r.data.tags["fedfleet.trial"]))
+    assert [r.data.params["method.rule.lr"] for r in nested] == [str(lr) for lr in lrs]
+    assert {r.data.tags["mlflow.parentRunId"] for r in nested} == {parent.info.run_id}
+    assert {r.info.status for r in runs} == {"FINISHED"}
+    for trial, nest in zip(found.trials, nested, strict=True):
+        history = client.get_metric_history(nest.info.run_id, "eval/excess")
+        assert sorted(m.step for m in history) == list(range(1, 41))
+        assert nest.data.metrics["eval/excess"] == trial.values[0]
+        told = {"method": "fedavg", "workload": "quadratic", "seed": "0", "status": "finished"}
+        assert told.items() <= nest.data.tags.items()
+        assert "rounds.parquet" in {item.path for item in client.list_artifacts(nest.info.run_id)}
+    assert "best.yaml" in {item.path for item in client.list_artifacts(parent.info.run_id)}
+
+
+# --- processors -------------------------------------------------------------------------------------------------------
+TWO_CORES = """
+import json, os, sys
+import ray
+from fedfleet.tune.search import search
+
+os.environ["RAY_worker_niceness"] = "0"  # as the command has it; Ray's 15 starves beside anything else
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
+"""
+
+
+def test_hosts_of_trials_cannot_wait_for_each_other(here: Path):
+    """Two processors, four trials wanted at once, each with two hosts of one processor: were hosts not part of what a
+    trial holds, two trials would have one host each and wait for ever."""
+    asked = {**EXCESS, "hosts": 2, "concurrent": 4}
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.3, 0.1]}}, 3, search=asked)
+    command = [sys.executable, "-c", TWO_CORES, json.dumps(made)]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["finished"] == 2
+    alone = run(experiment_of(here, spec({"name": "sgd", "lr": 0.3}, 3))).metrics["eval/excess"]
+    assert alone in summary["front"][0]["values"] or summary["best"]["params"] != {"method.rule.lr": 0.3}
+
+
+def test_a_trial_that_could_never_be_placed(here: Path, ray_here: None):
+    made = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "hosts": 50})
+    with pytest.raises(ConfigError, match=r"search\.hosts: a trial does not fit: .*50 x 1"):
+        search(made, here / "s")
