@@ -1,0 +1,128 @@
+"""Searches that are killed or asked to stop, and gone on with, as a user's shell does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from fedfleet.tune.search import search
+
+from .commands import COMMAND, until
+from .test_search import EXCESS, spec
+
+ROUNDS = 1500
+"""Of a trial: seconds, so that a signal comes in the middle of one."""
+
+
+def ended(folder: Path) -> list[int]:
+    """Trials whose run is complete."""
+    return sorted(int(path.parent.name) for path in folder.glob("trials/*/result.json"))
+
+
+def under_way(folder: Path) -> list[int]:
+    """Trials that have logged a hundred rounds and not their end."""
+    logs = [path for path in folder.glob("trials/*/run.log") if path.read_text().count("\n") > 100]
+    return sorted(set(int(path.parent.name) for path in logs) - set(ended(folder)))
+
+
+def written(here: Path, **asked: Any) -> Path:
+    made = spec(
+        {"name": "sgd", "lr": {"search": "loguniform", "low": 1e-5, "high": 1e-1}},
+        ROUNDS,
+        evaluate={"every": 100},
+        tracking={"uri": f"sqlite:///{here / 'mlflow.db'}"},
+        search={**EXCESS, "trials": 4, **asked},
+    )
+    path = here / "mine.yaml"
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def trials(folder: Path) -> list[Any]:
+    import optuna
+
+    name = json.loads((folder / "search.json").read_text())["study"]
+    return optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'search.db'}").trials
+
+
+def stopped(here: Path, number: int) -> subprocess.Popen[str]:
+    """A search that got a signal when one trial had ended and another was under way."""
+    command = [*COMMAND, "search", "mine.yaml", "--out", "s"]
+    process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        folder = here / "s"
+        until(lambda: ended(folder) and under_way(folder), "one trial's end and another's rounds", 300)
+        process.send_signal(number)
+        process.wait(120)
+        return process
+    finally:
+        process.kill()
+
+
+def seen(folder: Path) -> dict[int, tuple[Any, ...]]:
+    """What Optuna has of each trial."""
+    return {t.number: (t.state.name, t.params, t.values, t.intermediate_values) for t in trials(folder)}
+
+
+@pytest.mark.parametrize("asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}])
+def test_killed_and_gone_on_with_is_the_same_search(
+    here: Path, ray_here: None, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The same trials with the same values, to the bit, as one that nobody disturbed; those that had ended are not run
+    again; every round is in MLflow once."""
+    path = written(here, **asked)
+    process = stopped(here, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    done = ended(here / "s")
+    before = {number: (here / "s" / "trials" / f"{number:04d}" / "result.json").read_text() for number in done}
+    data = yaml.safe_load(path.read_text())
+    found = search(data, here / "s", resume=True)
+    assert [t.status for t in found.trials] == ["finished"] * 4
+    undisturbed = search({**data, "tracking": {"uri": "none"}}, here / "t")
+    assert seen(here / "s") == seen(here / "t")
+    assert found.best["method"] == undisturbed.best["method"]
+    for number, text in before.items():
+        assert (here / "s" / "trials" / f"{number:04d}" / "result.json").read_text() == text, "it was run again"
+    check_mlflow(here)
+
+
+def check_mlflow(here: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("default").experiment_id])
+    nested = [run for run in runs if "fedfleet.trial" in run.data.tags]
+    assert len(runs) == 5
+    assert sorted(run.data.tags["fedfleet.trial"] for run in nested) == ["0", "1", "2", "3"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for run in nested:
+        steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss", max_results=5000)]
+        assert sorted(steps) == list(range(1, ROUNDS + 1))
+
+
+def test_asked_to_stop(here: Path):
+    """Ctrl-C: one sentence with the way on, status 130, no process left."""
+    written(here, concurrent=1, trials=50)
+    process = stopped(here, signal.SIGINT)
+    output = process.stderr.read() if process.stderr else ""
+    assert process.returncode == 130, output
+    assert "trials have ended; to go on: fedfleet search --resume" in output.splitlines()[-1]
+    assert "Traceback" not in output
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(here) in " ".join(p.info["cmdline"] or [])]
+    assert not left
+    assert [t.state.name for t in trials(here / "s")][-1] == "RUNNING"
+    assert os.path.isdir(here / "s" / "trials")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
