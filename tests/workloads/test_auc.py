@@ -205,6 +205,21 @@ def test_by_name():
         Tables().build("WORKLOADS", {"name": "auc", "of": "saddle"}, "workload")
 
 
+@pytest.mark.parametrize("name", ["sentiment140", "yelp", "sst2"])
+def test_the_papers_sets(name, data_root):
+    """Each client has its ratio, to the rounding down of a count, one row of 120 and more; pi is the pooled one, as the
+    numbers of negatives are nearly equal: within 5 %, which is sqrt(1 / 400)."""
+    rare = {"name": "positive_ratio", "ratios": list(RATIOS)}
+    text = {"name": name, "data_root": data_root, "model": {"name": "rnn", "hidden": 4, "layers": 1}, "partition": rare}
+    workload = Tables().build("WORKLOADS", {"name": "auc", "of": text}, "workload")
+    split = workload.split(0, 8)
+    own, pooled = priors(split.train["label"] == 1, split.parts)
+    assert split.parts.sizes.min() > 120
+    np.testing.assert_allclose(own, RATIOS, atol=1 / 120)
+    assert pooled == split.test["prior"][0] == pytest.approx(0.13039, rel=0.05)
+    assert 0.3 < (split.test["label"] == 1).mean() < 0.9, "the test set is as it was"
+
+
 # --- the report -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "logit"])
 def test_report(score):
