@@ -264,3 +264,35 @@ def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
         assert note in (tmp_path / "out/report.html").read_text()
         assert note.replace("[", r"\[").replace("]", r"\]") in (tmp_path / "out/report.md").read_text()
     assert all(run.data.tags["reduced"] == "; ".join(notes) for run in children(tmp_path, "out"))
+
+
+def test_ranges_are_searched(tmp_path: Path, ray_here: None):
+    """A method with a range takes what a search finds; the search is not done again."""
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    file = written(
+        tmp_path,
+        methods={"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}},
+        axes={},
+        tune={"each": "level", "trials": 3, "rounds": 2},
+    )
+    done = invoke("study", file, "--out", str(tmp_path / "out"), "--jobs", "2")
+    assert done.exit_code == 0, done.output
+    folder = Folder(tmp_path / "out")
+    (result,) = [json.loads(path.read_text()) for path in folder.path.glob("searches/*/result.json")]
+    assert result["trials"] == 3
+    found = folder.cells()
+    assert [cell.settings for cell in found] == [result["best"]["params"]] * 2
+    for cell in found:
+        config = yaml.safe_load((folder.of(cell) / "config.yaml").read_text())
+        assert config["method"]["rule"]["lr"] == result["best"]["params"]["method.rule.lr"]
+    before = {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")}
+    assert invoke("study", file, "--out", str(tmp_path / "out")).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")} == before
+
+
+def test_a_range_needs_something_that_decides(tmp_path: Path):
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
+    done = invoke("study", written(tmp_path, methods=methods), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "methods.FedAvg holds a range; say tune.each" in done.output

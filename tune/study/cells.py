@@ -18,7 +18,7 @@ from ...engine.compare import FREE, flat
 from ...engine.errors import ConfigError, nearest
 from ...engine.parts import find_plugin
 from ..files import override
-from .grids import points
+from .grids import has_ranges, points
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
 IDLE = ("name", "tracking.", "checkpoint.", "engine.keep_state", "engine.on_failure", "engine.store", "plugins")
@@ -106,12 +106,20 @@ def text(key: str, value: Any) -> str:
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
-def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> list[Cell]:
-    """A cell for each point of the method's grids, at one level and seed."""
+def planned(study: Study, method: str, overrides: Callable[[str], list[str]], seed: int) -> dict[str, Any]:
+    """The experiment of one method, level and seed, with its grids and ranges."""
     data = deepcopy({**study.experiment, "method": study.methods[method]})
     data = reduce(override(data, overrides(method)), study)
     data.update(seed=seed, plugins=list(study.plugins), tracking={"uri": "none"})
     data["engine"] = {**data.get("engine", {}), "backend": "local"}
+    return data
+
+
+def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> list[Cell]:
+    """A cell for each point of the method's grids; one, undecided, where it has ranges (see `ranges`)."""
+    data = planned(study, method, overrides, seed)
+    if has_ranges(data):
+        return [made(method, place, seed, {}, data)]
     return [made(method, place, seed, settings, point) for settings, point in points(data)]
 
 
@@ -136,10 +144,12 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
 
 def shorter(cell: Cell, rounds: int | None) -> Cell:
     """The same for a trial's number of rounds."""
-    if rounds is None:
-        return cell
-    data = {**cell.data, "federation": {**cell.data["federation"], "rounds": rounds}}
-    return cell._replace(data=data, key=digest(data))
+    data = shorten(cell.data, rounds)
+    return cell if rounds is None else cell._replace(data=data, key=digest(data))
+
+
+def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
+    return data if rounds is None else {**data, "federation": {**data["federation"], "rounds": rounds}}
 
 
 def digest(data: dict[str, Any]) -> str:

@@ -81,8 +81,17 @@ class Folder:
 
     def cells(self) -> list[Cell]:
         """The study's runs with the settings that tuning chose."""
+        from .ranges import settled
+
         study = self.study
-        return cells(study, lambda cell: self.score(cell, study))
+        return [settled(cell, study, self) for cell in cells(study, lambda cell: self.score(cell, study))]
+
+    def search_of(self, key: str) -> Path:
+        return self.path / "searches" / key
+
+    def searched(self, key: str) -> dict[str, Any] | None:
+        """The best values by dotted key, of a search that is over."""
+        return read_json(self.search_of(key) / "result.json").get("best", {}).get("params")
 
     def score(self, cell: Cell, study: Study) -> float:
         value = self.final(cell, study.report.metric, study.tune.last)

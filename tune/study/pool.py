@@ -17,6 +17,9 @@ from .worker import INTERRUPTED, Task, failure, work
 TICK = 0.2
 """Seconds between looks at whether to stop."""
 
+CELLS = 8
+"""That one process runs: its memory grows from cell to cell, and a fresh one costs a fork and loading the data."""
+
 GRACE = 30.0
 """Seconds that workers have to checkpoint when the study is stopped."""
 
@@ -38,9 +41,11 @@ class Worker:
         self.process.start()
         theirs.close()
         self.cell: Cell | None = None
+        self.given = 0
 
     def give(self, cell: Cell, folder: Folder, keep_model: bool) -> None:
         self.cell = cell
+        self.given += 1
         self.pipe.send(Task(str(folder.of(cell)), cell.data, keep_model))
 
     def close(self) -> None:
@@ -104,8 +109,16 @@ class Pool:
             if what == "round":
                 yield Event(worker.cell, "round", int(value))
             else:
-                cell, worker.cell = worker.cell, None
-                yield Event(cell, value)
+                yield Event(self._free(worker), value)
+
+    def _free(self, worker: Worker) -> Cell:
+        """The cell that it is done with."""
+        assert worker.cell is not None
+        cell, worker.cell = worker.cell, None
+        if worker.given >= CELLS:
+            self.workers.remove(worker)
+            worker.close()
+        return cell
 
     def _dead(self, worker: Worker) -> Event:
         assert worker.cell is not None

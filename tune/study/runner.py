@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ from ...engine.launch import prepare, stopping
 from ..report.page import write_report
 from .cells import Cell, grid, levels, trials
 from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, alone
+from .grids import has_ranges
 from .pool import Pool
 from .progress import Progress
+from .ranges import check_ranges, run_searches, searches
 from .spec import Study
 from .track import Tracker
 
@@ -46,6 +49,8 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
         try:
             wave(pool, progress, "trial", trials(study))
             if not stop():
+                searched(study, folder, jobs, pool)
+            if not stop():
                 wave(pool, progress, "cell", folder.cells(), tracker)
             if stop():
                 raise Interrupted(stop(), f"; to go on: give the same command again, {folder.path} has what is done")
@@ -64,9 +69,11 @@ def check(study: Study) -> None:
         for method in study.methods:
             offered = grid(study, method, place, overrides, study.seeds[0])
             for cell in (offered[0], offered[-1]):
-                resolve(cell)
-        first = grid(study, next(iter(study.methods)), place, overrides, study.seeds[0])[0]
-        prepare(experiment(first.data), "check", Path("."))
+                if not has_ranges(cell.data):
+                    resolve(cell)
+            if method == next(iter(study.methods)) and not has_ranges(offered[0].data):
+                prepare(experiment(offered[0].data), "check", Path("."))
+    check_ranges(study)
 
 
 def resolve(cell: Cell) -> None:
@@ -101,6 +108,13 @@ def wave(pool: Pool, progress: Progress, what: str, planned: list[Cell], tracker
                 tracker.add(event.cell)
     finally:
         progress.end()
+
+
+def searched(study: Study, folder: Folder, jobs: int, pool: Pool) -> None:
+    if searches(study):
+        pool.close()  # their processors are the searches' now
+    for failed in run_searches(study, folder, jobs):
+        print(f"search failed: {failed}", file=sys.stderr)
 
 
 def outcome(folder: Folder) -> Outcome:

@@ -1,0 +1,81 @@
+"""Methods with ranges, {search: loguniform, …}, and not grids alone: one `fedfleet search` for each choice to be made.
+
+What decides is one run's setting: the cell's own, its level's first seed, or the study's first level and seed, as
+`tune.each` says; a search tries settings one after the other, and does not take means over seeds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...engine.errors import ConfigError, FedFleetError, Interrupted
+from .cells import Cell, digest, levels, planned, shorten
+from .folder import Folder
+from .grids import has_ranges
+from .spec import Study
+
+
+def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tuple[str, dict[str, Any]]:
+    """(key, experiment with its ranges and a section `search`) of what decides for a cell."""
+    all_levels = levels(study)
+    overrides = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
+    seeds = study.tune.seeds or study.seeds
+    own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
+    data = shorten(planned(study, method, overrides, own), study.tune.rounds)
+    data["search"] = {
+        "objectives": {study.report.metric: study.report.best},
+        "last": study.tune.last,
+        "trials": study.tune.trials,
+    }
+    return digest(data), {**data, "name": f"{study.name}, {method}"}
+
+
+def searches(study: Study) -> dict[str, dict[str, Any]]:
+    """All that have to be run, by key. Raises ConfigError where a range has nothing to decide it."""
+    found = {}
+    for method in study.methods:
+        for place, overrides in levels(study):
+            if not has_ranges(planned(study, method, overrides, study.seeds[0])):
+                continue
+            if study.tune.each == "none":
+                raise ConfigError(f"methods.{method} holds a range; say tune.each, or give a grid or a number")
+            found.update(wanted(study, method, place, seed) for seed in study.seeds)
+    return found
+
+
+def check_ranges(study: Study) -> None:
+    from ..search.plan import plan
+
+    for data in searches(study).values():
+        plan(data)
+
+
+def run_searches(study: Study, folder: Folder, jobs: int) -> list[str]:
+    """Those that are not done yet; sentences on what failed."""
+    from ..search import search
+
+    failed = []
+    for key, data in searches(study).items():
+        if folder.searched(key) is not None:
+            continue
+        settings = {**data["search"], "concurrent": jobs}
+        try:
+            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=True)
+        except (ConfigError, Interrupted):
+            raise
+        except FedFleetError as error:
+            failed.append(f"{data['name']}: {error}")
+    return failed
+
+
+def settled(cell: Cell, study: Study, folder: Folder) -> Cell:
+    """A cell with the values that its search found in the place of its ranges; as it is where there are none."""
+    from ..search.space import decided
+
+    if not has_ranges(cell.data):
+        return cell
+    values = folder.searched(wanted(study, cell.method, cell.place, cell.seed)[0])
+    if values is None:
+        return cell
+    data = decided(cell.data, values)
+    return cell._replace(data=data, settings=values, key=digest(data))
