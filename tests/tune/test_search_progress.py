@@ -1,0 +1,68 @@
+"""What a search shows: a line for each trial, or a live line on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from fedfleet.tune.search.ledger import Trial
+from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.progress import Progress
+
+DATA = {
+    "workload": "quadratic",
+    "method": {"name": "fedprox", "mu": {"search": "uniform", "low": 0, "high": 1}},
+    "federation": {"rounds": 10},
+    "search": {"trials": 3},
+}
+
+
+def told() -> Progress:
+    """Two trials, one of which ends well."""
+    asked = plan(DATA)
+    shown = Progress(asked)
+    shown.begins([])
+    for number in (0, 1):
+        shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))
+    shown.trial_rounds(0, [{"round": 10}])
+    shown.trial_rounds(1, [{"round": 5}])
+    shown.trial_ends(Trial(0, "finished", {"method.mu": 0.5}, (0.8765,), 10))
+    shown.trial_ends(Trial(1, "failed", {"method.mu": 0.25}, (), 5, "it broke"))
+    shown.ends("FINISHED")
+    return shown
+
+
+def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
+    told()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("trial 0: eval/accuracy 87.6 %, 10 rounds, method.mu 0.5; 1 of 3 done, 1 running, 1 left")
+    assert "best 87.6 % (trial 0), about " in first
+    assert second.startswith("trial 1: failed: it broke, 5 rounds, method.mu 0.25; 2 of 3 done, 0 running, 1 left")
+
+
+def test_on_a_terminal():
+    """The same in a process whose standard error is a terminal: one live line, redrawn."""
+    leader, follower = pty.openpty()
+    code = "from tests.tune.test_search_progress import told; told()"
+    done = subprocess.Popen([sys.executable, "-c", code], stderr=follower, env={**os.environ, "TERM": "xterm"})
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(leader)
+    assert done.wait(60) == 0
+    text = shown.decode()
+    assert "\x1b[" in text, "nothing was redrawn"
+    assert "trial 0: eval/accuracy 87.6 %" in text
+    assert "2/3" in text
+    assert "best 87.6 % (trial 0)" in text
