@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedfleet.workloads import counted, noise
+from fedfleet.workloads.noisy import Noisy
 from fedfleet.workloads.saddle import Saddle
 
 TOLERANCE = 1e-10
@@ -90,6 +92,19 @@ def test_copies_are_flat_directions():
     moved = {name: value + shift for name, value in p.items()}
     for name, value in workload.report(p, batch(split.test)).items():
         torch.testing.assert_close(value, workload.report(moved, batch(split.test))[name], rtol=1e-9, atol=1e-9)
+
+
+def test_noise_on_both_groups():
+    """Another workload's: the gradient differs by `scale` times one draw, the value not at all; the dual's too."""
+    plain = Saddle(dim=4)
+    noisy = Noisy(plain, "pareto", 1.3, 0.5)
+    rows = {**batch(plain.split(0, 3).train, slice(0, 1)), "key": torch.tensor(7)}
+    p = at(plain, 0)
+    quiet, loud = descent(plain, p, rows), descent(noisy, p, rows)
+    xi = noise.draw("pareto", 1.3, counted.key(rows["key"], "gradient noise"), 8).view(2, 1, 4)
+    for name, drawn in zip(("primal.x", "dual.y"), xi, strict=True):
+        torch.testing.assert_close(loud[name] - quiet[name], 0.5 * drawn, rtol=1e-9, atol=1e-9)
+    assert torch.equal(noisy.losses(p, rows), plain.losses(p, rows))
 
 
 @pytest.mark.parametrize(("settings", "said"), [({"condition": 0.5}, "1 <= condition"), ({"copies": 0}, "1 <= copies")])
