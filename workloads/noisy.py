@@ -12,7 +12,6 @@ once, and methods that ask twice in a step see the same xi. Reports and test lab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -21,14 +20,14 @@ import torch
 from torch import Tensor
 
 from . import counted, noise
-from .base import Batch, Columns, Params, Parts, Split, Workload
+from .base import Batch, Params, Parts, Split
+from .wrapped import Wrapped, unseen
 
 
 @dataclass(frozen=True)
-class Noisy(Workload):
+class Noisy(Wrapped):
     """`of`: the workload; `tail`: see `noise`, whether the noise has a mean (1) or a variance (2) depends on it."""
 
-    of: Workload
     law: noise.Law = "gaussian"
     tail: float = 1.5
     scale: float = 0.0
@@ -42,9 +41,6 @@ class Noisy(Workload):
                 raise ValueError(f"0 <= {name} < infinity must hold, got {name}={getattr(self, name)}")
         if not 0 <= self.flips <= 1:
             raise ValueError(f"0 <= flips <= 1 must hold, got flips={self.flips}")
-
-    def check(self) -> None:
-        self.of.check()
 
     def split(self, seed: int, clients: int) -> Split:
         """With a column `noise` where `features` is above 0: the deviation of the row's client."""
@@ -61,9 +57,6 @@ class Noisy(Workload):
             train["noise"] = levels(split.parts, len(train["input"]), self.features)
         return split._replace(train=train)
 
-    def init(self, seed: int) -> dict[str, Tensor]:
-        return self.of.init(seed)
-
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = self.of.losses(p, batch if "noise" not in batch else {**batch, "input": noisier(batch)})
         if not self.scale:
@@ -72,31 +65,8 @@ class Noisy(Workload):
         sizes = [value.numel() for value in own]
         xi = noise.draw(self.law, self.tail, counted.key(batch["key"], "gradient noise"), sum(sizes))
         parts = torch.split(xi.to(losses.dtype), sizes)
-        term = sum((part * value.reshape(-1)).sum() for part, value in zip(parts, own, strict=True))
-        # Its value is taken away again: a loss that is reported stays the workload's.
-        return losses + self.scale * (term - _constant(term))
-
-    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        return self.of.report(p, batch)
-
-    @property
-    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.buffers
-
-    @property
-    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.whole
-
-    @property
-    def lower(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.of.lower
-
-    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        return self.of.summary(means, columns)
-
-
-def _constant(term: Tensor | int) -> Tensor | int:
-    return term.detach() if isinstance(term, Tensor) else term
+        terms = [(part * value.reshape(-1)).sum() for part, value in zip(parts, own, strict=True)]
+        return losses + unseen(self.scale * torch.stack(terms).sum())
 
 
 def levels(parts: Parts, rows: int, most: float) -> np.ndarray:

@@ -38,6 +38,7 @@ WORKLOADS = {
     "linear": Part(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
     "logistic": Part(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),
     "noisy": Part(_HERE + "noisy:Noisy", "another workload (of) with gradient noise by law, or labels flipped"),
+    "regularised": Part(_HERE + "regularised:Regularised", "another workload (of) with coupled weight decay"),
     "auc": Part(_HERE + "auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"),
     "robust": Part(_HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload"),
     "saddle": Part(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL by copies"),

@@ -1,0 +1,50 @@
+"""A workload around another one: everything is the inner one's but for what a subclass says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .base import Batch, Columns, Params, Split, Workload
+
+
+@dataclass(frozen=True)
+class Wrapped(Workload):
+    of: Workload
+
+    def check(self) -> None:
+        self.of.check()
+
+    def split(self, seed: int, clients: int) -> Split:
+        return self.of.split(seed, clients)
+
+    def init(self, seed: int) -> dict[str, Tensor]:
+        return self.of.init(seed)
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return self.of.losses(p, batch)
+
+    def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
+        return self.of.report(p, batch)
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.buffers
+
+    @property
+    def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.whole
+
+    @property
+    def lower(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.lower
+
+    def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
+        return self.of.summary(means, columns)
+
+
+def unseen(term: Tensor) -> Tensor:
+    """0, with the gradient of the term: what is added to a loss need not be seen in its value."""
+    return term - term.detach()
