@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from .board import Board, nameless
 from .cohort import MOST
@@ -43,6 +44,15 @@ class Seat(NamedTuple):
     stack: int
 
 
+def here() -> Any:
+    """On this node, for store and board are its own: in the placement group that the driver is in, whose bundles are
+    its hosts' processors (a trial of a search), else anywhere on the node."""
+    group = get_current_placement_group()
+    if group is not None:
+        return PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
 class RayFleet:
     """check: called while waiting; may raise to stop. tell: is told what a log should have."""
 
@@ -55,9 +65,7 @@ class RayFleet:
         self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
         self.board = Board.make(*board_sizes(job))
         engine = job.experiment.engine
-        # Store and board are this node's, so are their readers.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here}
+        options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here()}
         self.actor: Any = ray.remote(**options)(HostProcess)
         self.made, self.deaths = 0, 0
         self.seats = [self._seat() for _ in range(engine.count_hosts())]

@@ -18,7 +18,7 @@ from fedfleet.tune.search import search
 from .commands import COMMAND, until
 from .test_search import EXCESS, spec
 
-ROUNDS = 1500
+ROUNDS = 400
 """Of a trial: seconds, so that a signal comes in the middle of one."""
 
 
@@ -28,8 +28,8 @@ def ended(folder: Path) -> list[int]:
 
 
 def under_way(folder: Path) -> list[int]:
-    """Trials that have logged a hundred rounds and not their end."""
-    logs = [path for path in folder.glob("trials/*/run.log") if path.read_text().count("\n") > 100]
+    """Trials that have logged thirty rounds and not their end."""
+    logs = [path for path in folder.glob("trials/*/run.log") if path.read_text().count("\n") > 30]
     return sorted(set(int(path.parent.name) for path in logs) - set(ended(folder)))
 
 
@@ -37,7 +37,7 @@ def written(here: Path, **asked: Any) -> Path:
     made = spec(
         {"name": "sgd", "lr": {"search": "loguniform", "low": 1e-5, "high": 1e-1}},
         ROUNDS,
-        evaluate={"every": 100},
+        evaluate={"every": 20},
         tracking={"uri": f"sqlite:///{here / 'mlflow.db'}"},
         search={**EXCESS, "trials": 4, **asked},
     )

@@ -112,7 +112,7 @@ def tuner(
     conductor: Conductor, limit: int, bundles: list[dict[str, float]], scratch: str, stop: Callable[[], bool]
 ) -> tune.Tuner:
     return tune.Tuner(
-        tune.with_resources(play, tune.PlacementGroupFactory(bundles)),
+        tune.with_resources(play, tune.PlacementGroupFactory(bundles, strategy="STRICT_PACK")),
         tune_config=tune.TuneConfig(
             search_alg=Proposer(conductor, limit),
             scheduler=Judge(conductor),
@@ -133,7 +133,8 @@ def tuner(
 
 def held(sample: Experiment, hosts: int) -> list[dict[str, float]]:
     """What a trial holds from its beginning to its end. Hosts are bundles of its own placement group beside an empty
-    one for the trial itself: it starts only where all fit, so trials cannot wait for each other's hosts."""
+    one for the trial itself, all on one node: it starts only where all fit, so trials cannot wait for each other's
+    hosts."""
     one = {"CPU": sample.engine.cpus, **({"GPU": sample.engine.gpus} if sample.engine.gpus else {})}
     return [{}, *[one] * hosts] if hosts else [one]
 
