@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ from .base import Columns, Model, Partition
 from .cache import cached
 from .published import Published
 from .roots import Found, Layout, damaged, locate
+
+CHUNK = 2000
+"""Encoded pictures in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +80,26 @@ def parquet(path: Path) -> Any:
         raise damaged(path, error) from error
 
 
+def batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
+    """Some columns of a Parquet file as Arrow record batches of so many rows."""
+    import pyarrow as pa
+
+    file = parquet(path)
+    if set(columns) - set(file.schema_arrow.names):
+        raise ValueError(f"{path} must have the columns {list(columns)}, got {file.schema_arrow.names}")
+    try:
+        yield from file.iter_batches(rows, columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+
+
 def table(paths: Sequence[Path], columns: Sequence[str]) -> dict[str, list[Any] | np.ndarray]:
     """Some columns of Parquet files, one after the other: numbers as arrays, anything else as lists."""
     import pyarrow as pa
 
-    parts = []
-    for path in paths:
-        file = parquet(path)
-        lacking = set(columns) - set(file.schema_arrow.names)
-        if lacking:
-            raise ValueError(f"{path} must have the columns {list(columns)}, got {file.schema_arrow.names}")
-        try:
-            parts.append(file.read(columns=list(columns)))
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(path, error) from error
+    parts = [pa.Table.from_batches([batch]) for path in paths for batch in batches(path, columns, 1 << 16)]
+    if not parts:
+        raise ValueError(f"{paths[0]} must have rows, got none; fetch it again")
     whole = pa.concat_tables(parts, promote_options="permissive")
     return {name: plain(whole[name].combine_chunks()) for name in columns}
 
@@ -102,12 +111,12 @@ def plain(column: Any) -> list[Any] | np.ndarray:
     return np.asarray(column.to_numpy(zero_copy_only=False)) if numbers else column.to_pylist()
 
 
-def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object) -> np.ndarray:
-    """(n, 3, height, width) bytes from encoded pictures of that size: WebP, PNG, JPEG."""
+def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, first: int = 0) -> np.ndarray:
+    """(n, 3, height, width) bytes from encoded pictures of that size: WebP, PNG, JPEG; `first`: the first one's row."""
     out = np.empty((len(encoded), *shape), dtype=np.uint8)
 
     def one(row: int) -> None:
-        out[row] = picture(encoded[row], shape, f"picture {row} of {where}")
+        out[row] = picture(encoded[row], shape, f"picture {first + row} of {where}")
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         for _ in threads.map(one, range(len(encoded)), chunksize=64):
@@ -131,8 +140,17 @@ def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
 
 
 def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:
-    """Parquet files with columns `image` (encoded) and `label`."""
-    columns = table(paths, ("image", "label"))
-    images = [image["bytes"] if isinstance(image, dict) else image for image in columns["image"]]
-    label = np.asarray(columns["label"]).astype(np.int64)
-    return {"input": pictures(images, shape, f"{paths[0].parent}/{paths[0].name}"), "label": label}
+    """Parquet files with columns `image` (encoded) and `label`; decoded as they are read, so that the encoded ones are
+    never in memory all at once."""
+    inputs, labels = [np.empty((0, *shape), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
+    for path in paths:
+        row = 0
+        for batch in batches(path, ("image", "label"), CHUNK):
+            cells = [image["bytes"] if isinstance(image, dict) else image for image in batch["image"].to_pylist()]
+            label = plain(batch["label"])
+            if not isinstance(label, np.ndarray) or label.dtype.kind not in "iu":
+                raise ValueError(f"{path} must have whole numbers in label, got others or empty cells")
+            inputs.append(pictures(cells, shape, path, row))
+            labels.append(label.astype(np.int64))
+            row += len(cells)
+    return {"input": np.concatenate(inputs), "label": np.concatenate(labels)}

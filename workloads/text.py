@@ -140,9 +140,9 @@ class Text(Tokens):
         return tuple(columns_of(rows, numbered(rows.texts, known, self.length)) for rows in (train, test))  # pyright: ignore[reportReturnType] two of them
 
     def check_files(self) -> None:
-        super().check_files()
         if self.glove is not None and not Path(self.glove).expanduser().is_file():
             raise ValueError(f"glove must be a file of word vectors, got no file {self.glove}")
+        super().check_files()
 
     def known(self) -> dict[str, int]:
         return vocabulary_of(self.rows_checked(self.found())[0].texts, self.vocabulary)

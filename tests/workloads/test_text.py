@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from pyarrow import parquet
 from torch.func import vmap
 
+from fedfleet.engine.config import experiment
+from fedfleet.engine.launch import run
 from fedfleet.workloads import counted
 from fedfleet.workloads.augment import crop, flip
 from fedfleet.workloads.models import Logistic
@@ -100,6 +103,71 @@ def test_glove_fills_the_rows_of_known_words(tmp_path):
     (tmp_path / "glove.txt").write_text("film 1 2\n")
     with pytest.raises(ValueError, match="vectors of 2 numbers, where embedding=3"):
         filled.init(0)
+
+
+@pytest.fixture
+def worded(tmp_path) -> ParquetText:
+    """Six words, of which a file has vectors for two."""
+    texts = pa.table({"text": ["good good film", "bad film"] * 8, "label": [1, 0] * 8})
+    (tmp_path / "texts").mkdir()
+    for part in ("train", "test"):
+        parquet.write_table(texts, tmp_path / "texts" / f"{part}.parquet")
+    (tmp_path / "glove.txt").write_text("film 1 2 3\ngood 4 5 6\n")
+    sizes = {"vocabulary": 6, "length": 3, "embedding": 3}
+    root, glove = str(tmp_path), str(tmp_path / "glove.txt")
+    return ParquetText(Rnn(4), data_root=root, glove=glove, embeddings="frozen", **sizes)
+
+
+def test_frozen_vectors_are_the_files_and_no_part_of_the_model(worded, tmp_path):
+    """Words 2 and 3 are film and good; bad, padding and others have no vector."""
+    table = worded.network.module.embedding.table
+    assert table.tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0], [0, 0, 0]]
+    p = worded.init(0)
+    trained = replace(worded, embeddings="trained").init(0)
+    assert set(trained) - set(p) == {"embedding.weight"}
+    assert all(torch.equal(p[name], trained[name]) for name in p)
+    (cached,) = (tmp_path / "cache/vectors").iterdir()
+    (tmp_path / "glove.txt").touch()  # another time, another entry
+    assert torch.equal(replace(worded).network.module.embedding.table, table)
+    assert len(list((tmp_path / "cache/vectors").iterdir())) == 2
+    assert cached.is_file()
+
+
+def test_frozen_vectors_without_a_file_do_not_depend_on_the_seed(worded):
+    drawn = replace(worded, glove=None)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        tables = [replace(drawn).network.module.embedding.table for _ in range(2)]
+    assert torch.equal(*tables)
+    assert float(tables[0].std()) == pytest.approx(1, abs=0.5)  # 18 numbers
+    with pytest.raises(ValueError, match="embeddings must be trained or frozen"):
+        replace(drawn, embeddings="fixed")
+    with pytest.raises(ValueError, match="leave one of them out"):
+        replace(worded, stand_in=10).init(0)
+
+
+def test_frozen_vectors_on_ray_and_in_process(worded, ray_here):
+    """Hosts find the same vectors; what is sent has none."""
+    spec = {
+        "name": "parquet_text",
+        "model": {"name": "rnn", "hidden": 4},
+        **{name: getattr(worded, name) for name in ("data_root", "glove", "embeddings", "vocabulary", "length")},
+        "embedding": 3,
+    }
+    results = []
+    for engine in ({"backend": "local", "dtype": "float64"}, {"backend": "ray", "hosts": 2, "dtype": "float64"}):
+        data = {
+            "workload": spec,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {"clients": 3, "cohort": 2, "rounds": 2},
+            "engine": engine,
+            "tracking": {"uri": "none"},
+        }
+        results.append(run(experiment(data)))
+    assert results[0].model_sha256 == results[1].model_sha256
+    # Two layers of 4 cells on 3 and 4 inputs with two biases each, and 2 outputs; 8 bytes.
+    numbers = 4 * (3 + 4 + 2) + 4 * (4 + 4 + 2) + 2 * (4 + 1)
+    assert results[0].rows[0]["comm/bytes_up"] == 2 * 8 * numbers
 
 
 @pytest.mark.parametrize(

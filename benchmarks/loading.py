@@ -1,0 +1,81 @@
+"""What a set costs to load and to deal: from the files, with an empty cache, and again; each in a process of its own.
+
+FEDFLEET_DATA=… python benchmarks/loading.py [--set cifar10] [--clients 10000]
+
+Seconds begin when everything is imported, and are the clock's and the processor's: the latter are disturbed less by
+other work on the machine. Memory is the most that the process had resident, and that before it began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+PARTITIONS = ("iid", "dirichlet", "dirichlet_prior", "shards")
+
+
+def peak() -> float:
+    """MiB"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
+    """Of `split`: load and partition, as a run does before its first round."""
+    from fedfleet.engine.config import experiment
+    from fedfleet.engine.job import Job
+
+    job = Job.of(
+        "loading",
+        experiment(
+            {
+                "workload": {"name": name, "partition": partition},
+                "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+                "federation": {"clients": clients, "cohort": 1},
+            }
+        ),
+    )
+    job.workload.check()
+    before, began, processor = peak(), time.perf_counter(), time.process_time()
+    split = job.split()
+    return {
+        "partition": partition,
+        "seconds": round(time.perf_counter() - began, 2),
+        "processor": round(time.process_time() - processor, 2),
+        "mib": round(peak()),
+        "mib_before": round(before),
+        "rows": len(split.parts.rows),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", default="cifar10")
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--child", help="measure this partition here and print one JSON line")
+    asked = parser.parse_args()
+    if asked.child:
+        print(json.dumps(measure(asked.set, asked.child, asked.clients)))
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        for number, partition in enumerate((PARTITIONS[0], *PARTITIONS)):
+            command = [sys.executable, __file__, "--set", asked.set, "--clients", str(asked.clients)]
+            load = os.getloadavg()[0]
+            done = subprocess.run(
+                [*command, "--child", partition],
+                env={**os.environ, "FEDFLEET_CACHE": cache},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            print("from the files" if number == 0 else "again", f"load {load:.1f}", done.stdout.strip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

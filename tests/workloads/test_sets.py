@@ -1,0 +1,198 @@
+"""Every workload of the papers' studies by name: its size, a round on a stand-in, some rounds on the real files."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.launch import run
+from fedfleet.engine.parts import Parts, resolve, signature
+from fedfleet.tune.show import describe
+from fedfleet.workloads.table import WORKLOADS
+
+RNN = {"name": "rnn"}
+TINY = {"name": "rnn", "hidden": 6}
+WORDS = {"vocabulary": 300, "length": 9, "embedding": 5}
+FROZEN = {"embeddings": "frozen"}
+
+STUDIES: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
+    # name, arguments at full size, parameters, what is smaller in the round below
+    ("fashion_mnist", {"model": "lenet"}, 61_706, {}),
+    ("fashion_mnist", {"model": "cnn4"}, 390_880, {}),
+    ("svhn", {"model": "cnn4"}, 399_136, {}),
+    ("cifar10", {"model": "cnn10"}, 4_719_328, {}),
+    ("cifar100", {"model": "cnn10"}, 4_765_408, {}),
+    ("cifar10", {"model": {"name": "resnet18", "norm": "batch"}}, 11_173_962, {}),
+    ("cifar10", {"model": "resnet18"}, 11_173_962, {}),
+    ("cifar100", {"model": "resnet18"}, 11_220_132, {}),
+    # 200 classes for 10: 190 more outputs of 512 weights and a bias each.
+    ("tiny_imagenet", {"model": "resnet18"}, 11_173_962 + 190 * 513, {}),
+    ("cifar10", {"model": "vit"}, 9_523_722, {"model": {"name": "vit", "width": 16, "depth": 1}}),
+    ("cifar100", {"model": "vit"}, 9_523_722 + 90 * 513, {"model": {"name": "vit", "width": 16, "depth": 1}}),
+    ("femnist", {"model": "femnist_cnn"}, 1_206_590, {}),
+    ("shakespeare", {"model": "lstm"}, 1_093_199, {"model": {"name": "lstm", "hidden": 8}}),
+    ("sentiment140", {"model": RNN, **FROZEN}, 51_585_026, {"model": TINY, **WORDS}),
+    ("sst2", {"model": RNN, **FROZEN}, 51_585_026, {"model": TINY, **WORDS}),
+    ("yelp", {"model": RNN, **FROZEN}, 51_585_026, {"model": TINY, **WORDS}),
+    ("sst2", {"model": RNN}, 51_585_026 + 10_000 * 300, {"model": TINY, **WORDS}),
+    ("imdb", {"model": "rnn"}, 51_585_026 + 10_000 * 300, {"model": TINY, **WORDS}),
+    ("mnist", {"model": "lenet"}, 61_706, {}),
+]
+IDS = [f"{name}-{re.sub(r'[^a-z0-9]+', '-', str(arguments))}" for name, arguments, _, _ in STUDIES]
+AUC = [("sst2", {"model": TINY, **WORDS, **FROZEN}), ("yelp", {"model": TINY, **WORDS})]
+
+
+def plan(workload: dict[str, Any], rounds: int = 1, **more: Any) -> Experiment:
+    return experiment(
+        {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
+            "federation": {"clients": 5, "cohort": 2, "rounds": rounds, "local": {"steps": 1, "batch": 3}},
+            "engine": {"backend": "local", "block": 1},
+            "tracking": {"uri": "none"},
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "arguments", "count", "_"), STUDIES, ids=IDS)
+def test_full_size_is_shown_without_the_files(name: str, arguments: dict[str, Any], count: int, _: Any, tmp_path: Path):
+    shown = describe(plan({"name": name, **arguments, "data_root": str(tmp_path)}))
+    assert re.search(rf"^total +{count:,}$", shown, re.M), shown
+    assert re.search(r"^no data: .+ in .+, got no such files; .+$|^no data: .+ must .+", shown, re.M), shown
+
+
+@pytest.mark.parametrize(("name", "arguments", "_", "smaller"), STUDIES, ids=IDS)
+def test_a_round_on_a_stand_in(name: str, arguments: dict[str, Any], _: int, smaller: dict[str, Any]):
+    spec = {"name": name, **arguments, **smaller, "stand_in": 60}
+    result = run(plan(spec, evaluate={"every": 0, "batch": 15}))
+    assert np.isfinite(result.metrics["train/loss"])
+    assert 0 <= result.metrics["eval/accuracy"] <= 1
+    wanted = {"shakespeare": "eval/perplexity", "sst2": "eval/auc"}
+    assert wanted.get(name, "eval/loss") in result.metrics
+
+
+@pytest.mark.parametrize(("name", "arguments"), AUC, ids=lambda v: str(v)[:5])
+def test_auc_on_a_stand_in(name: str, arguments: dict[str, Any]):
+    rare = {"name": "positive_ratio", "ratios": [0.3]}
+    spec = {"name": name, **arguments, "stand_in": 80, "partition": rare}
+    result = run(plan({"name": "auc", "of": spec}))
+    assert 0 <= result.metrics["eval/auc"] <= 1
+
+
+def test_stand_ins_can_be_learnt():
+    """Chance is a tenth."""
+    job = plan(
+        {"name": "cifar10", "model": "logistic", "augment": [], "stand_in": 200},
+        rounds=20,
+        federation={"clients": 5, "cohort": 5, "rounds": 20, "local": {"steps": 4, "batch": 20}},
+        method={"name": "fedavg", "rule": {"name": "sgd", "lr": 0.01}},
+    )
+    assert run(job).metrics["eval/accuracy"] > 0.6
+
+
+def test_stand_ins_are_refused():
+    with pytest.raises(ConfigError, match="stand_in=-1"):
+        run(plan({"name": "cifar10", "stand_in": -1}))
+    with pytest.raises(ConfigError, match=r"glove must be a file of word vectors, got no file none\.txt"):
+        run(plan({"name": "sst2", "glove": "none.txt", "data_root": "."}))
+
+
+# --- global randomness ------------------------------------------------------------------------------------------------
+class Reseeding:
+    """Seeds every global generator anew after each round."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def begin(self, job: Any, facts: Any) -> None:
+        self.record({})
+
+    def record(self, record: Any) -> None:
+        for reseed in (random.seed, np.random.seed, torch.manual_seed):
+            reseed(self.seed)
+
+    def event(self, text: str) -> None:
+        self.record({})
+
+    def end(self, result: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "shakespeare": {"model": {"name": "lstm", "hidden": 4, "dropout": 0.3}},
+    **{name: {"model": {**TINY, "dropout": 0.3}, **WORDS} for name in ("sst2", "sentiment140", "yelp", "imdb")},
+    "parquet_text": {"model": TINY, **WORDS},
+    "femnist": {"model": {"name": "femnist_cnn", "dropout": [0.25, 0.5]}},
+    "tiny_imagenet": {"model": "logistic"},
+    "cifar100": {"model": "cnn4"},
+    "cifar10": {"model": {"name": "vit", "width": 8, "depth": 1, "heads": 2, "head": 4, "mlp": 8}},
+    "noisy": {"scale": 0.1, "law": "stable", "flips": 0.1, "features": 0.1},
+    "linear": {"dim": 20},
+    "quadratic": {"noise": 0.5},
+}
+"""Arguments with as much randomness as there is, and models that are quick."""
+
+
+def small(name: str) -> dict[str, Any]:
+    parameters = signature(resolve(Parts().tables["WORKLOADS"][name]))[1]
+    usual = {"of": "digits", "stand_in": 48}
+    return {"name": name, **{k: v for k, v in usual.items() if k in parameters}, **SMALL.get(name, {})}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_global_generators_move_nothing(name: str):
+    """Two rounds, the generators seeded anew before, between and after, by one number and by another."""
+    results = [run(plan(small(name), rounds=2), observers=[Reseeding(seed)]) for seed in (1, 2)]
+    assert results[0].model_sha256 == results[1].model_sha256
+    assert results[0].metrics == results[1].metrics
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_alone_equals_together(name: str):
+    """Crops, flips, dropout and noise too: float64, blocks of one and of four unequal clients."""
+    federation = {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": 5}}
+    models = []
+    for block in (1, 4):
+        engine = {"backend": "local", "block": block, "dtype": "float64"}
+        models.append(run(plan(small(name), federation=federation, engine=engine)).model)
+    for key, alone in models[0].items():  # some tens of float64 operations; stable draws have large values
+        assert torch.allclose(alone, models[1][key], rtol=1e-7, atol=1e-9), key
+
+
+# --- the real files ---------------------------------------------------------------------------------------------------
+REAL = {
+    "fashion_mnist": {"model": "lenet"},
+    "mnist": {"model": "lenet", "partition": "natural"},
+    "cifar10": {"model": "lenet"},
+    "cifar100": {"model": "lenet"},
+    "tiny_imagenet": {"model": "lenet"},
+    "shakespeare": {"model": {"name": "lstm", "hidden": 32, "layers": 1}, "embedding": 8},
+    "sst2": {"model": {"name": "rnn", "hidden": 16}, "embedding": 16},
+    "sentiment140": {"model": {"name": "rnn", "hidden": 16}, "embedding": 16, "partition": "natural"},
+    "yelp": {"model": {"name": "rnn", "hidden": 16}, "embedding": 16, "length": 40, "partition": "natural"},
+    "imdb": {"model": {"name": "rnn", "hidden": 16}, "embedding": 16, "length": 40},
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_train(name: str, data_root: str):
+    """Some rounds of FedAvg lower the training loss."""
+    if not (Path(data_root) / name).is_dir():
+        pytest.skip(f"{name} is not in {data_root}")
+    spec = {"name": name, **REAL[name], "data_root": data_root}
+    federation = {"clients": 8, "cohort": 8, "rounds": 6, "local": {"steps": 5, "batch": 32}}
+    rule = {"name": "momentum", "lr": 0.05}
+    result = run(plan(spec, federation=federation, method={"name": "fedavg", "rule": rule}, evaluate={"every": 0}))
+    losses = [row["train/loss"] for row in result.rows]
+    assert min(losses[3:]) < losses[0], losses
+    assert np.isfinite(result.metrics["eval/loss"])
