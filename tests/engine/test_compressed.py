@@ -1,0 +1,130 @@
+"""Methods that compress, through the engine: what is refused, bytes beside running statistics, blocks, what is shown.
+
+TOLERANCE: float64, sums in another order; batch normalisation of a handful of examples magnifies them some.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.forms import Forms
+from fedfleet.engine.job import Job
+from fedfleet.engine.launch import prepare, run
+from fedfleet.tune.show import compression
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import Classification, Model, Partition
+from fedfleet.workloads.convolutional import Cnn4
+from fedfleet.workloads.partitions import Iid
+
+TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class Pictures(Classification):
+    """24 pictures of noise, 16 x 16, with labels at random."""
+
+    classes, shape = 4, (1, 16, 16)
+    model: Model = Cnn4()
+    partition: Partition = Iid()
+
+    def load(self):
+        random = counted.numpy_generator("pictures")
+        rows = {"input": random.normal(size=(32, 1, 16, 16)).astype(np.float32), "label": random.integers(4, size=32)}
+        return {k: v[:24] for k, v in rows.items()}, {k: v[24:] for k, v in rows.items()}
+
+
+def few(method: Any, workload: Any = None, **engine: Any) -> Experiment:
+    return experiment(
+        {
+            "workload": workload or {"name": "digits", "model": {"name": "mlp", "hidden": [16, 16]}},
+            "method": method,
+            "federation": {"clients": 4, "cohort": 3, "rounds": 2, "local": {"steps": 2, "batch": 4}},
+            "engine": {"backend": "local", "dtype": "float64", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+UPDATES = {"name": "updates", "ratio": 0.9, "nearest": True}
+STAY = {"name": "factors", "ratio": 0.9, "nearest": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"name": "fedadam", "compression": UPDATES}, r"its server rule .* keeps a state .* drawn anew; give reset: 0"),
+        ({"name": "scaffold", "compression": UPDATES}, "its estimator or rule shares a state .* drawn anew"),
+        ({"name": "scaffold", "compression": {"name": "decomposition", "nearest": True}}, "decomposed anew"),
+        ({"name": "scaffold", "compression": "binarisation"}, "nothing but x is binarised"),
+        ({"name": "fedprox", "compression": "binarisation"}, "gradients alone"),
+        ({"name": "fedavg", "rule": "adam", "carry": "keep", "compression": "sparsification"}, "clients keep a state"),
+        ({"name": "fedmud"}, r"ratio=0.03125 cannot be reached on this model: 0\.\d+ is the least"),
+        ({"name": "fedmud", "ratio": 1.5}, "0 < ratio <= 1 must hold, got ratio=1.5"),
+        ({"name": "fedmud", "reset": -1}, "reset >= 0 must hold, got reset=-1"),
+        ({"name": "fedbat", "phi": 2.0}, "0 <= phi <= 1 must hold, got phi=2.0"),
+        ({"name": "ef21_p", "memory": "sum"}, "memory must be"),
+    ],
+)
+def test_refused_in_a_sentence(method: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=f"^method.*{said}") as told:
+        prepare(few(method), "refused")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedadam", "compression": STAY},
+        {"name": "scaffold", "compression": STAY, "start": "gradient"},
+        {"name": "scaffold", "compression": {**UPDATES, "reset": 0}},
+        {"name": "feddu_adam", "compression": {"name": "decomposition", "ratio": 0.9, "nearest": True}},
+        {"name": "fedexp", "compression": {"name": "sparsification", "ratio": 0.2}},
+        {"name": "fedadam", "compression": {"name": "binarisation", "both_ways": True}},
+        {"name": "fedprox", "compression": {"name": "hadamard", "ratio": 0.9, "nearest": True}},
+        {"name": "fedmud", "ratio": 0.9, "nearest": True, "rule": {"name": "adam", "lr": 0.01}},
+        {"name": "fedmud_aad", "ratio": 0.9, "nearest": True, "rule": {"name": "muon", "lr": 0.01}},
+    ],
+)
+def test_together_with_other_rules(method: dict[str, Any]):
+    """They train, and a client in a block is the same as alone."""
+    whole, alone = run(few(method, block=3)), run(few(method, block=1, vectorise=False))
+    first = prepare(few(method), "first").start()
+    assert max(float((whole.model[name] - first[name]).abs().max()) for name in first) > 1e-4
+    for name, value in whole.model.items():
+        np.testing.assert_allclose(value, alone.model[name], TOLERANCE, TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["fedmud_bkd_aad", "fedhm", "ef21_p", "fedbat"])
+def test_beside_running_statistics(name: str):
+    """Their bytes are counted apart; each round records both; blocks agree."""
+    method = {"name": name, "nearest": True} if name in ("fedmud_bkd_aad", "fedhm") else {"name": name}
+    whole, alone = (run(few(method, Pictures(), block=block)) for block in (3, 1))
+    for key, value in whole.model.items():
+        np.testing.assert_allclose(value, alone.model[key], TOLERANCE, TOLERANCE, err_msg=key)
+    job = Job.of("bytes", few(method, Pictures()))
+    forms = Forms(job.method(), job.start())
+    assert forms.buffers == 8 * 2 * (32 + 64 + 128 + 256)
+    for row in whole.rows:
+        assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (3 * forms.up, 3 * forms.down)
+        assert row["comm/bytes_buffers_up"] == 3 * forms.buffers
+    total = 8 * sum(value.numel() for value in whole.model.values()) - forms.buffers
+    assert forms.up < total / 10
+
+
+def test_the_papers_bytes():
+    """CNN4 on 28 x 28: Kronecker blocks (2, 10), (8, 10), (31, 10) and 3,808 other numbers are 12,008 of 390,880."""
+    workload = {"name": "fashion_mnist", "model": "cnn4"}
+    job = Job.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
+    forms = Forms(job.method(), job.start())
+    assert (forms.up, forms.down) == (48_032, 48_040)
+    shown = "\n".join(compression(job.method()))
+    for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
+        assert part in shown
+
+
+def test_nothing_is_shown_of_what_is_not_compressed():
+    assert compression(Job.of("none", few("fedavg")).method()) == []
