@@ -33,10 +33,12 @@ def under_way(folder: Path) -> list[int]:
     return sorted(set(int(path.parent.name) for path in logs) - set(ended(folder)))
 
 
-def written(here: Path, **asked: Any) -> Path:
+def written(here: Path, address: str | None = None, **asked: Any) -> Path:
+    """address: of a Ray that outlives the search."""
     made = spec(
         {"name": "sgd", "lr": {"search": "loguniform", "low": 1e-5, "high": 1e-1}},
         ROUNDS,
+        engine={"backend": "local", "address": address},
         evaluate={"every": 20},
         tracking={"uri": f"sqlite:///{here / 'mlflow.db'}"},
         search={**EXCESS, "trials": 4, **asked},
@@ -73,12 +75,12 @@ def seen(folder: Path) -> dict[int, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}])
-def test_killed_and_gone_on_with_is_the_same_search(
-    here: Path, ray_here: None, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_killed_and_gone_on_with_is_the_same_search(here: Path, ray_here: None, asked: dict[str, Any]):
     """The same trials with the same values, to the bit, as one that nobody disturbed; those that had ended are not run
     again; every round is in MLflow once."""
-    path = written(here, **asked)
+    import ray
+
+    path = written(here, ray.get_runtime_context().gcs_address, **asked)
     process = stopped(here, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     done = ended(here / "s")
