@@ -142,15 +142,15 @@ def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
 def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:
     """Parquet files with columns `image` (encoded) and `label`; decoded as they are read, so that the encoded ones are
     never in memory all at once."""
-    inputs, labels = [np.empty((0, *shape), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
+    rows = sum(parquet(path).metadata.num_rows for path in paths)
+    inputs, labels, begin = np.empty((rows, *shape), dtype=np.uint8), np.empty(rows, dtype=np.int64), 0
     for path in paths:
-        row = 0
+        first = begin
         for batch in batches(path, ("image", "label"), CHUNK):
             cells = [image["bytes"] if isinstance(image, dict) else image for image in batch["image"].to_pylist()]
-            label = plain(batch["label"])
+            label, part = plain(batch["label"]), slice(begin, begin + len(cells))
             if not isinstance(label, np.ndarray) or label.dtype.kind not in "iu":
                 raise ValueError(f"{path} must have whole numbers in label, got others or empty cells")
-            inputs.append(pictures(cells, shape, path, row))
-            labels.append(label.astype(np.int64))
-            row += len(cells)
-    return {"input": np.concatenate(inputs), "label": np.concatenate(labels)}
+            inputs[part], labels[part] = pictures(cells, shape, path, begin - first), label
+            begin += len(cells)
+    return {"input": inputs, "label": labels}

@@ -303,6 +303,15 @@ def test_femnist_in_leafs_form(tmp_path):
     assert np.array_equal(train["input"][0].reshape(-1), np.arange(784) % 256)
 
 
+@pytest.mark.parametrize("labels", [["cat"], [None], [0.5]], ids=["texts", "empty", "halves"])
+def test_labels_that_are_no_whole_numbers(cifar, labels):
+    path = next((cifar / "cifar10").glob("train*"))
+    whole = parquet.read_table(path)
+    parquet.write_table(pa.table({"image": whole["image"], "label": labels * len(whole)}), path)
+    with pytest.raises(ValueError, match=r"train.* must have whole numbers in label, got others or empty cells"):
+        Cifar10(data_root=str(cifar)).load()
+
+
 def test_labels_beyond_the_classes(cifar):
     path = next((cifar / "cifar10").glob("train*"))
     whole = parquet.read_table(path)
