@@ -112,6 +112,7 @@ def slope(method, law: str, tail: float) -> float:
 @pytest.mark.parametrize("name", RATES)
 def test_the_mean_gradient_falls_as_fast_as_the_theorem_says(name, law, tail):
     """Zhang, Gao 2025, Corollary 5.6: the mean of |gradient| over T iterations is O((N T)^(-(s - 1) / (2 s))), with
-    FedMuon's step and beta from T and N alone. An upper bound: it may fall faster, not slower. The others' steps are
+    FedMuon's step and beta from T and N alone. Moments below s are finite, s's is not: the rate is the limit, which the
+    margin covers. An upper bound: it may fall faster, not slower. The others' steps are
     T^(-1/2), for which no theorem is claimed here; they are held to the same rate."""
     assert slope(RATES[name], law, tail) < -(tail - 1) / (2 * tail) + MARGIN
