@@ -23,7 +23,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
     "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
     "adam": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "keep"},
-    "fed_nsgda_m": {"name": "fed_nsgda_m", "lr": 0.01},
 }
 
 
