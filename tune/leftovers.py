@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
         yield
     except ConfigError:
         for file in set(folder.iterdir()) - held if folder.is_dir() else ():
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
         with suppress(OSError):
             for path in made:
                 path.rmdir()
