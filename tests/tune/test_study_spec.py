@@ -111,13 +111,15 @@ def test_levels_by_label_and_for_single_methods(tmp_path: Path):
 
 
 def test_smaller_studies_say_so(tmp_path: Path):
-    study = load(written(tmp_path), ["seeds=[0]"], {"scale": 0.5, "clients": 4})
+    overrides = ["seeds=[0]", "experiment.federation.local.batch=5"]
+    study = load(written(tmp_path), overrides, {"scale": 0.5, "clients": 4})
     federation = cells(study)[0].data["federation"]
     assert (federation["rounds"], federation["clients"], federation["cohort"]) == (3, 4, 2)
     assert cells(study)[0].data["evaluate"] == {"every": 1}
     assert study.notes == (
         "rounds × 0.5",
         "4 clients, in full 8, the cohort in proportion",
+        "experiment.federation.local.batch is 5, in full 10",
         "seeds is [0], in full [0, 1]",
     )
 

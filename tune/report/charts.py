@@ -82,7 +82,9 @@ def svg(figure: Any, prefix: str) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()[out.getvalue().index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point
+    text = re.sub(
+        r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text
+    )  # hundredths of a point will do
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))

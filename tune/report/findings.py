@@ -154,7 +154,8 @@ def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
     for key, what in (("clients", "clients"), ("cohort", "of them a round"), ("rounds", "rounds")):
         found = sorted({size[key] for size in sizes})
         yield f"{found[0]} {what}" if len(found) == 1 else f"{found[0]} to {found[-1]} {what}"
-    yield f"{len({cell.seed for cell in cells})} seeds"
+    seeds = len({cell.seed for cell in cells})
+    yield f"{seeds} seed{'s' if seeds > 1 else ''}"
     environment = next((e for c in cells if (e := read_json(folder.of(c) / "environment.json"))), None)
     if environment:
         packages = environment["packages"]

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from ...engine.compare import flat
 from ...engine.config import Section
 from ...engine.errors import ConfigError, nearest
-from ..files import listed, located, override, parse, read
+from ..files import listed, located, override, own, parse, read
 from ..files import shipped as shipped_experiments
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
@@ -124,7 +124,7 @@ def shipped() -> dict[str, Path]:
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
     """The study of a file or a shipped name, overridden and made smaller; `notes` says in what it differs."""
     data = contents(source)
-    full = study(data)
+    full = study(own(data))  # a copy: what overrides change below is shared with it otherwise
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
     changed = study(override(data, overrides))
