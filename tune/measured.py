@@ -34,6 +34,11 @@ def score(run: Mapping[str, Any]) -> float:
     return sum(last) / len(last)
 
 
+def reached(run: Mapping[str, Any]) -> float:
+    """What it still had at the end: its score, or its last accuracy where that is lower."""
+    return min(score(run), run.get("accuracy", [0.0])[-1])
+
+
 def section(methods: Iterable[str]) -> str:
     """The table's rows in the order of the methods, and which of them have none."""
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
@@ -51,7 +56,7 @@ def section(methods: Iterable[str]) -> str:
 def _best(runs: list[dict[str, Any]], name: str, level: float) -> dict[str, Any] | None:
     """The long run that ended highest."""
     mine = [r for r in runs if r["method"]["name"] == name and r["beta"] == level and r["rounds"] == LONG]
-    return max((r for r in mine if "accuracy" in r), key=score, default=None)
+    return max((r for r in mine if "accuracy" in r), key=reached, default=None)
 
 
 def _row(name: str, best: list[dict[str, Any]], varied: set[str]) -> str:
