@@ -60,4 +60,5 @@ class InProcess:
             return task, Failure(f"{type(error).__name__}: {error}", "this process")
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Let go of the data now: driver and fleet refer to each other, and the garbage collector takes its time."""
+        del self.host

@@ -1,14 +1,16 @@
-"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside."""
+"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside; and what is left of it after a run."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import psutil
 
 from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.launch import prepare
+from fedfleet.engine.host import Host
+from fedfleet.engine.launch import prepare, run
 
 from .setups import STEPS, digits
 
@@ -36,3 +38,14 @@ def test_a_host_is_light(ray_here):
     finally:
         driver.close()
     assert above < LIMIT_MIB
+
+
+def test_a_finished_run_lets_go_of_its_data():
+    """Without the garbage collector, which comes late: many runs in one process must not add up."""
+    gc.collect()
+    gc.disable()
+    try:
+        run(digits("scaffold", STEPS, rounds=1))
+        assert not [found for found in gc.get_objects() if isinstance(found, Host)]
+    finally:
+        gc.enable()
