@@ -1,4 +1,4 @@
-"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside; and what is left of it after a run."""
+"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside; what a run leaves of it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_a_finished_run_lets_go_of_its_data():
     gc.disable()
     try:
         run(digits("scaffold", STEPS, rounds=1))
-        assert not [found for found in gc.get_objects() if isinstance(found, Host)]
+        assert not [found for found in gc.get_objects() if type(found) is Host]
     finally:
         gc.enable()
