@@ -21,8 +21,9 @@ thread. Data are split by a Dirichlet law, 10 (nearly alike) and 0.1 (most class
 cent at the end, and in brackets the mean of the last five evaluations, 20 rounds apart. Each method's step size is the
 best of a small grid (`benchmarks/fashion_table.yaml`) after 25 rounds at Dirichlet 10, by test accuracy; one that did
 not train gave way to the next best. CPU seconds, evaluations included, are from a shared machine and tell methods of
-one gradient from those of two, not more; megabytes are all clients' over the run. It shows that the methods train, not
-which is best: that takes more seeds, finer grids and longer runs.
+one gradient from those of two, not more; megabytes are all clients' over the run. 10.0 is
+chance: no point of that grid trains there. The table does not say which method is best: that takes more seeds, finer
+grids and longer runs.
 """
 
 COLUMNS = ("method", "Dirichlet 10", "chosen", "Dirichlet 0.1", "chosen", "CPU s", "MB down", "MB up")
