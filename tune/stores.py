@@ -52,8 +52,23 @@ def open_store(uri: str, experiment: str) -> tuple[Any, str]:
     from mlflow import MlflowClient
 
     with one_at_a_time(uri):
+        make_database(uri)
         client = MlflowClient(uri)
         return client, experiment_id(client, experiment, uri)
+
+
+def make_database(uri: str) -> None:
+    """A SQLite store, where there is none yet: made beside, moved into place when complete. MLflow makes its tables one
+    by one and cannot go on where a kill stopped it."""
+    from mlflow import MlflowClient
+
+    file = Path(uri.partition("///")[2])
+    if not uri.startswith("sqlite") or file.exists() or not file.parent.is_dir():
+        return
+    beside = file.with_name(f".{file.name}.new")
+    beside.unlink(missing_ok=True)
+    MlflowClient(f"{uri.partition('///')[0]}///{beside}").search_experiments(max_results=1)
+    beside.replace(file)
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def test_a_method_without_states_takes_no_time_for_them():
 def test_packed_records_are_the_records():
     rows = [{"round": 1, "a": 0.5}, {"round": 2, "a": float("nan"), "b": -1.0}, {"round": 3, "b": 2.0}]
     history = History(rows)
-    kept = history.copy()
+    kept = history.frozen()
     history.append({"c": 1.0})
     assert repr(list(kept)) == repr([{name: float(value) for name, value in row.items()} for row in rows])
     assert len(kept) == 3

@@ -335,6 +335,8 @@ def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
         "config.yaml",
         "environment.json",
         "model.safetensors",
+        "partition.arrow",
+        "partition.json",
         "result.json",
         "rounds.parquet",
         "run.json",
