@@ -115,12 +115,11 @@ def planned(study: Study, method: str, overrides: Callable[[str], list[str]], se
     return data
 
 
-def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> list[Cell]:
+def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> Iterator[Cell]:
     """A cell for each point of the method's grids; one, undecided, where it has ranges (see `ranges`)."""
     data = planned(study, method, overrides, seed)
-    if has_ranges(data):
-        return [made(method, place, seed, {}, data)]
-    return [made(method, place, seed, settings, point) for settings, point in points(data)]
+    for settings, point in [({}, data)] if has_ranges(data) else points(data):
+        yield made(method, place, seed, settings, point)
 
 
 def made(method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any], data: dict[str, Any]) -> Cell:
@@ -170,7 +169,7 @@ def trials(study: Study) -> list[Cell]:
         for method in study.methods
         for place, overrides in levels(study)
         for seed in seeds
-        for cell in points_or_nothing(grid(study, method, place, overrides, seed))
+        for cell in points_or_nothing([*grid(study, method, place, overrides, seed)])
     ]
     return list({cell.key: cell for cell in found}.values())
 
@@ -188,10 +187,10 @@ def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
     for place, overrides in levels(study):
         for seed in study.seeds:
             offered = grid(study, method, place, overrides, seed)
-            if len(offered) == 1 or score is None or study.tune.each == "none":
-                yield offered[0]
+            if score is None or study.tune.each == "none":
+                yield next(offered)
             else:
-                yield best(offered, group(study, method, place, seed), study, score)
+                yield best([*offered], group(study, method, place, seed), study, score)
 
 
 def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[tuple[Any, int]]:
@@ -204,8 +203,10 @@ def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[
 
 def best(offered: list[Cell], deciding: list[tuple[Any, int]], study: Study, score: Score) -> Cell:
     """Of equals the first. A point that was not run for every trial of the group counts as its worst does."""
+    if len(offered) == 1:
+        return offered[0]
     method = offered[0].method
-    runs = [grid(study, method, place, overrides, seed) for (place, overrides), seed in deciding]
+    runs = [[*grid(study, method, place, overrides, seed)] for (place, overrides), seed in deciding]
     values = []
     for number in range(len(offered)):
         scores = [score(shorter(run[number], study.tune.rounds)) for run in runs]

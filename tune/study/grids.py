@@ -27,10 +27,11 @@ def has_ranges(data: Any) -> bool:
     return any(leaf["search"] not in LISTS for _, leaf in leaves(data))
 
 
-def points(data: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def points(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(chosen values by dotted key, data with them) of every point of the grid; one, ({}, data), without a grid."""
     found = list(leaves(data))
-    return [chosen(data, found, values) for values in product(*(values_of(path, leaf) for path, leaf in found))]
+    for values in product(*(values_of(path, leaf) for path, leaf in found)):
+        yield chosen(data, found, values)
 
 
 def chosen(data: dict[str, Any], found: list[Any], values: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

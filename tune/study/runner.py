@@ -67,7 +67,7 @@ def check(study: Study) -> None:
     """Every name and argument, for each method and level; that the data can be had and the model built, for a level."""
     for place, overrides in levels(study):
         for method in study.methods:
-            offered = grid(study, method, place, overrides, study.seeds[0])
+            offered = [*grid(study, method, place, overrides, study.seeds[0])]
             for cell in (offered[0], offered[-1]):
                 if not has_ranges(cell.data):
                     resolve(cell)
