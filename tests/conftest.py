@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ def data_root() -> str:
         if root.is_dir():
             return str(root)
     pytest.skip("the real data sets are not here; set FEDFLEET_DATA to their folder")
+
+
+@pytest.fixture(scope="session")
+def real_set(data_root: str) -> Callable[[str], Path]:
+    """The folder of one of them by its name. Which of them somebody has is his choice, hence a skip."""
+
+    def folder(name: str) -> Path:
+        if not Path(data_root, name).is_dir():
+            pytest.skip(f"{name} is not in {data_root}")
+        return Path(data_root, name)
+
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -9,43 +9,25 @@ server that is restarted, gets what it missed with the next batch.
 
 from __future__ import annotations
 
-import json
 import queue
-import sys
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import Experiment, redacted
 from ..engine.driver import Record
 from ..engine.errors import ConfigError, Diverged, Interrupted
 from ..engine.job import Job
 from ..engine.launch import Result
+from .mlflow_runs import again, keep, kept, log_metrics, log_parameters, name_of, not_tracked, now, partition_of, steps
 from .stores import load_mlflow, open_store, store
 
 FLUSH_SECONDS = 1.0
-BATCH = 100
-"""Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""
-
-KEPT = "mlflow.json"
-"""In the run's folder: where its MLflow run is."""
-
 DONE = object()
 NEVER = ("", "")
 """Status and reason of a run that could not begin."""
-
-
-def flatten(data: Any, prefix: str = "") -> dict[str, str]:
-    """{"a": {"b": 1}} -> {"a.b": "1"}; lists stay whole."""
-    if isinstance(data, dict) and data:
-        flat = {}
-        for key, value in data.items():
-            flat.update(flatten(value, f"{prefix}{key}."))
-        return flat
-    return {prefix[:-1]: str(data)}
 
 
 @dataclass
@@ -59,20 +41,14 @@ class MlflowTracker:
     rounds: int = 0
 
     def __post_init__(self) -> None:
-        kept = self._kept()
-        if self.uri == "auto" and kept.get("uri", "").startswith("sqlite:///"):
-            self.uri = kept["uri"]  # the file of the run's first part, wherever it is resumed from
+        before = self._kept()
+        if self.uri == "auto" and before.get("uri", "").startswith("sqlite:///"):
+            self.uri = before["uri"]  # the file of the run's first part, wherever it is resumed from
         self.uri = store(self.uri)
 
     def _kept(self) -> dict[str, str]:
         """Store and id of the MLflow run of this folder's run so far."""
-        path = Path(self.directory or "") / KEPT
-        if not self.directory or not path.is_file():
-            return {}
-        try:
-            return json.loads(path.read_text())
-        except ValueError:
-            return {}
+        return kept(Path(self.directory)) if self.directory else {}
 
     # --- an observer ----------------------------------------------------------------------------------------------
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
@@ -113,8 +89,7 @@ class MlflowTracker:
         try:
             self._track(job)
         except Exception as error:  # any failure of the store, of whatever kind it raises
-            reason = " ".join(redacted(str(error) or type(error).__name__).split())
-            print(f"warning: not tracked in MLflow: {reason}; the run itself goes on", file=sys.stderr)
+            not_tracked(error, "run")
 
     def _track(self, job: Job) -> None:
         load_mlflow()
@@ -122,34 +97,20 @@ class MlflowTracker:
         if first == (*NEVER, DONE):
             return
         client, experiment = open_store(self.uri, self.experiment)
-        run_id = self._again(client) if job.resume else ""
+        run_id = again(client, self._kept().get("run_id", "")) if job.resume else ""
         known = steps(client, run_id) if run_id else set()
         if not run_id:
             run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
             run_id = run.info.run_id
             log_parameters(client, run_id, job.experiment)
         if self.directory:
-            (Path(self.directory) / KEPT).write_text(json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n")
+            keep(Path(self.directory), self.uri, run_id)
         status, reason = self._rounds(client, run_id, first, known)
         try:
             client.set_tag(run_id, "status", reason)
             self._artifacts(client, run_id, job)
         finally:
             client.set_terminated(run_id, status)
-
-    def _again(self, client: Any) -> str:
-        """The MLflow run of the run's first part, running again; "" where the store has none."""
-        from mlflow.exceptions import MlflowException
-
-        run_id = self._kept().get("run_id", "")
-        if not run_id:
-            return ""
-        try:
-            client.get_run(run_id)
-        except MlflowException:
-            return ""
-        client.update_run(run_id, status="RUNNING")
-        return run_id
 
     def _rounds(self, client: Any, run_id: str, first: Any, known: Collection[tuple[str, int]] = ()) -> tuple[str, str]:
         """Write the rounds' metrics as they come, but for those in `known`; how it ended."""
@@ -185,49 +146,8 @@ class MlflowTracker:
                 client.log_artifact(run_id, str(Path(self.directory) / name))
 
 
-def log_parameters(client: Any, run_id: str, experiment: Experiment) -> None:
-    """The experiment's keys, flattened, in batches."""
-    from mlflow.entities import Param
-
-    plain = experiment.plain()
-    plain.pop("tracking")
-    params = [Param(key, value[:6000]) for key, value in flatten(plain).items()]
-    for at in range(0, len(params), BATCH):
-        client.log_batch(run_id, params=params[at : at + BATCH])
-
-
-def log_metrics(
-    client: Any, run_id: str, batch: Iterable[tuple[int, Record]], known: Collection[tuple[str, int]] = ()
-) -> None:
-    """(milliseconds, record) of each round, but for the (metric, round) in `known`; in batches."""
-    from mlflow.entities import Metric
-
-    metrics = [
-        Metric(name, float(value), stamp, int(record["round"]))
-        for stamp, record in batch
-        for name, value in record.items()
-        if name != "round" and (name, int(record["round"])) not in known
-    ]
-    for at in range(0, len(metrics), 10 * BATCH):
-        client.log_batch(run_id, metrics=metrics[at : at + 10 * BATCH])
-
-
-def steps(client: Any, run_id: str) -> set[tuple[str, int]]:
-    """(metric, round) of all that is in the store."""
-    names = client.get_run(run_id).data.metrics
-    return {(name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)}
-
-
-def now() -> int:
-    return int(time.time() * 1000)
-
-
 def label(job: Job) -> str:
     return f"{name_of(job.experiment.method)}-{name_of(job.experiment.workload)}-{job.run_id}"
-
-
-def name_of(spec: Any) -> str:
-    return spec["name"] if isinstance(spec, dict) else spec if isinstance(spec, str) else type(spec).__name__
 
 
 def tags(job: Job) -> dict[str, str]:
@@ -242,12 +162,3 @@ def tags(job: Job) -> dict[str, str]:
     }
     partition = partition_of(job)
     return {**found, "partition": partition} if partition else found
-
-
-def partition_of(job: Job) -> str:
-    """By the name that was chosen, else the workload's default by its class."""
-    spec = job.experiment.workload
-    if isinstance(spec, dict) and "partition" in spec:
-        return name_of(spec["partition"])
-    default = getattr(job.workload, "partition", None)
-    return "" if default is None else name_of(default).lower()

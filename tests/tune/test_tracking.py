@@ -24,8 +24,9 @@ from fedfleet.engine.config import redacted
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.launch import run as start
 from fedfleet.tune.files import load
+from fedfleet.tune.mlflow_runs import flatten
 from fedfleet.tune.stores import PATIENCE, store
-from fedfleet.tune.tracking import MlflowTracker, flatten
+from fedfleet.tune.tracking import MlflowTracker
 
 from .commands import COMMAND, invoke, shell, until
 

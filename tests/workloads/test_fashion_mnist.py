@@ -28,10 +28,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(data_root) -> str:
-    if not (Path(data_root) / SET / RAW).is_dir():
-        pytest.skip(f"FashionMNIST is not in {data_root}")
-    return data_root
+def real(real_set) -> str:
+    return str(real_set(SET).parent)
 
 
 @pytest.fixture

@@ -31,12 +31,10 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def first_rows(data_root: str, name: str, target: Path, rows: int) -> None:
+def first_rows(folder: Path, target: Path, rows: int) -> None:
     """The beginning of a set's Parquet files."""
-    if not (Path(data_root) / name).is_dir():
-        pytest.skip(f"{name} is not in {data_root}")
     target.mkdir(parents=True)
-    for path in Path(data_root, name).glob("*.parquet"):
+    for path in folder.glob("*.parquet"):
         parquet.write_table(
             next(parquet.ParquetFile(path).iter_batches(rows)).to_pandas().pipe(pa.Table.from_pandas),
             target / path.name,
@@ -44,8 +42,8 @@ def first_rows(data_root: str, name: str, target: Path, rows: int) -> None:
 
 
 @pytest.fixture
-def cifar(data_root, tmp_path) -> Path:
-    first_rows(data_root, "cifar10", tmp_path / "data/cifar10", 60)
+def cifar(real_set, tmp_path) -> Path:
+    first_rows(real_set("cifar10"), tmp_path / "data/cifar10", 60)
     return tmp_path / "data"
 
 
@@ -111,20 +109,16 @@ def test_a_batch_runs_nothing_and_says_what_is_wrong(content, words, cifar, tmp_
         Cifar10(data_root=str(tmp_path)).load()
 
 
-def test_cifar100_from_the_published_archive(data_root):
-    if not (Path(data_root) / "cifar100").is_dir():
-        pytest.skip(f"cifar100 is not in {data_root}")
-    train, test = Cifar100(data_root=data_root).load()
+def test_cifar100_from_the_published_archive(real_set):
+    train, test = Cifar100(data_root=str(real_set("cifar100").parent)).load()
     assert train["input"].shape == (8000, 3, 32, 32)
     assert np.bincount(train["label"]).tolist() == [80] * 100
     assert np.bincount(test["label"]).tolist() == [20] * 100
     assert train["label"][:5].tolist() == [19, 29, 0, 11, 1]  # of the published training file
 
 
-def test_a_truncated_archive(data_root, tmp_path):
-    archive = Path(data_root, "cifar100", "cifar-100-python.tar.gz")
-    if not archive.is_file():
-        pytest.skip(f"{archive} is not here")
+def test_a_truncated_archive(real_set, tmp_path):
+    archive = real_set("cifar100") / "cifar-100-python.tar.gz"
     (tmp_path / archive.name).write_bytes(archive.read_bytes()[:100_000])
     with pytest.raises(ValueError, match=r"cifar-100-python.tar.gz must be a whole file"):
         Cifar100(data_root=str(tmp_path)).load()
@@ -195,8 +189,8 @@ def test_all_of_cifar10_starts_in_two_seconds(data_root):
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
-def test_tiny_imagenet_from_parquet_and_from_its_folder(data_root, tmp_path):
-    first_rows(data_root, "tiny_imagenet", tmp_path / "data/tiny_imagenet", 30)
+def test_tiny_imagenet_from_parquet_and_from_its_folder(real_set, tmp_path):
+    first_rows(real_set("tiny_imagenet"), tmp_path / "data/tiny_imagenet", 30)
     rows = parquet.read_table(tmp_path / "data/tiny_imagenet/train.parquet").to_pylist()
     top = tmp_path / "folder/tiny-imagenet-200"
     lines = []
@@ -222,10 +216,8 @@ def test_tiny_imagenet_from_parquet_and_from_its_folder(data_root, tmp_path):
 
 
 @pytest.fixture
-def mnist(data_root) -> str:
-    if not (Path(data_root) / "mnist").is_dir():
-        pytest.skip(f"mnist is not in {data_root}")
-    return data_root
+def mnist(real_set) -> str:
+    return str(real_set("mnist").parent)
 
 
 def test_mnist_by_writer(mnist):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +31,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDFLEET_DATA", raising=False)
 
 
-def here(data_root: str, name: str) -> Path:
-    if not Path(data_root, name).is_dir():
-        pytest.skip(f"{name} is not in {data_root}")
-    return Path(data_root, name)
-
-
 def test_words_and_numbers():
     assert words("It's GOOD, isn't it?") == ["it's", "good", ",", "isn't", "it", "?"]
     known = vocabulary_of(["b b a", "a c"], 4)  # of a and b, two each, the first by alphabet; c is one too many
@@ -59,10 +52,9 @@ def test_words_and_numbers():
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_rows_and_classes(kind, train, test, clients, data_root):
+def test_rows_and_classes(kind, train, test, clients, real_set):
     """The counts of the sets' descriptions."""
-    here(data_root, kind.folder)
-    workload = kind(data_root=data_root, vocabulary=500, length=16)
+    workload = kind(data_root=str(real_set(kind.folder).parent), vocabulary=500, length=16)
     columns = workload.load()
     assert [np.bincount(part["label"]).tolist() for part in columns] == [train, test]
     tokens = columns[0]["input"]
@@ -72,9 +64,8 @@ def test_rows_and_classes(kind, train, test, clients, data_root):
     assert len(np.unique(columns[0]["client"])) == clients if clients else "client" not in columns[0]
 
 
-def test_a_text_model_learns_from_embeddings_and_ignores_padding(data_root):
-    here(data_root, "yelp")
-    workload = Yelp(Rnn(8), Natural(), data_root=data_root, vocabulary=200, length=12, embedding=5)
+def test_a_text_model_learns_from_embeddings_and_ignores_padding(real_set):
+    workload = Yelp(Rnn(8), Natural(), data_root=str(real_set("yelp").parent), vocabulary=200, length=12, embedding=5)
     split, p = workload.split(0, 10), workload.init(0)
     assert sorted(split.train) == ["input", "label"]
     assert sorted(split.parts.sizes)[-1] == 4383  # restaurants
@@ -198,9 +189,8 @@ def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
         kind(data_root=str(tmp_path)).check()
 
 
-def test_shakespeare_by_role(data_root):
-    here(data_root, "shakespeare")
-    workload = Shakespeare(data_root=data_root)
+def test_shakespeare_by_role(real_set):
+    workload = Shakespeare(data_root=str(real_set("shakespeare").parent))
     split = workload.split(0, 100)
     assert split.train["input"].shape == (17_672, 80)
     assert split.test["input"].shape == (4_397, 80)

@@ -8,32 +8,32 @@ search.
 
 from __future__ import annotations
 
-import json
 import queue
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from ...engine.config import Experiment, Tracking, redacted
-from ...engine.directory import write
+from ...engine.config import Experiment, Tracking
 from ...engine.driver import Record
 from ...engine.job import Job
-from ..stores import load_mlflow, open_store, store
-from ..study.track import commit
-from ..tracking import (
-    BATCH,
-    FLUSH_SECONDS,
-    KEPT,
-    flatten,
+from ..mlflow_runs import (
+    again,
+    commit,
+    keep,
+    kept,
+    log_flat,
     log_metrics,
     log_parameters,
     name_of,
+    nested,
+    not_tracked,
     now,
     partition_of,
     steps,
 )
+from ..stores import load_mlflow, open_store, store
+from ..tracking import FLUSH_SECONDS
 from .ledger import Trial
 from .plan import Plan
 from .trial import rows as rows_of
@@ -91,59 +91,34 @@ class SearchTracker:
             self._open()
             self._follow(first)
         except Exception as error:  # any failure of the store, of whatever kind it raises
-            reason = " ".join(redacted(str(error) or type(error).__name__).split())
-            print(f"warning: not tracked in MLflow: {reason}; the search itself goes on", file=sys.stderr)
+            not_tracked(error, "search")
 
     def _open(self) -> None:
         self.client, self.place = open_store(self.uri, self.tracking.experiment)
         self.commit = commit() or ""
-        self.parent = self._again() or self._new()
+        self.parent = again(self.client, kept(self.folder).get("run_id", "")) or self._new()
         self._earlier()
         for trial in self.ended:
             if trial.number not in self.over:
                 self._mend(trial)
 
-    def _again(self) -> str:
-        """The search's MLflow run so far, running again; "" where there is none in this store."""
-        from mlflow.exceptions import MlflowException
-
-        path = self.folder / KEPT
-        if not path.is_file():
-            return ""
-        run_id = json.loads(path.read_text())["run_id"]
-        try:
-            self.client.get_run(run_id)
-        except MlflowException:
-            return ""
-        self.client.update_run(run_id, status="RUNNING")
-        return run_id
-
     def _new(self) -> str:
-        from mlflow.entities import Param
-
         name = str(self.plan.data.get("name") or "search")
         kind = {"fedfleet.search_id": self.search_id, "kind": "search", "commit": self.commit}
         outer = {"mlflow.parentRunId": self.outer} if self.outer else {}
         run_id = self.client.create_run(self.place, tags={**kind, **outer}, run_name=name).info.run_id
-        write(self.folder / KEPT, json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n")
+        keep(self.folder, self.uri, run_id)
         asked = {key: value for key, value in self.plan.plain().items() if key not in ("tracking", "plugins")}
-        params = [Param(key, value[:6000]) for key, value in flatten(asked).items()]
-        for at in range(0, len(params), BATCH):
-            self.client.log_batch(run_id, params=params[at : at + BATCH])
+        log_flat(self.client, run_id, asked)
         return run_id
 
     def _earlier(self) -> None:
         """The trials' runs that an earlier part of the search has begun."""
-        below, token = f"tags.`mlflow.parentRunId` = '{self.parent}'", None
-        while True:
-            page = self.client.search_runs([self.place], below, max_results=500, page_token=token)
-            for run in page:
-                number = int(run.data.tags[TRIAL])
-                self.runs[number] = run.info.run_id
-                if run.data.tags.get("status") in STATUS:
-                    self.over.add(number)
-            if not (token := page.token):
-                return
+        for run in nested(self.client, self.place, self.parent):
+            number = int(run.data.tags[TRIAL])
+            self.runs[number] = run.info.run_id
+            if run.data.tags.get("status") in STATUS:
+                self.over.add(number)
 
     def _mend(self, trial: Trial) -> None:
         """Write what a killed process had not: the trial ended, its folder has its record."""

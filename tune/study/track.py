@@ -8,21 +8,29 @@ record, never the study.
 
 from __future__ import annotations
 
-import json
 import queue
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-from ...engine.config import experiment, redacted
-from ...engine.directory import write
+from ...engine.config import experiment
 from ...engine.job import Job
+from ..mlflow_runs import (
+    again,
+    commit,
+    keep,
+    kept,
+    log_metrics,
+    log_parameters,
+    name_of,
+    nested,
+    not_tracked,
+    now,
+    partition_of,
+)
+from ..search.trial import rows
 from ..stores import load_mlflow, open_store, store
-from ..tracking import BATCH, flatten, name_of, now, partition_of
 from .cells import Cell
-from .folder import FINISHED, OVER, Folder, column
+from .folder import FINISHED, OVER, Folder
 from .spec import Study
 
 KEPT = "mlflow.json"
@@ -56,8 +64,7 @@ class Tracker:
             load_mlflow()
             self._track()
         except Exception as error:  # any failure of the store, of whatever kind it raises
-            reason = " ".join(redacted(str(error) or type(error).__name__).split())
-            print(f"warning: not tracked in MLflow: {reason}; the study itself goes on", file=sys.stderr)
+            not_tracked(error, "study")
 
     def _track(self) -> None:
         first = self.waiting.get()
@@ -81,22 +88,12 @@ class Tracker:
 
     def _parent(self) -> str:
         """The study's run: that of its first part where there was one."""
-        from mlflow.exceptions import MlflowException
-
-        kept = self.folder.path / KEPT
-        if kept.is_file():
-            run_id = json.loads(kept.read_text()).get("run_id", "")
-            try:
-                self.client.get_run(run_id)
-                self.client.update_run(run_id, status="RUNNING")
-                self._tags(run_id)
-                return run_id
-            except MlflowException:  # another store
-                pass
-        run = self.client.create_run(self.experiment, run_name=self.study.name)
-        write(kept, json.dumps({"uri": redacted(self.uri), "run_id": run.info.run_id}) + "\n")
-        self._tags(run.info.run_id)
-        return run.info.run_id
+        run_id = again(self.client, kept(self.folder.path).get("run_id", ""))
+        if not run_id:
+            run_id = self.client.create_run(self.experiment, run_name=self.study.name).info.run_id
+            keep(self.folder.path, self.uri, run_id)
+        self._tags(run_id)
+        return run_id
 
     def _tags(self, run_id: str) -> None:
         for name, value in self._common().items():
@@ -108,16 +105,11 @@ class Tracker:
 
     def _known(self) -> dict[str, str]:
         """Cell -> "whole", or the id of a run that was left half-written."""
-        known, token = {}, None
-        below = f"tags.`mlflow.parentRunId` = '{self.parent}'"
-        while True:
-            page = self.client.search_runs([self.experiment], below, max_results=500, page_token=token)
-            for run in page:
-                whole = run.data.tags.get("status", "") in OVER
-                known[run.data.tags.get(CELL, "")] = "whole" if whole else run.info.run_id
-            token = page.token
-            if not token:
-                return known
+        known = {}
+        for run in nested(self.client, self.experiment, self.parent):
+            whole = run.data.tags.get("status", "") in OVER
+            known[run.data.tags.get(CELL, "")] = "whole" if whole else run.info.run_id
+        return known
 
     def _cell(self, cell: Cell, half: str | None) -> None:
         if half is not None:
@@ -125,7 +117,7 @@ class Tracker:
         status = self.folder.status(cell)
         run = self.client.create_run(self.experiment, tags=self._cell_tags(cell), run_name=cell.label)
         run_id = run.info.run_id
-        self._parameters(run_id, cell)
+        log_parameters(self.client, run_id, experiment(cell.data))
         self._metrics(run_id, cell)
         self._artifacts(run_id, cell)
         self.client.set_tag(run_id, "status", status)  # last: from now on it is whole
@@ -148,34 +140,11 @@ class Tracker:
             **({"reason": reason} if reason else {}),
         }
 
-    def _parameters(self, run_id: str, cell: Cell) -> None:
-        from mlflow.entities import Param
-
-        plain = experiment(cell.data).plain()
-        plain.pop("tracking")
-        params = [Param(key, value[:6000]) for key, value in flatten(plain).items()]
-        for at in range(0, len(params), BATCH):
-            self.client.log_batch(run_id, params=params[at : at + BATCH])
-
     def _metrics(self, run_id: str, cell: Cell) -> None:
-        """All of a run at once, a thousand a call; metrics of one run share the time at which they were written."""
-        import pyarrow.parquet as pq
-        from mlflow.entities import Metric
-
-        path = self.folder.of(cell) / "rounds.parquet"
-        if not path.is_file():
-            return
-        table, stamp = pq.read_table(path), now()
-        rounds = column(table, "round")
-        metrics = [
-            Metric(name, float(value), stamp, int(number))
-            for name in table.column_names
-            if name != "round"
-            for number, value in zip(rounds, column(table, name), strict=True)
-            if value == value
-        ]
-        for at in range(0, len(metrics), 10 * BATCH):
-            self.client.log_batch(run_id, metrics=metrics[at : at + 10 * BATCH])
+        """All of a run at once; metrics of one run share the time at which they were written."""
+        folder, stamp = self.folder.of(cell), now()
+        if (folder / "rounds.parquet").is_file():
+            log_metrics(self.client, run_id, [(stamp, row) for row in rows(folder)])
 
     def _artifacts(self, run_id: str, cell: Cell) -> None:
         place = self.folder.of(cell)
@@ -187,15 +156,3 @@ class Tracker:
             from ..report.charts import single
 
             self.client.log_text(run_id, single(points, self.study.report, cell.label), "curve.svg")
-
-
-def commit() -> str:
-    """Of the sources, where they are a git checkout; else of the current folder; else nothing."""
-    for folder in (Path(__file__).parent, Path.cwd()):
-        try:
-            asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        if asked.returncode == 0:
-            return asked.stdout.strip()
-    return ""
