@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Split
 from fedfleet.workloads.digits import Digits
 
@@ -67,7 +68,9 @@ def fail(kind: str, client: int) -> None:
 
 
 @dataclass(frozen=True)
-class Faulty(Digits):
+class Failing:
+    """Before a workload in a class's bases: that workload, with clients that fail."""
+
     faults: str = ""
 
     def rules(self) -> list[dict[str, Any]]:
@@ -114,4 +117,12 @@ class Faulty(Digits):
         return super().report(p, batch)
 
 
-WORKLOADS = {"faulty": Faulty}
+@dataclass(frozen=True)
+class Faulty(Failing, Digits): ...
+
+
+@dataclass(frozen=True)
+class FaultyAuc(Failing, Auc): ...
+
+
+WORKLOADS = {"faulty": Faulty, "faulty_auc": FaultyAuc}

@@ -23,7 +23,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
     "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
     "adam": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "keep"},
+    "fed_nsgda_m": {"name": "fed_nsgda_m", "lr": {"primal": 0.01, "dual": 0.1}},
 }
+SMALL = {"model": {"name": "mlp", "hidden": [16]}}
+WORKLOADS: dict[str, dict[str, Any]] = {"fed_nsgda_m": {"name": "faulty_auc", "of": {"name": "digits", **SMALL}}}
+"""Of methods that need more than a classification."""
 
 
 def setting(
@@ -32,7 +36,7 @@ def setting(
     """30 clients with states, 9 a round; the faults that `plan` puts into the folder."""
     return {
         "plugins": [PLUGIN],
-        "workload": {"name": "faulty", "model": {"name": "mlp", "hidden": [16]}, "faults": str(faults)},
+        "workload": {**WORKLOADS.get(method, {"name": "faulty", **SMALL}), "faults": str(faults)},
         "method": METHODS[method],
         "federation": {
             "clients": CLIENTS,
