@@ -6,6 +6,7 @@
 
 Standard normals 1 x 28 x 28 with uniform labels; every client has exactly one round's worth of rows.
 
+    cnn4         CNN4, 390,880              100 clients of 64 rows
     many_lenet   LeNet again                any number of clients of 10 rows
     many_mlp     MLP 64-133-10, 9,985       any number of clients of 2 rows, 1 x 8 x 8
 """
@@ -20,6 +21,7 @@ from torch import nn
 
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Classification, Columns, Model, Partition, Parts
+from fedfleet.workloads.convolutional import Cnn4
 from fedfleet.workloads.models import LeNet, Mlp
 
 
@@ -72,6 +74,7 @@ WORKLOADS = {
     "w1": lambda: Noise(LeNet()),
     "w2": lambda: Noise(Mlp((200, 200))),
     "w3": lambda: FemnistNoise(Femnist(), examples=20_000),
+    "cnn4": lambda: Noise(Cnn4(), examples=6400),
     "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
     "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
 }

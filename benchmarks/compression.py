@@ -1,0 +1,81 @@
+"""What a round of a compressed method costs beside FedAvg's: CNN4 of FedMUD on FashionMNIST's shapes, in this process.
+
+    python benchmarks/compression.py --repeats 3
+
+Ten clients a round, 5 steps of 64, one thread; processor time of a round's work but for evaluation, medians of rounds
+after a warm-up. Methods alternate; each ratio is to the FedAvg run of the same repeat. Data are synthetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfleet.engine import run
+from fedfleet.engine.config import experiment
+
+METHODS = ("fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad", "fedhm", "fedlmt", "fedpara", "ef21_p", "fedbat")
+WARMUP = 2
+
+
+class Clock:
+    """An observer: processor seconds of each round, hosts' included, for they are this process."""
+
+    def __init__(self) -> None:
+        self.at, self.rounds = time.process_time(), list[float]()
+
+    def record(self, record: dict[str, float]) -> None:
+        now = time.process_time()
+        self.rounds.append(now - self.at)
+        self.at = now
+
+    def begin(self, job: Any, facts: dict[str, Any]) -> None:
+        self.at = time.process_time()
+
+    def event(self, text: str) -> None: ...
+
+    def end(self, result: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+def seconds(method: str, rounds: int) -> float:
+    """Of a round, the median."""
+    clock = Clock()
+    chosen = {
+        "plugins": [str(Path(__file__).parent / "works.py")],
+        "workload": "cnn4",
+        "method": {"name": method, "rule": {"name": "sgd", "lr": 0.01}},
+        "federation": {"clients": 100, "cohort": 10, "rounds": rounds + WARMUP + 1, "local": {"steps": 5, "batch": 64}},
+        "engine": {"backend": "local", "block": 1},
+        "evaluate": {"every": 0},
+        "tracking": {"uri": "none"},
+    }
+    run(experiment(chosen), observers=[clock])
+    return statistics.median(clock.rounds[WARMUP:-1])  # the last round evaluates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("methods", nargs="*", default=METHODS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4, help="that are counted")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    ratios: dict[str, list[float]] = {method: [] for method in asked.methods}
+    for _ in range(asked.repeats):
+        plain = seconds("fedavg", asked.rounds)
+        print(f"fedavg {plain:.2f} s a round", flush=True)
+        for method, found in ratios.items():
+            found.append(seconds(method, asked.rounds) / plain)
+    for method, found in ratios.items():
+        print(f"{method:15} {statistics.median(found):.2f} ({min(found):.2f} … {max(found):.2f}) x FedAvg")
+
+
+if __name__ == "__main__":
+    main()
