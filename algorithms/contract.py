@@ -133,6 +133,10 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...
 
+    def told(self, before: Server, after: Server, mean: Message) -> dict[str, Tensor]:
+        """Numbers () of the server's step for the record, columns `server/NAME`."""
+        return {}
+
     @abstractmethod
     def model(self, server: Server) -> Tree:
         """What to evaluate."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
@@ -151,6 +152,11 @@ class LocalMethod(Opened):
         x, private = self.server.step(server.public.x, mean.delta, mean.facts["norm2"], server.private, round)
         shared = self.estimator.update(server.public.shared, mean.sent.estimator, mean.delta, round)
         return Server(PublicState(x, shared, mean.sent.carried), private)
+
+    def told(self, before: Server, after: Server, mean: Message) -> dict[str, Tensor]:
+        """lr: |x' - x| / |mean pseudo-gradient|, the global learning rate, whichever way the server came to it."""
+        moved, delta = (after.public.x - before.public.x).norm2().sqrt(), mean.delta.norm2().sqrt()
+        return {"lr": torch.where(delta > 0, moved / delta, 0.0)}
 
     def model(self, server: Server) -> Tree:
         return self.server.model(server.public.x, server.private)

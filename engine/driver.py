@@ -161,6 +161,7 @@ class Driver:
             "client/gradients": totals.facts["gradients"],
             **traffic(self.forms, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
+            **{f"server/{name}": float(value) for name, value in self.method.told(self.server, server, mean).items()},
             "time/hosts": totals.facts["seconds"],
             "time/state": totals.facts["state"],
             "time/train": trained - started,

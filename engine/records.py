@@ -8,6 +8,7 @@ eval/clients/…, …_worst             evaluate.fairness: of each client's mean
 client/count, dropped               clients that took part; those left out for failing (engine.on_failure: drop)
 client/steps, gradients             their local steps and gradients in all
 client/norm2                        mean of |y_K - x|^2
+server/lr                           of methods with local steps: |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           of this round
 comm/bytes_buffers_down, …_up       running statistics, not counted above; where the model has any
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up

@@ -37,6 +37,17 @@ def test_tailopts_thresholds_fall_round_by_round():
     assert moved == pytest.approx([6 * (0.1 * 0.2) ** 2 / t for t in range(1, 10)], rel=1e-12)
 
 
+def test_the_global_learning_rate_is_in_the_record():
+    """FedAvg's as it is set and scheduled; FedExP's by its formula, from client/norm2 and a mean of one client."""
+    plan = {"clients": 3, "cohort": 1, "rounds": 5, "local": {"steps": 2, "batch": 1}}
+    halved = {"schedule": "exponential", "start": 0.8, "decay": 0.5}
+    rows = run(quadratic({"name": "fedavg", "server_lr": halved}, {"dim": 6}, plan)).rows
+    assert [row["server/lr"] for row in rows] == pytest.approx([0.8 / 2**t for t in range(5)], rel=1e-12)
+    rows = run(quadratic({"name": "fedexp", "epsilon": 0.3, "floor": False}, {"dim": 6}, plan)).rows
+    formula = [row["client/norm2"] / (2 * (row["client/norm2"] + 0.3)) for row in rows]
+    assert [row["server/lr"] for row in rows] == pytest.approx(formula, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -94,7 +94,7 @@ class Folder:
         return read_json(self.search_of(key) / "result.json").get("best", {}).get("params")
 
     def score(self, cell: Cell, study: Study) -> float:
-        value = self.final(cell, study.report.metric, study.tune.last)
+        value = self.final(cell, study.deciding, study.tune.last)
         if not np.isfinite(value):
             return -float("inf")
         return value if study.report.best == "max" else -value

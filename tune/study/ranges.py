@@ -23,7 +23,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
     data = shorten(planned(study, method, overrides, own), study.tune.rounds)
     data["search"] = {
-        "objectives": {study.report.metric: study.report.best},
+        "objectives": {study.deciding: study.report.best},
         "last": study.tune.last,
         "trials": study.tune.trials,
     }

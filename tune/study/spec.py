@@ -29,10 +29,12 @@ QUIET = ("tracking.", "experiment.engine.", "reduced.", "name", "notes")
 class Tune(Section):
     """`each`: of what the best point of the grids is chosen: every cell (as most papers do), a level (one point for all
     its seeds), once (one for all levels), or none (the first value of every grid). The choice goes by the mean over the
-    last `last` evaluations of the report's metric. `rounds`: of a trial, the study's unless given; `seeds`: of the
-    trials, the study's unless given; `trials`: how many, where a range is searched and not a grid."""
+    last `last` evaluations of `metric`, the report's unless given; its good end is the report's. `rounds`: of a trial,
+    the study's unless given; `seeds`: of the trials, the study's unless given; `trials`: how many, where a range is
+    searched and not a grid."""
 
     each: Literal["none", "cell", "level", "once"] = "none"
+    metric: str | None = None
     last: int = Field(default=1, ge=1)
     rounds: int | None = Field(default=None, ge=1)
     seeds: tuple[int, ...] | None = None
@@ -91,6 +93,11 @@ class Study(Section):
     tracking: Tracked = Tracked()
     reduced: Reduced = Reduced()
     notes: tuple[str, ...] = ()
+
+    @property
+    def deciding(self) -> str:
+        """The column that the best point of the grids is chosen by."""
+        return self.tune.metric or self.report.metric
 
     @field_validator("methods", mode="before")
     @classmethod
