@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .compression import RATIO, Budget, Compressed, Compression
-from .contract import Algorithm, Client, Local, Message, Oracle, Round, Server
+from .contract import Algorithm, Message, Round, Server
 from .factors import Pair
 from .fedavg import Plain
 from .local import LocalMethod, Rule
@@ -32,7 +32,7 @@ from .matrices import Layers, Reshape, Sized, to_matrix
 from .products import LowRank
 from .rules import Sgd
 from .servers import Mean
-from .spaces import Compressing, Factored, Lifted, Opened, Report, refuse_states
+from .spaces import Factored, Opened, Report, Within, refuse_states
 from .tree import Layout, Tree
 
 
@@ -43,7 +43,7 @@ class Halved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Truncated(Compressing):
+class Truncated(Within):
     """Private: x, whole, and the server rule's state."""
 
     method: LocalMethod
@@ -74,18 +74,6 @@ class Truncated(Compressing):
 
     def unpack(self, public: Halved) -> Opened:
         return Opened(public.method, (), {})
-
-    def client_init(self, public: Opened) -> Client:
-        return self.method.client_init(public.method)
-
-    def client_begin(self, public: Opened, client: Client) -> Local:
-        return self.method.client_begin(public.method, client)
-
-    def client_step(self, public: Opened, client: Client, local: Local, oracle: Oracle) -> Local:
-        return self.method.client_step(public.method, client, local, Lifted(oracle, self.space, public))
-
-    def client_finish(self, public: Opened, client: Client, local: Local) -> tuple[Message, Client]:
-        return self.method.client_finish(public.method, client, local)
 
     def decode(self, public: Opened, message: Message) -> Message:
         z = public.method.x

@@ -191,8 +191,27 @@ def refuse_states(method: LocalMethod, why: str, server: bool = False) -> None:
             raise ValueError(f"this method cannot be compressed so: {what} between rounds, but {why}")
 
 
+class Within(Compressing):
+    """`method`'s clients take their steps in `space`, from what `unpack` opens."""
+
+    method: Any
+    space: Factored
+
+    def client_init(self, public: Opened) -> Client:
+        return self.method.client_init(public.method)
+
+    def client_begin(self, public: Opened, client: Client) -> Local:
+        return self.method.client_begin(public.method, client)
+
+    def client_step(self, public: Opened, client: Client, local: Local, oracle: Oracle) -> Local:
+        return self.method.client_step(public.method, client, local, Lifted(oracle, self.space, public))
+
+    def client_finish(self, public: Opened, client: Client, local: Local) -> tuple[Message, Client]:
+        return self.method.client_finish(public.method, client, local)
+
+
 @dataclass(frozen=True)
-class InSpace(Compressing):
+class InSpace(Within):
     """`method`: a LocalMethod or, before round 1, its opening; `based`: the factors make an update on a base."""
 
     method: Any
@@ -212,18 +231,6 @@ class InSpace(Compressing):
             whole = self.space.lift(z, self.space.fixed(drawn - 1, z.flat), base)
             z, base = self.space.start(whole, drawn), whole.pick(base)
         return Opened(public.method._replace(x=z), base, self.space.fixed(drawn, z.flat))
-
-    def client_init(self, public: Opened) -> Client:
-        return self.method.client_init(public.method)
-
-    def client_begin(self, public: Opened, client: Client) -> Local:
-        return self.method.client_begin(public.method, client)
-
-    def client_step(self, public: Opened, client: Client, local: Local, oracle: Oracle) -> Local:
-        return self.method.client_step(public.method, client, local, Lifted(oracle, self.space, public))
-
-    def client_finish(self, public: Opened, client: Client, local: Local) -> tuple[Message, Client]:
-        return self.method.client_finish(public.method, client, local)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         opened = self.unpack(server.public)

@@ -16,28 +16,14 @@ from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
 from fedfleet.algorithms.rules import Adam, Averaged, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run, tree
+from tests.algorithms.paths import Compare
 from tests.algorithms.problems import Quadratic, everyone, partial
 
 ROUNDING = 1e-12
 NOISY = Quadratic()
 STARTS = pytest.mark.parametrize("start", ["zeros", "gradient"])
-
-
-def paths(first, second, problem=NOISY, timetable=None):
-    """(R, P) of each: all models along the way."""
-    cohorts, steps = timetable or partial(problem.clients)
-    runs = (run(method, problem, cohorts, steps) for method in (first, second))
-    return [torch.stack([model.flat for model in result.models()]) for result in runs]
-
-
-def close(first, second, problem=NOISY, timetable=None):
-    one, other = paths(first, second, problem, timetable)
-    torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
-
-
-def equal(first, second, problem=NOISY, timetable=None):
-    one, other = paths(first, second, problem, timetable)
-    assert torch.equal(one, other), f"largest difference {(one - other).abs().max()}"
+SAME = Compare(NOISY, ROUNDING)
+paths, close, equal = SAME.paths, SAME.close, SAME.equal
 
 
 @STARTS

@@ -29,6 +29,7 @@ from fedfleet.algorithms.rules import Normalised, Sgd
 from fedfleet.algorithms.sagda import sagda
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import run, tree
+from tests.algorithms.paths import Compare
 from tests.algorithms.problems import Quadratic, everyone, partial
 from tests.algorithms.saddles import Saddle
 
@@ -50,28 +51,8 @@ class Descent(Saddle):
 
 
 NOISY, EXACT = Descent(), Descent(noise=0.0)
-
-
-def paths(first, second, problem=NOISY, timetable=None):
-    """(R, P) of each: all models along the way."""
-    cohorts, steps = timetable or partial(problem.clients)
-    runs = (run(method, problem, cohorts, steps) for method in (first, second))
-    return [torch.stack([model.flat for model in result.models()]) for result in runs]
-
-
-def close(first, second, problem=NOISY, timetable=None):
-    one, other = paths(first, second, problem, timetable)
-    torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
-
-
-def equal(first, second, problem=NOISY, timetable=None):
-    one, other = paths(first, second, problem, timetable)
-    assert torch.equal(one, other), f"largest difference {(one - other).abs().max()}"
-
-
-def unlike(first, second, problem=NOISY, timetable=None):
-    one, other = paths(first, second, problem, timetable)
-    assert (one - other).abs().max() > 1e-4
+SAME = Compare(NOISY, ROUNDING)
+close, equal, unlike = SAME.close, SAME.equal, SAME.unlike
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from fedfleet.engine.checkpoint import read
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted, StoreFull
 from fedfleet.engine.launch import resume
 
+from .disks import NoDisk, enlarge, fill, mounted
 from .faulty import ANYONE
 from .runs import METHODS, Watch, alone, kill_driver, plan, processes, rule, same, setting, small
 
@@ -172,36 +172,6 @@ def disk(case: Case) -> Result:
         end = int(case.random.integers(begin + 1, ROUNDS))
         actions = {f"r{begin}": lambda: fill(folder), f"r{end}": (folder / "filler").unlink}
         return run(case.chosen(store=str(case.folder)), case.out, [Watch(**actions)])
-
-
-@contextmanager
-def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of `size` KiB."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, timeout=10).returncode:
-        raise NoDisk("a small disk can only be mounted by root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], timeout=10)
-
-
-class NoDisk(Exception):
-    """This point cannot be run here."""
-
-
-def enlarge(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, timeout=10)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "filler").open("wb", buffering=0) as filler:
-        try:
-            while True:
-                filler.write(b"x" * 4096)
-        except OSError:
-            return
 
 
 def host(case: Case) -> Result:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedfleet.engine.launch import resume
 from fedfleet.engine.store import Table
 
 from ..tune.commands import COMMAND, invoke, until
+from .disks import NoDisk, enlarge, fill, mounted
 from .runs import Watch, interrupt, same, setting, small
 
 EVERY = {"every": 2, "keep": 3}
@@ -202,22 +204,15 @@ def np_state(value: int):
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
     """Makes a disk of so many KiB."""
-    made: list[Path] = []
+    with ExitStack() as made:
 
-    def make(size: int) -> Path:
-        folder = tmp_path / f"disk{len(made)}"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)], capture_output=True, timeout=10
-        )
-        if done.returncode:
-            pytest.skip("a small disk can only be mounted by root")
-        made.append(folder)
-        return folder
+        def make(size: int) -> Path:
+            try:
+                return made.enter_context(mounted(tmp_path / "disk", size))
+            except NoDisk as reason:
+                pytest.skip(str(reason))
 
-    yield make
-    for folder in made:
-        subprocess.run(["umount", "-l", str(folder)], timeout=10)
+        yield make
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.slow)])
@@ -231,18 +226,9 @@ def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp
     assert str(caught.value).startswith("no room for the states of ")
     assert "engine.store" in str(caught.value)
     assert names(out)
-    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, timeout=10)
+    enlarge(folder)
     same(resume(chosen, out), expected)
     assert not list(folder.iterdir())
-
-
-def fill(folder: Path) -> None:
-    with (folder / "filler").open("wb", buffering=0) as filler:
-        try:
-            while True:
-                filler.write(b"x" * 4096)
-        except OSError:
-            return
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(disk, tmp_path, expected):

@@ -1,0 +1,37 @@
+"""Whether two methods take the same path on a problem: all models along the way, (R, P) of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.algorithms.driver import run
+from tests.algorithms.problems import partial
+
+
+@dataclass(frozen=True)
+class Compare:
+    """problem: unless a test has its own; rounding: what `close` allows, absolute and relative."""
+
+    problem: Any
+    rounding: float
+
+    def paths(self, first: Any, second: Any, problem: Any = None, timetable: Any = None) -> list[torch.Tensor]:
+        problem = problem or self.problem
+        cohorts, steps = timetable or partial(problem.clients)
+        runs = (run(method, problem, cohorts, steps) for method in (first, second))
+        return [torch.stack([model.flat for model in result.models()]) for result in runs]
+
+    def close(self, *what: Any, **where: Any) -> None:
+        one, other = self.paths(*what, **where)
+        torch.testing.assert_close(one, other, rtol=self.rounding, atol=self.rounding)
+
+    def equal(self, *what: Any, **where: Any) -> None:
+        one, other = self.paths(*what, **where)
+        assert torch.equal(one, other), f"largest difference {(one - other).abs().max()}"
+
+    def unlike(self, *what: Any, **where: Any) -> None:
+        one, other = self.paths(*what, **where)
+        assert (one - other).abs().max() > 1e-4
