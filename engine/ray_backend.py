@@ -108,7 +108,9 @@ def start_ray(job: Job) -> bool:
                 ray.init(address=engine.address, **quiet)
             else:
                 gpus = int(np.ceil(engine.gpus * engine.count_hosts())) or None
-                ray.init(include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **quiet)
+                # else it would join whatever cluster somebody has started on this machine
+                own: dict[str, Any] = {"address": "local", "include_dashboard": False}
+                ray.init(num_gpus=gpus, object_store_memory=STORE_BYTES, **own, **quiet)
     try:
         _fits(engine, ray.cluster_resources())
     except ConfigError:

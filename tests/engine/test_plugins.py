@@ -193,7 +193,7 @@ def sha(data, backend, hosts):
     engine = {"backend": backend, "hosts": hosts, "block": 2}
     return run(experiment({**data, "engine": engine})).model_sha256
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 os.chdir(sys.argv[1])
 data = json.loads(sys.argv[2])
 own = {**data, "workload": Near(), "method": "halved"}

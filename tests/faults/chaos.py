@@ -244,7 +244,7 @@ def main(kinds: list[str]) -> int:
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves hosts on a busy machine
-    ray.init(num_cpus=4, object_store_memory=256 * 2**20, **quiet)
+    ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet)
     table = {kind: [0, 0, 0.0] for kind in kinds or KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         expected = undisturbed(Path(scratch))

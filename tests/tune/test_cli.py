@@ -121,6 +121,13 @@ def test_more_hosts_than_the_machine_has(here: Path):
     check_refused(done.returncode, done.stderr, says, here, set())
 
 
+def test_a_cluster_that_is_not_asked_for_is_left_alone(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ray by itself would join the one that this names (where nothing answers), or any other on the machine."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    done = shell(here, "run", "digits", "federation.rounds=1", "tracking.uri=none", "engine.hosts=1", "engine.cpus=0.5")
+    assert done.returncode == 0, done.stderr
+
+
 def test_out_that_holds_a_run(here: Path):
     assert invoke("run", "digits", *LOCAL, "--out", "mine").exit_code == 0
     before = {path: path.read_bytes() for path in (here / "mine").iterdir()}

@@ -198,7 +198,7 @@ from fedfleet.tune.search import search
 
 os.environ["RAY_worker_niceness"] = "0"  # as the command has it; Ray's 15 starves beside anything else
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
 print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
 """
 
