@@ -130,6 +130,7 @@ class Host:
         self.vectorise = engine.vectorise
         self.trips: tuple[tuple[int, bool], Trips] | None = None
         self.shared: tuple[int, Any] = (-1, None)
+        self.gathering = 0.0  # seconds so far
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -141,13 +142,16 @@ class Host:
         local = self.job.experiment.federation.local
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
+        self.gathering, began = 0.0, time.perf_counter()
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
+        drawn = time.perf_counter() - began
         total = Total(trips.forms)
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
         clients = self._clients(work, total)
+        total.facts["data"] = drawn + self.gathering
         total.facts["seconds"] = time.perf_counter() - started
         return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, clients)
 
@@ -218,8 +222,10 @@ class Host:
 
     def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
         self.beat()
+        began = time.perf_counter()
         batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
         batch["key"] = key.to(self.device)
+        self.gathering += time.perf_counter() - began
         return batch
 
     def _trips(self, round: int, opening: bool) -> Trips:
@@ -256,7 +262,8 @@ class Total:
     def __init__(self, forms: Forms) -> None:
         samples = pytree.tree_leaves(forms.message)
         self.leaves = [torch.zeros(sample.shape, dtype=torch.float64) for sample in samples]
-        self.facts: dict[str, float] = {"loss": 0.0, "steps": 0.0, "gradients": 0.0, "weight": 0.0, "state": 0.0}
+        names = ("loss", "steps", "gradients", "weight", "state", "data", "reduce")
+        self.facts: dict[str, float] = dict.fromkeys(names, 0.0)
         self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
 
     def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
@@ -271,11 +278,14 @@ class Total:
 
     def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         """steps, weights: (1,)."""
+        began = time.perf_counter()
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
             self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
         self._count(outcome, steps, weights)
+        self.facts["reduce"] += time.perf_counter() - began
 
     def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+        began = time.perf_counter()
         uniform = bool((weights == 1).all())
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
             if i == 0 and not uniform:
@@ -284,3 +294,4 @@ class Total:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves[i].add_(total.to(self.leaves[i].device))
         self._count(outcome, steps, weights)
+        self.facts["reduce"] += time.perf_counter() - began

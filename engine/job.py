@@ -108,6 +108,12 @@ class Job:
             wanted = "cuda" if gpus > 0 else "cpu"
         return torch.device(wanted)
 
+    @property
+    def hosts(self) -> int:
+        """Processes that train."""
+        engine = self.experiment.engine
+        return engine.count_hosts() if engine.backend == "ray" else 1
+
     def block(self, parameters: int) -> int:
         """Clients that run at once, for a model of so many parameters."""
         engine, plan = self.experiment.engine, self.experiment.federation
