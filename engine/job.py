@@ -121,6 +121,12 @@ class Job:
             return cohort.auto_block(parameters, plan.cohort, self.device.type)
         return min(engine.block, plan.cohort)
 
+    @property
+    def kernels(self) -> str:
+        """torch or native."""
+        wanted = self.experiment.engine.kernels
+        return "torch" if wanted == "auto" else wanted
+
     def start(self) -> Tree:
         """The model before round 1; buffers, where it has any, come last."""
         tensors = self.workload.init(self.experiment.seed)
