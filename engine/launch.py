@@ -29,6 +29,8 @@ from .host import Data
 from .job import Job
 from .keeping import discard
 from .native import NoKernels, library
+from .path import settled
+from .probe import measure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -267,10 +269,12 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
             raise Interrupted(stop())
 
     split = job.split()
+    job, told = settled(job, split, measure)
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
     driver = Driver(job, setup)
+    driver.tell(told)
     try:
         driver.start(lambda place: InProcess(job, data, place, beat))
         yield from driver.rounds()
