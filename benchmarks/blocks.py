@@ -7,15 +7,12 @@ One host in this process, one thread, FedAvg; clients per second by block size, 
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from works import FEDERATIONS
-
 from fedfleet.engine import Experiment, run
+from fedfleet.tune.bench.works import FEDERATIONS
 
-HERE = Path(__file__).parent
 SIZES = (1, 4, 10, 16, 32)
 REPEATS = 3
 
@@ -36,7 +33,7 @@ def speed(work: dict[str, Any], block: int) -> tuple[float, int]:
     """(median clients per second after the first round, parameters of the model)."""
     experiment = Experiment.model_validate(
         {
-            "plugins": [str(HERE / "works.py")],
+            "plugins": ["fedfleet.tune.bench.works"],
             "workload": work["workload"],
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}},
             "federation": {**work["federation"], "rounds": 6},

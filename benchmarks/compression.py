@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def seconds(method: str, rounds: int) -> float:
     """Of a round, the median."""
     clock = Clock()
     chosen = {
-        "plugins": [str(Path(__file__).parent / "works.py")],
+        "plugins": ["fedfleet.tune.bench.works"],
         "workload": "cnn4",
         "method": {"name": method, "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"clients": 100, "cohort": 10, "rounds": rounds + WARMUP + 1, "local": {"steps": 5, "batch": 64}},

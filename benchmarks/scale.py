@@ -27,7 +27,7 @@ WARMUP = 3
 def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
     """every: rounds between checkpoints."""
     return {
-        "plugins": [str(Path(__file__).parent / "works.py")],
+        "plugins": ["fedfleet.tune.bench.works"],
         "workload": {"name": work, "clients": plan["clients"]},
         "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"local": {"steps": 5, "batch": 10}, **plan},

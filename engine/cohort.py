@@ -73,7 +73,7 @@ def task_edges(blocks: int) -> list[int]:
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:
-    """Clients to vectorise over where the experiment leaves it open: a rule, so that runs repeat.
+    """Clients to vectorise over where the experiment leaves it open and nothing was measured.
 
     On a processor vectorising pays while a step's cost is the dispatch of its operations, which
     `benchmarks/blocks.py` finds to be so below 50,000 parameters; convolutions and large layers run faster one client

@@ -66,8 +66,8 @@ class Federation(Section):
 
 
 class Engine(Section):
-    """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `vectorise`,
-    `threads`, `dtype` and `device` may, within rounding.
+    """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
+    `vectorise`, `threads`, `dtype` and `device` may, within rounding.
 
     `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
     removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
@@ -79,6 +79,7 @@ class Engine(Section):
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
+    kernels: Literal["auto", "torch", "native"] = "auto"
     vectorise: bool = True
     device: str = "auto"
     threads: int = Field(default=1, ge=1)

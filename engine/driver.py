@@ -30,7 +30,7 @@ from .job import Job
 from .keeping import make_table, usable, wrong_rows
 from .per_client import write_clients
 from .store import Place
-from .totals import Totals, in_order
+from .totals import Totals, in_order, spent
 
 Record = dict[str, float]
 """One round's numbers, by column name; see `records`."""
@@ -152,6 +152,7 @@ class Driver:
         count = len(sampled) - len(totals.dropped)
         server = self.method.server_update(self.server, mean, self._where(number, count))
         check(number, server, self.method.model(server), self.limit, totals)
+        updated = time.perf_counter()
         record = {
             "round": number,
             "train/loss": totals.facts["loss"] / count,
@@ -162,12 +163,12 @@ class Driver:
             **traffic(self.forms, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in self.method.told(self.server, server, mean).items()},
-            "time/hosts": totals.facts["seconds"],
-            "time/state": totals.facts["state"],
-            "time/train": trained - started,
+            **spent(totals, trained - started, self.job.hosts),
+            "time/server": updated - trained,
         }
         if self._evaluates(number):
             record.update(self._evaluate(self.method.model(server)))
+            record["time/evaluate"] = time.perf_counter() - updated
         record["time/seconds"] = time.perf_counter() - started
         for column, value in opening.items():
             record[column] += value

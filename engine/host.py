@@ -25,7 +25,9 @@ from .config import Local
 from .evaluation import Group, Slice, of_clients, of_rows
 from .forms import Forms
 from .job import Job
+from .kernels import kernels
 from .store import Place, Rows
+from .total import Total
 from .trip import Trips
 
 
@@ -127,9 +129,10 @@ class Host:
         self.forms = Forms(job.method(), self.x)
         self.rows = Rows(place, self.forms.client) if place.folder else None
         self.place, self.beat = place, beat
-        self.vectorise = engine.vectorise
+        self.vectorise, self.kernels = engine.vectorise, job.kernels
         self.trips: tuple[tuple[int, bool], Trips] | None = None
         self.shared: tuple[int, Any] = (-1, None)
+        self.gathering = 0.0  # seconds so far
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -141,13 +144,16 @@ class Host:
         local = self.job.experiment.federation.local
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
+        self.gathering, began = 0.0, time.perf_counter()
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
+        drawn = time.perf_counter() - began
         total = Total(trips.forms)
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
         clients = self._clients(work, total)
+        total.facts["data"] = drawn + self.gathering
         total.facts["seconds"] = time.perf_counter() - started
         return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, clients)
 
@@ -218,8 +224,10 @@ class Host:
 
     def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
         self.beat()
+        began = time.perf_counter()
         batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
         batch["key"] = key.to(self.device)
+        self.gathering += time.perf_counter() - began
         return batch
 
     def _trips(self, round: int, opening: bool) -> Trips:
@@ -229,7 +237,7 @@ class Host:
             method = self.job.method(version[0])
             chosen = method.opening if opening else method
             assert chosen is not None
-            self.trips = version, Trips(chosen, self.job.workload, self.x)
+            self.trips = version, Trips(chosen, self.job.workload, self.x, self.kernels)
         return self.trips[1]
 
     def _public(self, shared: Shared, algorithm: Algorithm) -> Any:
@@ -244,43 +252,8 @@ class Host:
     def evaluate(self, part: Slice | Group, shared: Shared) -> Sums:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.job.workload, dict(model.items())
-        if isinstance(part, Slice):
-            return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
         train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
-        return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))
-
-
-class Total:
-    """Running float64 sums of messages, in the order of blocks."""
-
-    def __init__(self, forms: Forms) -> None:
-        samples = pytree.tree_leaves(forms.message)
-        self.leaves = [torch.zeros(sample.shape, dtype=torch.float64) for sample in samples]
-        self.facts: dict[str, float] = {"loss": 0.0, "steps": 0.0, "gradients": 0.0, "weight": 0.0, "state": 0.0}
-        self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
-
-    def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
-        """steps, weights: (c,)."""
-        loss, norm2 = outcome.loss.reshape(-1), outcome.message.facts["norm2"].reshape(-1)
-        self.facts["loss"] += float(loss.sum())
-        self.facts["steps"] += int(steps.sum())
-        self.facts["gradients"] += int(steps.sum()) * outcome.gradients
-        self.facts["weight"] += float(weights.sum())
-        for name, values in (("loss", loss), ("norm2", norm2), ("steps", steps)):
-            self.clients[name].append(values.cpu().numpy())
-
-    def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
-        """steps, weights: (1,)."""
-        for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
-        self._count(outcome, steps, weights)
-
-    def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
-        uniform = bool((weights == 1).all())
-        for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            if i == 0 and not uniform:
-                total = weights.to(leaf.device) @ leaf.to(torch.float64)  # the first leaf is delta's vector
-            else:
-                total = leaf.sum(0, dtype=torch.float64)
-            self.leaves[i].add_(total.to(self.leaves[i].device))
-        self._count(outcome, steps, weights)
+        with kernels(self.kernels):
+            if isinstance(part, Slice):
+                return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
+            return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))

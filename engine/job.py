@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,13 @@ from .errors import ConfigError
 from .parts import Parts, Plugin, find_plugin
 
 
+class Chosen(NamedTuple):
+    """Clients at once, and by which kernels."""
+
+    block: int
+    kernels: str  # torch or native
+
+
 @dataclass(frozen=True)
 class Job:
     run_id: str
@@ -27,6 +34,7 @@ class Job:
     plugins: tuple[Plugin, ...] = ()
     directory: str | None = None  # of the run's files
     resume: bool = False  # from the directory's last checkpoint
+    chosen: Chosen | None = None  # once it is settled, see `path`
 
     @staticmethod
     def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> Job:
@@ -35,7 +43,13 @@ class Job:
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
-        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume)
+        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen)
+
+    def by(self, chosen: Chosen) -> Job:
+        """The same, settled; what was built is kept."""
+        job = replace(self, chosen=chosen)
+        vars(job).update({name: value for name, value in vars(self).items() if name not in vars(job)})
+        return job
 
     @cached_property
     def parts(self) -> Parts:
@@ -108,12 +122,28 @@ class Job:
             wanted = "cuda" if gpus > 0 else "cpu"
         return torch.device(wanted)
 
+    @property
+    def hosts(self) -> int:
+        """Processes that train."""
+        engine = self.experiment.engine
+        return engine.count_hosts() if engine.backend == "ray" else 1
+
     def block(self, parameters: int) -> int:
         """Clients that run at once, for a model of so many parameters."""
         engine, plan = self.experiment.engine, self.experiment.federation
+        if self.chosen is not None:
+            return self.chosen.block
         if engine.block == "auto":
             return cohort.auto_block(parameters, plan.cohort, self.device.type)
         return min(engine.block, plan.cohort)
+
+    @property
+    def kernels(self) -> str:
+        """torch or native."""
+        if self.chosen is not None:
+            return self.chosen.kernels
+        wanted = self.experiment.engine.kernels
+        return "torch" if wanted == "auto" else wanted
 
     def start(self) -> Tree:
         """The model before round 1; buffers, where it has any, come last."""

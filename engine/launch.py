@@ -28,6 +28,9 @@ from .history import History
 from .host import Data
 from .job import Job
 from .keeping import discard
+from .native import NoKernels, library
+from .path import settled
+from .probe import measure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,11 +124,24 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
+    if engine.kernels == "native":
+        refused(job)
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         raise ConfigError(
             f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
         )
     return job
+
+
+def refused(job: Job) -> None:
+    """ConfigError where the kernels that are asked for cannot be had."""
+    if job.device.type != "cpu" or job.experiment.engine.dtype != "float32":
+        where = f"device={job.device.type}, dtype={job.experiment.engine.dtype}"
+        raise ConfigError(f"engine.kernels=native is for float32 on processors, got {where}; choose torch")
+    try:
+        library()
+    except NoKernels as error:
+        raise ConfigError(f"engine.kernels=native: {error}; choose torch") from error
 
 
 def run(
@@ -253,10 +269,12 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
             raise Interrupted(stop())
 
     split = job.split()
+    job, told = settled(job, split, measure)
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
     driver = Driver(job, setup)
+    driver.tell(told)
     try:
         driver.start(lambda place: InProcess(job, data, place, beat))
         yield from driver.rounds()

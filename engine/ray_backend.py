@@ -24,6 +24,8 @@ from .errors import ConfigError, DriverDied, Interrupted
 from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
+from .path import settled
+from .probe import measure
 
 STORE_BYTES = 2 * 2**30
 """Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
@@ -47,8 +49,9 @@ class DriverProcess:
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            data, setup = self._data()
+            data, setup, told = self._data()
             driver = Driver(self.job, setup)
+            driver.tell(told)
             try:
                 driver.start(lambda place: RayFleet(self.job, data, place, self._check, driver.tell))
                 for item in driver.rounds():
@@ -61,11 +64,12 @@ class DriverProcess:
                 self.over = True
                 self.news.notify_all()
 
-    def _data(self) -> tuple[list[Any], Setup]:
-        """References to the data in the object store; no copy stays in this process."""
+    def _data(self) -> tuple[list[Any], Setup, str]:
+        """References to the data in the object store, of which no copy stays in this process; how clients are run."""
         split = self.job.split()
+        self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-        return data, Setup(split.parts, examples(split.test))
+        return data, Setup(split.parts, examples(split.test)), told
 
     def _tell(self, item: Told) -> None:
         with self.news:

@@ -12,7 +12,10 @@ server/lr                           of methods with local steps: |server's move|
 comm/bytes_down, bytes_up           of this round
 comm/bytes_buffers_down, …_up       running statistics, not counted above; where the model has any
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
-time/state                          of the hosts' time, what reading, writing and checking clients' states took
+time/state, data, reduce, compute   of the hosts' time: reading, writing and checking clients' states; drawing and
+                                    gathering batches; adding up messages; the rest, which is the local steps
+time/wait                           seconds that hosts had no task while the driver waited for local work, added up
+time/server, evaluate               the server's step; the evaluation, where the round was evaluated
 """
 
 from __future__ import annotations

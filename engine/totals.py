@@ -47,3 +47,12 @@ def add(total: list[np.ndarray], part: list[np.ndarray]) -> list[np.ndarray]:
     for a, b in zip(total, part, strict=False):
         np.add(a, b, out=a)
     return total
+
+
+def spent(totals: Totals, train: float, hosts: int) -> dict[str, float]:
+    """Columns of the record: where the hosts' time went; `train`: seconds that the driver waited for them."""
+    facts = totals.facts
+    parts = {name: facts[name] for name in ("state", "data", "reduce")}
+    columns = {"train": train, "hosts": facts["seconds"], **parts}
+    columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(hosts * train - facts["seconds"], 0.0)}
+    return {f"time/{name}": value for name, value in columns.items()}

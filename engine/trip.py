@@ -14,6 +14,7 @@ from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Batch, Workload
 from .forms import Forms
+from .kernels import kernels
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -46,14 +47,16 @@ class Asked:
 
 
 class Trips:
-    def __init__(self, algorithm: Algorithm, workload: Workload, x: Tree) -> None:
-        self.algorithm, self.workload = algorithm, workload
+    def __init__(self, algorithm: Algorithm, workload: Workload, x: Tree, kernels: str = "torch") -> None:
+        """kernels: see `kernels`."""
+        self.algorithm, self.workload, self.kernels = algorithm, workload, kernels
         self.forms = Forms(algorithm, x)
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
         """The batch's mean loss, ()."""
-        losses = self.workload.losses(dict(point.items()), batch)
+        with kernels(self.kernels):
+            losses = self.workload.losses(dict(point.items()), batch)
         weight = batch.get("weight")
         return losses.mean() if weight is None else (losses * weight).sum()
 

@@ -222,6 +222,24 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
     click.echo(describe(load(experiment, overrides), out))
 
 
+@main.command()
+@click.argument("works", nargs=-1, metavar="[w1|w2|w3|engine.a=b …]")
+@click.option("--method", "methods", multiple=True, help="Beside fedavg, on the first work (default: scaffold, …).")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of every line.")
+@click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds timed in a run.")
+@click.option("--hosts", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also draw the ratios: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print all pairs as one JSON object on the last line.")
+@told
+def bench(works: tuple[str, ...], methods: tuple[str, ...], out: Path | None, as_json: bool, **how: int) -> None:
+    """Time the engine on this machine beside a plain two-process PyTorch loop, in turn: minutes."""
+    from .bench.command import bench as start
+    from .bench.command import summary, told_of
+
+    found = start(works, methods, how, out, functools.partial(click.echo, err=True))
+    click.echo(json.dumps(summary(found)) if as_json else told_of(found))
+
+
 KINDS = {
     "methods": "METHODS",
     "workloads": "WORKLOADS",

@@ -77,4 +77,9 @@ def traffic(job: Job, x: Tree) -> str:
     if forms.buffers:
         total = plan.cohort * forms.buffers
         rows.append(("per round", "running statistics", f"down {total:,} B", f"up {total:,} B"))
-    return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients"
+    measured = "" if given(job) else ", if the run is too short to measure what is quickest"
+    return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients, {job.kernels} kernels{measured}"
+
+
+def given(job: Job) -> bool:
+    return "auto" not in (job.experiment.engine.block, job.experiment.engine.kernels)

@@ -19,10 +19,10 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
-from fedfleet.workloads import counted
-from fedfleet.workloads.base import Classification, Columns, Model, Partition, Parts
-from fedfleet.workloads.convolutional import Cnn4
-from fedfleet.workloads.models import LeNet, Mlp
+from ...workloads import counted
+from ...workloads.base import Classification, Columns, Model, Partition, Parts
+from ...workloads.convolutional import Cnn4
+from ...workloads.models import LeNet, Mlp
 
 
 @dataclass(frozen=True)

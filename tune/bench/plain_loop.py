@@ -1,5 +1,7 @@
 """The yardstick: clients one at a time in two processes of one thread, plain PyTorch, no framework.
 
+    python -m fedfleet.tune.bench.plain_loop --work w1
+
 Each process holds one model; for a client it copies the global weights in, takes K steps of SGD and adds the result to
 a running sum; the sums meet in shared memory. Prints one JSON line: clients per second of every timed round.
 """
@@ -14,7 +16,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 from torch.nn import functional as F
-from works import FEDERATIONS, WORKLOADS
+
+from .works import FEDERATIONS, WORKLOADS
 
 LR = 0.05
 
@@ -53,7 +56,7 @@ def loop(rank: int, work: str, shared: dict[str, torch.Tensor], go: Any, back: A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--work", choices=list(WORKLOADS), default="w1")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)

@@ -1,0 +1,295 @@
+// Convolutions and max pooling of a block of clients, each with weights of its own. One thread, float32.
+//
+// A convolution (stride 1) runs along output rows, sixteen places at a time; a tile of output channels shares every
+// load of the input and a pair of rows every load of a weight. The gradient of the input is the same convolution of the
+// outputs' gradient with the weights turned round; that of the weights keeps sums of sixteen lanes to the end.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t LANES = 16;
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+
+inline Lanes load(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
+inline void store(float* p, Lanes v) { *reinterpret_cast<Lanes*>(p) = v; }
+
+// Of the first n places only; n may be anything.
+#ifdef __AVX512F__
+inline __mmask16 first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
+inline Lanes load(const float* p, int64_t n) { return (Lanes)_mm512_maskz_loadu_ps(first(n), p); }
+inline void store(float* p, Lanes v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
+#else
+inline int64_t first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
+inline Lanes load(const float* p, int64_t n) {
+  Lanes v = {};
+  std::memcpy(&v, p, first(n));
+  return v;
+}
+inline void store(float* p, Lanes v, int64_t n) { std::memcpy(p, &v, first(n)); }
+#endif
+
+inline float sum(Lanes v) {
+  typedef int32_t Order __attribute__((vector_size(64)));
+  v += __builtin_shuffle(v, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  v += __builtin_shuffle(v, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  v += __builtin_shuffle(v, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  return v[0] + v[1];
+}
+
+inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+float* scratch(int which, int64_t size) {
+  static thread_local std::vector<float> kept[4];
+  if (int64_t(kept[which].size()) < size) kept[which].resize(size);
+  return kept[which].data();
+}
+
+// (planes, h, w) -> (planes, h + 2 p, stride), zeros around and behind
+void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride) {
+  std::memset(to, 0, sizeof(float) * planes * (h + 2 * p) * stride);
+  for (int64_t n = 0; n < planes; n++)
+    for (int64_t r = 0; r < h; r++)
+      std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * w, sizeof(float) * w);
+}
+
+// T output channels of one example; w: (I, K, K, T)
+template <int K, int T>
+void tile(const float* x, const float* w, const float* bias, float* y, int64_t I, int64_t hp, int64_t stride,
+          int64_t oh, int64_t ow) {
+  for (int64_t v = 0; v < ow; v += LANES) {
+    const int64_t lanes = std::min(LANES, ow - v);
+    for (int64_t r = 0; r < oh; r += 2) {
+      const bool pair = r + 1 < oh;
+      Lanes a[T], b[T];
+      for (int t = 0; t < T; t++) a[t] = b[t] = Lanes{} + (bias ? bias[t] : 0.0f);
+      const float* weight = w;
+      for (int64_t i = 0; i < I; i++)
+        for (int kh = 0; kh < K; kh++) {
+          const float* row = x + (i * hp + r + kh) * stride + v;
+          const float* next = pair ? row + stride : row;
+          for (int kw = 0; kw < K; kw++, weight += T) {
+            const Lanes p = load(row + kw), q = load(next + kw);
+            for (int t = 0; t < T; t++) {
+              a[t] += p * weight[t];
+              b[t] += q * weight[t];
+            }
+          }
+        }
+      for (int t = 0; t < T; t++) {
+        float* out = y + (t * oh + r) * ow + v;
+        store(out, a[t], lanes);
+        if (pair) store(out + ow, b[t], lanes);
+      }
+    }
+  }
+}
+
+// The weights of T output channels in the order in which `tile` reads them. turned: w is (I, O, K, K), for the gradient
+// of the input.
+template <int K, int T>
+int64_t pack(const float* w, float* to, int64_t first, int64_t O, int64_t I, bool turned) {
+  for (int64_t i = 0; i < I; i++)
+    for (int k = 0; k < K * K; k++)
+      for (int t = 0; t < T; t++)
+        *to++ = turned ? w[(i * O + first + t) * K * K + K * K - 1 - k] : w[((first + t) * I + i) * K * K + k];
+  return I * K * K * T;
+}
+
+// Output channels of the next tile where so many are left
+inline int64_t width(int64_t left) { return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
+#define BY_WIDTH(n, call)     \
+  switch (n) {                \
+    case 8: call(8); break;   \
+    case 6: call(6); break;   \
+    case 4: call(4); break;   \
+    case 2: call(2); break;   \
+    default: call(1);         \
+  }
+
+template <int K>
+void conv(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I, int64_t O,
+          int64_t h, int64_t wd, int64_t p, bool turned) {
+  const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, stride = up(ow) + K - 1;
+  float* padded = scratch(0, I * hp * stride + LANES);
+  float* packed = scratch(1, O * I * K * K);
+  for (int64_t c = 0; c < C; c++) {
+    const float* mine = w + c * O * I * K * K;
+    float* to = packed;
+    for (int64_t o = 0; o < O; o += width(O - o)) {
+#define CALL(t) to += pack<K, t>(mine, to, o, O, I, turned)
+      BY_WIDTH(width(O - o), CALL)
+#undef CALL
+    }
+    for (int64_t b = 0; b < B; b++) {
+      pad(x + (c * B + b) * I * h * wd, padded, I, h, wd, p, stride);
+      float* out = y + (c * B + b) * O * oh * ow;
+      const float* from = packed;
+      for (int64_t o = 0; o < O;) {
+        const int64_t n = width(O - o);
+        const float* add = bias ? bias + c * O + o : nullptr;
+#define CALL(t) tile<K, t>(padded, from, add, out + o * oh * ow, I, hp, stride, oh, ow)
+        BY_WIDTH(n, CALL)
+#undef CALL
+        from += n * I * K * K;
+        o += n;
+      }
+    }
+  }
+}
+
+// Gradient of the weights of T output channels, added to gw (T, I, K, K), from n examples; g: (n, O, oh, gs)
+template <int K, int T>
+void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int64_t O, int64_t hp, int64_t stride,
+           int64_t oh, int64_t gs) {
+  for (int64_t i = 0; i < I; i++)
+    for (int kh = 0; kh < K; kh++) {
+      Lanes acc[T][K];
+      for (int t = 0; t < T; t++)
+        for (int kw = 0; kw < K; kw++) acc[t][kw] = Lanes{};
+      for (int64_t b = 0; b < n; b++)
+        for (int64_t r = 0; r < oh; r++) {
+          const float* row = x + ((b * I + i) * hp + r + kh) * stride;
+          const float* grad = g + (b * O * oh + r) * gs;
+          for (int64_t v = 0; v < gs; v += LANES) {
+            Lanes d[T];
+            for (int t = 0; t < T; t++) d[t] = load(grad + t * oh * gs + v);
+            for (int kw = 0; kw < K; kw++) {
+              const Lanes p = load(row + v + kw);
+              for (int t = 0; t < T; t++) acc[t][kw] += p * d[t];
+            }
+          }
+        }
+      for (int t = 0; t < T; t++)
+        for (int kw = 0; kw < K; kw++) {
+          gw[(t * I + i) * K * K + kh * K + kw] += sum(acc[t][kw]);
+        }
+    }
+}
+
+template <int K>
+void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O, int64_t h,
+             int64_t wd, int64_t p) {
+  constexpr int T = K >= 5 ? 4 : 6;
+  const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, gs = up(ow), stride = gs + K - 1;
+  const int64_t each = I * hp * stride + O * oh * gs, most = std::max<int64_t>(1, 65536 / each);
+  float* xs = scratch(2, most * I * hp * stride + LANES);
+  float* grads = scratch(3, most * O * oh * gs + LANES);
+  for (int64_t c = 0; c < C; c++) {
+    float* mine = gw + c * O * I * K * K;
+    std::memset(mine, 0, sizeof(float) * O * I * K * K);
+    for (int64_t b = 0; b < B; b += most) {
+      const int64_t n = std::min(most, B - b);
+      for (int64_t e = 0; e < n; e++) pad(x + (c * B + b + e) * I * h * wd, xs + e * I * hp * stride, I, h, wd, p, stride);
+      pad(g + (c * B + b) * O * oh * ow, grads, n * O, oh, ow, 0, gs);
+      int64_t o = 0;
+#define CALL(t) weigh<K, t>(xs, grads + o * oh * gs, mine + o * I * K * K, n, I, O, hp, stride, oh, gs)
+      for (; o + T <= O; o += T) CALL(T);
+      for (; o + 2 <= O; o += 2) CALL(2);
+      for (; o < O; o++) CALL(1);
+#undef CALL
+    }
+    if (gb)
+      for (int64_t o = 0; o < O; o++) {
+        Lanes lanes = {};
+        float rest = 0;
+        for (int64_t b = 0; b < B; b++) {
+          const float* plane = g + ((c * B + b) * O + o) * oh * ow;
+          int64_t at = 0;
+          for (; at + LANES <= oh * ow; at += LANES) lanes += load(plane + at);
+          for (; at < oh * ow; at++) rest += plane[at];
+        }
+        gb[c * O + o] = rest + sum(lanes);
+      }
+  }
+}
+
+typedef int32_t Places __attribute__((vector_size(64)));
+
+#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
+inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
+  const Places more = (value > top) | (value != value);
+  top = more ? value : top;
+  at = more ? Places{} + which : at;
+}
+
+}  // namespace
+
+#define BY_KERNEL(call) \
+  switch (K) {          \
+    case 1: call(1);    \
+    case 2: call(2);    \
+    case 3: call(3);    \
+    case 4: call(4);    \
+    case 5: call(5);    \
+    case 7: call(7);    \
+  }
+
+extern "C" {
+
+void conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
+                  int64_t O, int64_t h, int64_t wd, int64_t p, int64_t K, int64_t turned) {
+#define CALL(k) return conv<k>(x, w, bias, y, C, B, I, O, h, wd, p, turned)
+  BY_KERNEL(CALL)
+#undef CALL
+}
+
+void conv_weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O,
+                  int64_t h, int64_t wd, int64_t p, int64_t K) {
+#define CALL(k) return weights<k>(x, g, gw, gb, C, B, I, O, h, wd, p)
+  BY_KERNEL(CALL)
+#undef CALL
+}
+
+
+// 2 x 2 windows; place: which of the four was the largest, the first of equals, as in torch
+void pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int64_t h, int64_t w) {
+  const int64_t oh = h / 2, ow = w / 2;
+  for (int64_t n = 0; n < planes; n++)
+    for (int64_t r = 0; r < oh; r++)
+      for (int64_t v = 0; v < ow; v += LANES) {
+        const int64_t lanes = std::min(LANES, ow - v), from = 2 * v, left = 2 * lanes;
+        const float *a = x + (n * h + 2 * r) * w + from, *b = a + w;
+        const Lanes a0 = load(a, left), a1 = load(a + LANES, left - LANES);
+        const Lanes b0 = load(b, left), b1 = load(b + LANES, left - LANES);
+        Lanes top = EVEN(a0, a1);
+        Places at = {};
+        larger(top, at, ODD(a0, a1), 1);
+        larger(top, at, EVEN(b0, b1), 2);
+        larger(top, at, ODD(b0, b1), 3);
+        const int64_t to = (n * oh + r) * ow + v;
+        store(y + to, top, lanes);
+        store(reinterpret_cast<float*>(place + to), (Lanes)at, lanes);
+      }
+}
+
+void pool_backward(const float* g, const int32_t* place, float* gx, int64_t planes, int64_t h, int64_t w) {
+  const int64_t oh = h / 2, ow = w / 2;
+  if (h % 2 || w % 2) std::memset(gx, 0, sizeof(float) * planes * h * w);
+  for (int64_t n = 0; n < planes; n++)
+    for (int64_t r = 0; r < oh; r++)
+      for (int64_t v = 0; v < ow; v += LANES) {
+        const int64_t lanes = std::min(LANES, ow - v), from = (n * oh + r) * ow + v, left = 2 * lanes;
+        const Lanes d = load(g + from, lanes);
+        const Places at = (Places)load(reinterpret_cast<const float*>(place + from), lanes);
+        for (int k = 0; k < 2; k++) {
+          const Lanes even = at == 2 * k ? d : Lanes{}, odd = at == 2 * k + 1 ? d : Lanes{};
+          float* to = gx + (n * h + 2 * r + k) * w + 2 * v;
+          store(to, LOW(even, odd), left);
+          if (left > LANES) store(to + LANES, HIGH(even, odd), left - LANES);
+        }
+      }
+}
+}

@@ -1,0 +1,151 @@
+"""How clients are run, blocks of how many by which kernels: as given, as recorded, by a rule, or as measured before.
+
+Bits follow from it within rounding, so it is decided once: a run's folder keeps it (path.json) and resuming reads it
+there; what was measured is kept in the cache folder by model, method, batch, processor and versions, never by hosts,
+and later runs take it from there. Runs too short to be worth measuring go by a rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..workloads.base import Split
+from .cohort import steps_of
+from .errors import ConfigError
+from .job import Chosen, Job
+from .native import SOURCE, NoKernels, cache_folder, library, processor
+
+WORTH = 20_000
+"""Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
+BLOCKS = (48, 24, 12, 8, 4)
+"""Numbers of blocks a round that are tried: such that two, four or eight hosts end together."""
+
+Measure = Callable[[Job, Split, list[Chosen]], dict[Chosen, float]]
+"""(job, data, candidates) -> seconds a client of those that ran."""
+
+
+def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
+    """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
+    engine = job.experiment.engine
+    kept = Path(job.directory) / "path.json" if job.directory is not None else None
+    rule = Chosen(job.block(job.start().flat.numel()), job.kernels)
+    if job.resume and kept is not None and kept.is_file():
+        path, how = read(kept), "as the run began"
+    elif "auto" not in (engine.block, engine.kernels):
+        path, how = rule, "as given"
+    elif job.resume or not worth(job, split):
+        path, how = rule, "too short a run to measure" if not job.resume else "by the rule, as the run began"
+    else:
+        path, how = remembered(job, split, measure, rule)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({**path._asdict(), "how": how}) + "\n", "utf-8")
+    return job.by(path), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+
+
+def worth(job: Job, split: Split) -> bool:
+    plan = job.experiment.federation
+    steps = float(steps_of(np.asarray(split.parts.sizes), plan.local).mean()) * plan.cohort * plan.rounds
+    return job.device.type == "cpu" and steps >= WORTH
+
+
+def remembered(job: Job, split: Split, measure: Measure, rule: Chosen) -> tuple[Chosen, str]:
+    """What the cache folder says, else what is measured now, which it then says."""
+    known = about(job, split)
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    file = cache_folder() / "paths" / f"{digest}.json"
+    if file.is_file():
+        return read(file), "measured before"
+    seconds = measure(job, split, candidates(job))
+    path = quickest(seconds) or rule
+    told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
+    try:
+        publish(file, {**path._asdict(), "measured": told, "of": known})
+        path = read(file)  # another process may have been first
+    except OSError as error:
+        return path, f"measured, and not kept: {error}"
+    return path, f"measured, ms a client: {told}"
+
+
+def candidates(job: Job) -> list[Chosen]:
+    """Small blocks first."""
+    engine, cohort = job.experiment.engine, job.experiment.federation.cohort
+    blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
+    if not engine.vectorise:
+        blocks = blocks[:1]
+    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *(["native"] if has_native(job) else [])]
+    return [Chosen(block, name) for name in names for block in blocks]
+
+
+def has_native(job: Job) -> bool:
+    try:
+        return job.device.type == "cpu" and job.dtype == torch.float32 and library() is not None
+    except NoKernels:
+        return False
+
+
+def quickest(seconds: dict[Chosen, float]) -> Chosen | None:
+    """The quickest; one that came before it, smaller or torch's, where that is within 3 %, which is noise."""
+    best = min(seconds.values(), default=0.0)
+    return next((path for path, value in seconds.items() if value <= 1.03 * best), None)
+
+
+def about(job: Job, split: Split) -> dict[str, Any]:
+    """What a measurement depends on. Numbers among a method's arguments (step sizes, say) are not in it."""
+    experiment = job.experiment
+    engine, plan = experiment.engine, experiment.federation
+    layout = job.layout
+    return {
+        "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
+        "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
+        "workload": type(job.workload).__name__,
+        "method": words(experiment.method),
+        "local": plan.local.model_dump(),
+        "cohort": plan.cohort,
+        "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype],
+        "device": [job.device.type, processor(), torch.__version__, has_native(job)],
+        "source": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+    }
+
+
+def words(value: Any) -> Any:
+    """Without numbers."""
+    if isinstance(value, dict):
+        return {key: words(inner) for key, inner in value.items() if not isinstance(inner, int | float)}
+    if isinstance(value, list | tuple):
+        return [words(inner) for inner in value]
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def read(file: Path) -> Chosen:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        path = Chosen(int(found["block"]), str(found["kernels"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); remove it") from error
+    if path.block < 1 or path.kernels not in ("torch", "native"):
+        raise ConfigError(f"{file} is damaged ({path}); remove it")
+    return path
+
+
+def publish(file: Path, content: dict[str, Any]) -> None:
+    """Whole, and only if no other process was first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(prefix=".", dir=file.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(content, out, indent=1)
+        with suppress(FileExistsError):
+            os.link(beside, file)
+    finally:
+        os.unlink(beside)

@@ -1,0 +1,53 @@
+"""Where a round's time goes: the record's parts are the hosts' time, and each holds what it is called after."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fedfleet.engine import host, run
+
+from .setups import STEPS, digits
+
+PARTS = ("state", "data", "reduce", "compute")
+PAUSE = 0.02  # seconds; what the rest of such a small round takes is well below
+
+
+def spin() -> None:
+    """Busy, as the work that it stands for is."""
+    end = time.perf_counter() + PAUSE
+    while time.perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_parts_are_the_hosts_time(block):
+    result = run(digits("scaffold", STEPS, block=block))
+    for row in result.rows:
+        assert all(row[f"time/{part}"] > 0 for part in PARTS)
+        assert sum(row[f"time/{part}"] for part in PARTS) == pytest.approx(row["time/hosts"])
+        assert row["time/hosts"] + row["time/wait"] == pytest.approx(row["time/train"])  # one host
+        assert row["time/train"] + row["time/server"] + row.get("time/evaluate", 0) <= row["time/seconds"]
+    assert [int(row["round"]) for row in result.rows if "time/evaluate" in row] == [2, 3]
+
+
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize(("part", "name"), [("data", "stream"), ("reduce", "Total._count")])
+def test_what_takes_longer_shows_where_it_belongs(part, name, block, monkeypatch):
+    target, attribute = (host, name) if "." not in name else (host.Total, name.partition(".")[2])
+    real, calls = getattr(target, attribute), []
+
+    def slow(*args):
+        calls.append(1)
+        spin()
+        return real(*args)
+
+    monkeypatch.setattr(target, attribute, slow)
+    (row,) = run(digits("fedavg", STEPS, rounds=1, block=block)).rows
+    assert row[f"time/{part}"] >= len(calls) * PAUSE
+
+
+def test_two_hosts_wait_together(ray_here):
+    for row in run(digits("fedavg", STEPS, backend="ray", hosts=2)).rows:
+        assert row["time/hosts"] + row["time/wait"] == pytest.approx(2 * row["time/train"])

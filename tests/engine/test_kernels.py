@@ -1,0 +1,180 @@
+"""Our own kernels are torch's operations: values and gradients, alone, in a block, and in whole runs.
+
+TOLERANCE: float32 sums in another order, relative to the largest entry, as in test_blocks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.func import vmap
+from torch.nn import functional as F
+
+from fedfleet.engine import native, run
+from fedfleet.engine.config import experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.kernels import Conv, Pool, kernels
+from fedfleet.engine.launch import prepare
+
+TOLERANCE = 1e-5
+CONVS = [  # inputs, outputs, side, padding, height, width: every tile width, odd sizes, rows beyond a vector's lanes
+    (1, 6, 5, 2, 28, 28),
+    (6, 16, 5, 0, 14, 14),
+    (3, 11, 3, 1, 7, 33),
+    (2, 9, 1, 0, 5, 16),
+    (4, 1, 2, 1, 3, 3),
+    (3, 5, 4, 3, 9, 20),
+    (2, 3, 7, 6, 8, 17),
+    (5, 13, 3, 2, 40, 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def _built():
+    try:
+        native.library()
+    except native.NoKernels as error:
+        pytest.skip(str(error))
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def apart(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).abs().max() / second.abs().max().clamp(min=1e-3))
+
+
+def gradients(f, *tensors):
+    """(value, gradients of the sum of the values' squares)."""
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    y = f(*leaves)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("sizes", CONVS)
+def test_convolution_is_torchs(sizes, biased):
+    inputs, outputs, side, padding, height, width = sizes
+    tensors = [drawn(3, 4, inputs, height, width), drawn(3, outputs, inputs, side, side)]
+    tensors += [drawn(3, outputs)] if biased else []
+
+    def conv(*given):
+        return F.conv2d(*given, padding=padding) if biased else F.conv2d(*given, None, padding=padding)
+
+    with kernels("native"):
+        assert "Conv" in type(conv(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
+        alone = [gradients(conv, *(t[i] for t in tensors)) for i in range(3)]
+        block = gradients(vmap(conv), *tensors)
+    for i in range(3):
+        expected = gradients(conv, *(t[i] for t in tensors))
+        for value, own, together in zip(expected, alone[i], [t[i] for t in block], strict=True):
+            assert torch.equal(own, together)
+            assert apart(own, value) < TOLERANCE
+
+
+def test_weights_shared_by_a_block_and_a_vmap_inside_a_vmap():
+    x, weight = drawn(2, 3, 4, 1, 9, 9), drawn(5, 1, 3, 3)
+    with kernels("native"):
+        nested = vmap(vmap(lambda a: F.conv2d(a, weight)))(x)
+    assert apart(nested, F.conv2d(x.flatten(0, 2), weight).view(nested.shape)) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 2), (5, 70)])
+def test_pooling_is_torchs_to_the_bit(size):
+    x = drawn(3, 4, 2, *size)
+    x[0] = x[0].round()  # equal entries: the first one wins
+    x[1, 0, 0, 0, 1] = torch.nan
+    expected = [gradients(lambda a: F.max_pool2d(a, 2), x[i]) for i in range(3)]
+    with kernels("native"):
+        block = gradients(vmap(lambda a: F.max_pool2d(a, 2)), x)
+    for i in range(3):
+        for value, own in zip(expected[i], block, strict=True):
+            torch.testing.assert_close(own[i], value, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_does_not_fit_is_torchs(monkeypatch):
+    monkeypatch.setattr(Conv, "apply", None)
+    monkeypatch.setattr(Pool, "apply", None)
+    x, weight = drawn(2, 4, 9, 9), drawn(4, 4, 3, 3)
+    with kernels("native"):
+        F.conv2d(x, weight, stride=2)
+        F.conv2d(x, weight, dilation=2)
+        F.conv2d(x, weight, padding=(1, 0))
+        F.conv2d(x, weight, padding="same")
+        F.conv2d(x, weight[:, :1], groups=4)
+        F.conv2d(x, weight[..., :2])
+        F.conv2d(x.double(), weight.double())
+        F.max_pool2d(x, 3)
+        F.max_pool2d(x, 2, 1)
+        F.max_pool2d(x, 2, padding=1)
+        F.max_pool2d(x, 2, ceil_mode=True)
+        F.max_pool2d(x, 2, return_indices=True)
+        with pytest.raises(TypeError):
+            F.conv2d(x, weight)
+
+
+def lenet(backend="local", hosts=1, method="scaffold", **engine):
+    """Ten unequal clients of made-up FashionMNIST, four a round."""
+    return experiment(
+        {
+            "workload": {"name": "fashion_mnist", "stand_in": 120, "model": "lenet", "partition": "dirichlet"},
+            "method": {"name": method, "rule": {"name": "sgd", "lr": 0.05}},
+            "federation": {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": 8}},
+            "engine": {"backend": backend, "hosts": hosts, "block": 2, "kernels": "native", **engine},
+            "evaluate": {"every": 0, "batch": 50},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def test_a_run_with_own_kernels_is_the_run_with_torchs():
+    results = [run(lenet(**engine)) for engine in ({}, {"block": 1}, {"kernels": "torch"}, {"kernels": "torch"})]
+    own, alone, torchs, again = (torch.cat([t.flatten() for t in r.model.values()]) for r in results)
+    assert torch.equal(torchs, again)
+    assert not torch.equal(own, torchs)  # they were used
+    for other in (own, alone):
+        assert apart(other, torchs) < TOLERANCE
+
+
+def test_hosts_and_backends_agree_to_the_bit_with_own_kernels(ray_here):
+    results = [run(lenet()), run(lenet("ray", 1)), run(lenet("ray", 2))]
+    assert len({result.model_sha256 for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"dtype": "float64"}, "float32 on processors"), ({"device": "cuda"}, "float32 on processors")],
+)
+def test_where_they_cannot_be_had(change, sentence):
+    with pytest.raises(ConfigError, match=f"engine.kernels=native.*{sentence}.*choose torch"):
+        prepare(lenet(**change), "run")
+
+
+BROKEN = {"no compiler": "/nowhere/c++", "a compiler that fails": "false"}
+
+
+@pytest.mark.parametrize("compiler", BROKEN.values(), ids=BROKEN)
+def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
+    """In a process of its own, for a library that is loaded stays."""
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path))
+    program = "from fedfleet.tune.cli import main; main()"
+    arguments = ["run", "digits", "engine.kernels=native", "engine.backend=local", "tracking.uri=none"]
+    command = [sys.executable, "-c", program, *arguments, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: engine.kernels=native: ")
+    assert done.stderr.strip().endswith("; choose torch")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_two_processes_build_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path))
+    program = "from fedfleet.engine.native import library; library().conv_forward"
+    both = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".so"]

@@ -1,0 +1,214 @@
+"""How clients are run is decided once: given, recorded, ruled, remembered or measured."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedfleet.engine import path, probe, resume, run
+from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.job import Chosen, Job
+from fedfleet.engine.trip import Trips
+
+from .setups import STEPS, digits
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(path, "library", lambda: True)  # building is another test's, and these have no convolution
+    monkeypatch.setattr(path, "WORTH", 0)
+    return tmp_path / "cache"
+
+
+class Log:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def begin(self, job: Any, facts: Any) -> None: ...
+
+    def record(self, record: Any) -> None: ...
+
+    def event(self, text: str) -> None:
+        self.told.append(text)
+
+    def end(self, result: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+def played(experiment, out: Path | None = None) -> tuple[Any, str]:
+    log = Log()
+    result = run(experiment, out, [log])
+    return result, log.told[0]
+
+
+def auto(**engine: Any):
+    return digits("scaffold", STEPS, **{"block": "auto", **engine})
+
+
+def never(*args: Any) -> Any:
+    raise AssertionError("must not be measured")
+
+
+def settled(experiment, measure=never, directory: Path | None = None, resumed: bool = False) -> tuple[Chosen, str]:
+    job = Job.of("run", experiment, str(directory) if directory else None, resumed)
+    job, told = path.settled(job, job.split(), measure)
+    assert job.chosen is not None
+    return job.chosen, told
+
+
+def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: Path, monkeypatch):
+    first, told = played(auto(), tmp_path / "run")
+    assert "measured, ms a client: 1 torch " in told
+    (kept,) = (cache / "paths").iterdir()
+    monkeypatch.setattr(probe, "timed", never)
+    again, told = played(auto())
+    assert told.endswith("(measured before)")
+    assert first.model_sha256 == again.model_sha256
+    recorded = json.loads((tmp_path / "run/path.json").read_text())
+    assert {recorded[key] == json.loads(kept.read_text())[key] for key in ("block", "kernels")} == {True}
+    assert "path: blocks of" in (tmp_path / "run/run.log").read_text()
+
+
+def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or_host_is_not():
+    asked = []
+
+    def measure(job, split, candidates):
+        asked.append(job)
+        return {Chosen(3, "torch"): 1.0}
+
+    base = auto()
+    method = {**base.method, "rule": {"name": "sgd", "lr": 0.3}}
+    same = [base, base.model_copy(update={"method": method, "seed": 4}), auto(hosts=2, backend="ray")]
+    model = {**base.workload, "model": {"name": "mlp", "hidden": [8]}}
+    others = [
+        base.model_copy(update={"method": {"name": "fedavg"}}),
+        base.model_copy(update={"workload": model}),
+        digits("scaffold", {"steps": 3, "batch": 9}, block="auto"),
+        auto(dtype="float64"),
+    ]
+    for experiment in same:
+        assert settled(experiment, measure)[0] == (3, "torch")
+    assert len(asked) == 1
+    for experiment in others:
+        settled(experiment, measure)
+    assert len(asked) == 1 + len(others)
+
+
+def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypatch):
+    """What the cache says by then does not matter."""
+    plan = auto().federation.model_copy(update={"rounds": 4})
+    experiment = auto().model_copy(update={"federation": plan})
+
+    def chosen(job, split, candidates):
+        return {Chosen(5, "torch"): 1.0}
+
+    monkeypatch.setattr("fedfleet.engine.launch.measure", chosen)
+    whole = run(experiment)
+
+    class Stop(Log):
+        def record(self, record: Any) -> None:
+            if record["round"] == 2:
+                raise Interrupted(2)
+
+    kept = experiment.checkpoint.model_copy(update={"every": 1})
+    stopped = experiment.model_copy(update={"checkpoint": kept})
+    with pytest.raises(Interrupted):
+        run(stopped, tmp_path / "run", [Stop()])
+    (known,) = (cache / "paths").iterdir()
+    known.write_text(json.dumps({"block": 2, "kernels": "torch"}))
+    log = Log()
+    again = resume(experiment, tmp_path / "run", [log])
+    assert any("blocks of 5 clients" in text and "as the run began" in text for text in log.told)
+    assert again.model_sha256 == whole.model_sha256 != run(experiment).model_sha256
+
+
+def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
+    assert settled(auto(block=4, kernels="torch"))[1] == "path: blocks of 4 clients, torch kernels (as given)"
+    monkeypatch.setattr(path, "WORTH", 10**9)
+    assert settled(auto()) == ((9, "torch"), "path: blocks of 9 clients, torch kernels (too short a run to measure)")
+
+
+def test_candidates():
+    job = Job.of("run", digits("fedavg", STEPS, block="auto"))
+    plan = job.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
+    job = Job.of("run", job.experiment.model_copy(update={"federation": plan}))
+    blocks = (1, 3, 5, 9, 13, 25)
+    assert path.candidates(job) == [Chosen(block, name) for name in ("torch", "native") for block in blocks]
+    double = job.experiment.model_copy(update={"engine": job.experiment.engine.model_copy(update={"dtype": "float64"})})
+    assert {c.kernels for c in path.candidates(Job.of("run", double))} == {"torch"}
+
+
+def test_the_first_within_noise_is_taken():
+    assert path.quickest({Chosen(1, "torch"): 1.02, Chosen(4, "torch"): 1.0}) == (1, "torch")
+    assert path.quickest({Chosen(1, "torch"): 1.1, Chosen(4, "native"): 1.0}) == (4, "native")
+    assert path.quickest({}) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
+    real = Trips.together
+
+    def together(self, public, client, steps, batches):
+        if len(steps) > 2:
+            raise error
+        return real(self, public, client, steps, batches)
+
+    monkeypatch.setattr(Trips, "together", together)
+    job = Job.of("run", auto(kernels="torch"))
+    ran = probe.measure(job, job.split(), path.candidates(job))
+    assert list(ran) == [(1, "torch"), (2, "torch")]
+
+
+def test_where_nothing_runs_the_rule_holds():
+    """The run itself then says what is wrong."""
+    assert settled(auto(), lambda *_: {})[0] == (9, "torch")
+
+
+def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path):
+    both = threading.Barrier(2)
+    found = []
+
+    def one(block: int) -> None:
+        def measure(*_):
+            both.wait()
+            return {Chosen(block, "torch"): 1.0}
+
+        found.append(settled(auto(), measure)[0])
+
+    threads = [threading.Thread(target=one, args=(block,)) for block in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(list((cache / "paths").iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"block": 0, "kernels": "torch"}', '{"block": 2, "kernels": "x"}'])
+def test_a_damaged_answer_is_told(text, cache: Path):
+    settled(auto(), lambda *_: {Chosen(2, "torch"): 1.0})
+    (kept,) = (cache / "paths").iterdir()
+    kept.write_text(text)
+    with pytest.raises(ConfigError, match=r"is damaged .*; remove it"):
+        settled(auto())
+
+
+def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
+    cache.write_text("a file, not a folder")
+    chosen, told = settled(auto(), lambda *_: {Chosen(2, "torch"): 1.0})
+    assert chosen == (2, "torch")
+    assert "measured, and not kept" in told
+
+
+def test_measuring_leaves_the_callers_threads_alone():
+    before = torch.get_num_threads()
+    job = Job.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
+    assert probe.measure(job, job.split(), path.candidates(job)[:1])
+    assert torch.get_num_threads() == before

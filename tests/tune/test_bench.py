@@ -1,0 +1,84 @@
+"""`fedfleet bench`: real runs beside the real loop, short; what it makes of given numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedfleet.tune.bench.command import costs, draw, lines_of, told_of
+from fedfleet.tune.bench.measure import PARTS, Line, Pair, shares_of
+
+from .commands import invoke
+
+EVEN = dict.fromkeys(PARTS, 1 / len(PARTS))
+
+
+def pairs(*ratios: float) -> list[Pair]:
+    return [Pair(100.0, 100 * ratio, 2.0, EVEN, "") for ratio in ratios]
+
+
+def found(*lines: tuple[Line, list[Pair]]):
+    return {line.name: (line, made) for line, made in lines}
+
+
+def test_times_the_engine_beside_the_loop(tmp_path: Path):
+    chart = tmp_path / "chart.png"
+    words = ("w1", "engine.backend=local", "--method", "scaffold", "--rounds", "1", "--repeats", "1")
+    done = invoke("bench", *words, "--out", str(chart), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [line["method"] for line in told["lines"]] == ["fedavg", "fedavg", "scaffold"]
+    for line in told["lines"]:
+        (pair,) = line["pairs"]
+        assert pair["plain"] > 0
+        assert pair["ours"] > 0
+        assert sum(pair["parts"].values()) == pytest.approx(1)
+        assert pair["parts"]["compute"] > 0.3
+        assert pair["first"] > 0
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_lines():
+    named = [line.name for line in lines_of(["w2", "w3", "engine.block=7"], ["scaffold"])]
+    assert named == [
+        "w2 fedavg block 1 kernels torch",
+        "w2 fedavg block 7",
+        "w2 scaffold block 7",
+        "w3 fedavg block 1 kernels torch",
+        "w3 fedavg block 7",
+    ]
+    assert {line.work for line in lines_of([], [])} == {"w1", "w2", "w3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["w9"], "bench has no work w9; choose from w1, w2, w3"),
+        (["w1", "--method", "sgd"], "bench has no method sgd; choose from fedavg"),
+        (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words, sentence):
+    done = invoke("bench", *words)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_medians_spreads_and_the_cost_of_a_method(tmp_path: Path):
+    made = found((Line("w1"), pairs(1.0, 2.0, 1.5)), (Line("w1", "scaffold"), pairs(0.8, 1.0, 1.5)))
+    text = told_of(made)
+    assert "1.50 (1.00 … 2.00)" in text
+    assert costs(made) == ["w1 scaffold: 1.25 (1.00 … 2.00) times the time of fedavg"]
+    draw(made, tmp_path / "chart.svg")
+    assert "<svg" in (tmp_path / "chart.svg").read_text()
+
+
+def test_shares_of_a_round_sum_to_one():
+    row = {"time/seconds": 2.0, "time/compute": 2.0, "time/data": 0.2, "time/state": 0.1, "time/reduce": 0.3}
+    shares = shares_of({**row, "time/wait": 1.0}, hosts=2)
+    assert shares["compute"] == 0.5
+    assert shares["driver"] == pytest.approx(0.1)
+    assert sum(shares.values()) == pytest.approx(1)

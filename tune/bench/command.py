@@ -1,0 +1,128 @@
+"""What `fedfleet bench` prints and draws."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ...engine.config import experiment
+from ...engine.errors import ConfigError
+from ..files import override
+from ..listing import columns
+from .measure import METHODS, PARTS, Line, Pair, alternate
+
+WORKS = ("w1", "w2", "w3")
+OTHERS = ("scaffold", "fedmuon_bc")
+ALONE = {"block": 1, "kernels": "torch"}
+
+Found = dict[str, tuple[Line, list[Pair]]]
+"""By the line's name."""
+
+
+def lines_of(asked: Sequence[str], methods: Sequence[str]) -> list[Line]:
+    """Of every work FedAvg, a client at a time and as the engine chooses; on the first work the other methods too.
+    asked: works and settings."""
+    works = [word for word in asked if "=" not in word]
+    for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple(METHODS))):
+        if unknown := set(words) - set(valid):
+            raise ConfigError(f"bench has no {kind} {', '.join(sorted(unknown))}; choose from {', '.join(valid)}")
+    data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])
+    experiment(data)  # ConfigError for what is no setting
+    engine, lines = data["engine"], []
+    for number, work in enumerate(works or WORKS):
+        lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
+        lines += [Line(work, method, engine) for method in methods or OTHERS if number == 0]
+    return lines
+
+
+def bench(
+    asked: Sequence[str], methods: Sequence[str], how: dict[str, int], out: Path | None, tell: Callable[[str], None]
+) -> Found:
+    """how: repeats, rounds, hosts."""
+    found: Found = {}
+    for line, pair in alternate(lines_of(asked, methods), **how, tell=tell):
+        found.setdefault(line.name, (line, []))[1].append(pair)
+    if out is not None:
+        draw(found, out)
+    return found
+
+
+def told_of(found: Found) -> str:
+    """Ratios to the plain loop, where a round's time goes, what a method costs, the machine."""
+    rows: list[tuple[str, ...]] = [("line", "of the plain loop", "clients/s", "first round, s", *PARTS)]
+    for name, (_, pairs) in found.items():
+        shares = [f"{100 * median(p.parts[part] for p in pairs):.1f} %" for part in PARTS]
+        first = f"{median(p.first for p in pairs):.1f}"
+        rows.append((name, spread([p.ratio for p in pairs]), f"{median(p.ours for p in pairs):.0f}", first, *shares))
+    return "\n".join([columns(rows), *(f"\n{line}" for line in costs(found)), "", machine()])
+
+
+def costs(found: Found) -> list[str]:
+    """The other methods' time beside FedAvg's with the same settings, repeat by repeat."""
+    said = []
+    for name, (line, pairs) in found.items():
+        base = found.get(line._replace(method="fedavg").name)
+        if line.method != "fedavg" and base:
+            times = [a.ratio / b.ratio for a, b in zip(base[1], pairs, strict=True)]
+            said.append(f"{name}: {spread(times)} times the time of fedavg")
+    return said
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median (least … most)."""
+    return f"{median(values):.2f} ({min(values):.2f} … {max(values):.2f})"
+
+
+def machine() -> str:
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} processors "
+        f"({processor()}), load {load}"
+    )
+
+
+def processor() -> str:
+    """As the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """What `--json` prints."""
+    lines = [{**line._asdict(), "pairs": [pair._asdict() for pair in pairs]} for line, pairs in found.values()]
+    return {"lines": lines, "machine": machine()}
+
+
+def draw(found: Found, path: Path) -> None:
+    """Ratios as bars, from the least to the most as whiskers, the plain loop as a line at 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from ..chart import COLOURS
+
+    figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(found)), dpi=120)
+    for place, (line, pairs) in enumerate(found.values()):
+        ratios = [pair.ratio for pair in pairs]
+        middle = median(ratios)
+        whiskers = [[middle - min(ratios)], [max(ratios) - middle]]
+        axes.barh(place, middle, xerr=whiskers, color=COLOURS[WORKS.index(line.work)], height=0.6, capsize=3)
+        axes.text(max(ratios) + 0.03, place, f"{middle:.2f}", va="center")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    axes.set(xlabel="clients per second, of the plain two-process PyTorch loop")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

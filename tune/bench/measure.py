@@ -1,0 +1,125 @@
+"""Lines of the benchmark: a work with a method and engine settings, timed in turn with the plain loop on that work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+from ...engine.config import experiment
+from ...engine.errors import FedFleetError
+from ...engine.launch import run
+from .works import FEDERATIONS
+
+WARMUP = 2
+"""Rounds that are not timed."""
+PARTS = ("compute", "data", "state", "reduce", "wait", "driver")
+"""Of a round: the hosts' time by what they did, `wait` with no task; `driver`, between the tasks of two rounds."""
+
+SGD = {"rule": {"name": "sgd", "lr": 0.05}}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", **SGD},
+    "scaffold": {"name": "scaffold", **SGD},
+    "fedmuon_bc": {"name": "fedmuon_bc"},
+}
+
+
+class Line(NamedTuple):
+    work: str
+    method: str = "fedavg"
+    engine: dict[str, Any] = {}  # noqa: RUF012 never written to
+
+    @property
+    def name(self) -> str:
+        settings = " ".join(f"{key} {value}" for key, value in self.engine.items())
+        return " ".join([self.work, self.method, settings]).strip()
+
+
+class Pair(NamedTuple):
+    """The plain loop and a run beside it, medians over rounds."""
+
+    plain: float  # clients/s
+    ours: float
+    first: float  # seconds from the call to the end of the first round
+    parts: dict[str, float]  # share of each of PARTS, of hosts x round
+    chosen: str  # what the engine said of its path
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.plain
+
+
+class Watch:
+    """An observer: when the first record came, and what was told."""
+
+    def __init__(self) -> None:
+        self.began, self.first, self.told = time.perf_counter(), 0.0, []
+
+    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
+
+    def record(self, record: dict[str, float]) -> None:
+        self.first = self.first or time.perf_counter() - self.began
+
+    def event(self, text: str) -> None:
+        self.told.append(text)
+
+    def end(self, result: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+def plain(work: str, rounds: int) -> float:
+    """Median clients per second of the plain loop, in processes of its own."""
+    command = [sys.executable, "-m", f"{__package__}.plain_loop", "--work", work, "--rounds", str(rounds)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    if told.returncode:
+        raise FedFleetError(f"the plain loop failed: {told.stderr.strip().splitlines()[-1]}")
+    return median(json.loads(told.stdout.splitlines()[-1])["clients_per_s"])
+
+
+def pair(line: Line, rounds: int, hosts: int) -> Pair:
+    yardstick = plain(line.work, rounds)
+    made = experiment(
+        {
+            "plugins": [f"{__package__}.works"],
+            "workload": line.work,
+            "method": METHODS[line.method],
+            "federation": {**FEDERATIONS[line.work], "rounds": rounds + WARMUP + 1},
+            "engine": {"hosts": hosts, **line.engine},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+        }
+    )
+    hosts = made.engine.count_hosts() if made.engine.backend == "ray" else 1
+    watch = Watch()
+    rows = run(made, observers=[watch]).rows[WARMUP:-1]  # the last round evaluates
+    speed = median(row["client/count"] / row["time/seconds"] for row in rows)
+    shares = [shares_of(row, hosts) for row in rows]
+    parts = {name: median(share[name] for share in shares) for name in PARTS}
+    chosen = next((text for text in watch.told if text.startswith("path: ")), "").removeprefix("path: ")
+    return Pair(yardstick, speed, watch.first, parts, chosen)
+
+
+def shares_of(row: dict[str, float], hosts: int) -> dict[str, float]:
+    """A round's time by PARTS, as shares that sum to 1."""
+    whole = hosts * row["time/seconds"]
+    shares = {name: row[f"time/{name}"] / whole for name in PARTS[:-1]}
+    return {**shares, "driver": 1 - sum(shares.values())}
+
+
+def alternate(
+    lines: list[Line], repeats: int, rounds: int, hosts: int, tell: Callable[[str], None]
+) -> Iterator[tuple[Line, Pair]]:
+    """Every line once, then every line again: what disturbs the machine disturbs all of them."""
+    for number in range(repeats):
+        for line in lines:
+            found = pair(line, rounds, hosts)
+            tell(
+                f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}, "
+                f"first round after {found.first:.1f} s" + (f"; {found.chosen}" if found.chosen else "")
+            )
+            yield line, found
