@@ -29,13 +29,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def digits(seed: int, matrices: Any, vectors: Any, **asked: Any) -> dict[str, Any]:
+def digits(run_seed: int, matrices: Any, vectors: Any, **asked: Any) -> dict[str, Any]:
     data = load_data("digits", ["method.name=fedmuon_bc", "federation.clients=16", "federation.cohort=8"])
     data["federation"]["rounds"] = ROUNDS
     data["method"] = {"name": "fedmuon_bc", "matrices": matrices, "vectors": vectors}
     return {
         **data,
-        "seed": seed,
+        "seed": run_seed,
         "engine": {"backend": "local", "cpus": 1},
         "evaluate": {"every": 5},
         "tracking": {"uri": "none"},
