@@ -67,7 +67,9 @@ class Federation(Section):
 
 class Engine(Section):
     """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
-    `vectorise`, `threads`, `dtype` and `device` may, within rounding.
+    `vectorise`, `threads`, `dtype` and `device` may, within rounding, `precision` within bfloat16's.
+
+    `precision`: of the forward and backward passes of training; weights, gradients and all state stay in `dtype`.
 
     `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
     removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
@@ -84,6 +86,7 @@ class Engine(Section):
     device: str = "auto"
     threads: int = Field(default=1, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["same", "bfloat16"] = "same"
     state_dtype: Literal["same", "bfloat16"] = "same"
     store: str | None = None
     keep_state: bool = False

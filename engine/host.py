@@ -237,7 +237,7 @@ class Host:
             method = self.job.method(version[0])
             chosen = method.opening if opening else method
             assert chosen is not None
-            self.trips = version, Trips(chosen, self.job.workload, self.x, self.kernels)
+            self.trips = version, Trips(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
         return self.trips[1]
 
     def _public(self, shared: Shared, algorithm: Algorithm) -> Any:

@@ -116,6 +116,11 @@ class Job:
         return getattr(torch, self.experiment.engine.dtype)
 
     @property
+    def precision(self) -> torch.dtype | None:
+        """Of forward and backward passes, where it is another than `dtype`."""
+        return torch.bfloat16 if self.experiment.engine.precision == "bfloat16" else None
+
+    @property
     def device(self) -> torch.device:
         wanted, gpus = self.experiment.engine.device, self.experiment.engine.gpus
         if wanted == "auto":

@@ -1,8 +1,9 @@
 """Convolutions and max pooling by our own kernels, where they fit, in whatever a workload computes.
 
 `kernels("native")` is a context in which `conv2d` (square, stride 1, not grouped, float32 on the processor) and 2 x 2
-`max_pool2d` go there; everything else, and everything outside, is torch's. torch's own convolution of a block is a
-grouped one, slow on processors; ours costs a client in a block what it costs one alone. Results agree within rounding.
+`max_pool2d` go there, and a block's `linear` to fewer products of torch's; everything else, and everything outside, is
+torch's as it is. torch's own convolution of a block is a grouped one, slow on processors; ours costs a client there
+what it costs one alone. Results agree within rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_gradtrackingtensor  # pyright: ignore[reportMissingImports]
+from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    maybe_get_level,
+)
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -79,6 +84,36 @@ class Conv(torch.autograd.Function):
             return Conv.apply(x, weight, bias, padding), 0
         merged = [None if t is None else t.flatten(0, 1) for t in (x, weight, bias)]  # a vmap inside a vmap
         return Conv.apply(*merged, padding).unflatten(0, weight.shape[:2]), 0
+
+
+class Linear(torch.autograd.Function):
+    """x (c, B, i) times weight (c, o, i), transposed, + bias (c, o), by products that lay gradients down as parameters
+    lie: torch's own under vmap leave them transposed, to be copied."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        (gradient,) = grads
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_x, gradient.mT @ x, gradient.sum(1) if ctx.biased else None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
+        x, weight, bias = (first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=True))
+        return Linear.apply(x, weight, bias), 0
 
 
 class Pool(torch.autograd.Function):
@@ -159,6 +194,12 @@ def conv2d(
     return Conv.apply(input.contiguous(), weight.contiguous(), bias, around)
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """F.linear, or None where it is for torch: outside blocks."""
+    plain = weight.ndim == input.ndim == 2 and is_batchedtensor(weight) and maybe_get_level(weight) == 1
+    return Linear.apply(input, weight, bias) if plain and ours(input, weight, bias) else None
+
+
 def max_pool2d(
     input: Tensor,
     kernel_size: Any,
@@ -179,6 +220,7 @@ def max_pool2d(
 
 OWN: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: conv2d,
+    F.linear: linear,
     F.max_pool2d: max_pool2d,
     torch.max_pool2d: max_pool2d,
 }

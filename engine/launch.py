@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from ..workloads.base import Classification, Workload
 from .compare import differences
 from .config import Experiment
 from .driver import Driver, Record, Setup, Told
@@ -126,11 +127,21 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if engine.kernels == "native":
         refused(job)
+    if job.precision is not None and (engine.dtype != "float32" or job.buffers or not halves(job.workload)):
+        raise ConfigError(
+            "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
+            "choose same"
+        )
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         raise ConfigError(
             f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
         )
     return job
+
+
+def halves(workload: Workload) -> bool:
+    """Whether its losses take weights of another precision than its columns."""
+    return isinstance(workload, Classification)
 
 
 def refused(job: Job) -> None:

@@ -112,9 +112,9 @@ def about(job: Job, split: Split) -> dict[str, Any]:
         "method": words(experiment.method),
         "local": plan.local.model_dump(),
         "cohort": plan.cohort,
-        "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype],
+        "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
         "device": [job.device.type, processor(), torch.__version__, has_native(job)],
-        "source": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+        "source": hashlib.sha256(SOURCE.read_bytes() + SOURCE.with_name("kernels.py").read_bytes()).hexdigest(),
     }
 
 

@@ -47,14 +47,23 @@ class Asked:
 
 
 class Trips:
-    def __init__(self, algorithm: Algorithm, workload: Workload, x: Tree, kernels: str = "torch") -> None:
-        """kernels: see `kernels`."""
-        self.algorithm, self.workload, self.kernels = algorithm, workload, kernels
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        workload: Workload,
+        x: Tree,
+        kernels: str = "torch",
+        precision: torch.dtype | None = None,
+    ) -> None:
+        """kernels: see `kernels`; precision: of losses and their gradients' computation, x's unless given."""
+        self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.forms = Forms(algorithm, x)
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
         """The batch's mean loss, ()."""
+        if self.precision is not None:
+            point = point.to(self.precision)
         with kernels(self.kernels):
             losses = self.workload.losses(dict(point.items()), batch)
         weight = batch.get("weight")

@@ -127,7 +127,8 @@ class Workload(ABC):
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """(B,) from logits (B, classes) and labels (B,)."""
+    """(B,) from logits (B, classes) and labels (B,); of bfloat16 in float32, whose digits a softmax needs."""
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     if not is_batchedtensor(logits):
         return F.cross_entropy(logits, label, reduction="none")
     # Under vmap torch takes its own apart in Python, and loads sympy for it.

@@ -83,6 +83,25 @@ def test_weights_shared_by_a_block_and_a_vmap_inside_a_vmap():
     assert apart(nested, F.conv2d(x.flatten(0, 2), weight).view(nested.shape)) < TOLERANCE
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_blocks_linear_layer_is_torchs(biased):
+    tensors = [drawn(3, 4, 5), drawn(3, 6, 5), *([drawn(3, 6)] if biased else [])]
+    with kernels("native"):
+        block = gradients(vmap(F.linear), *tensors)
+        assert "Linear" not in type(F.linear(*[t[0].requires_grad_() for t in tensors]).grad_fn).__name__
+    assert block[2].is_contiguous()
+    for i in range(3):
+        for value, own in zip(gradients(F.linear, *(t[i] for t in tensors)), block, strict=True):
+            assert apart(own[i], value) < TOLERANCE
+
+
+def test_linear_layers_inside_a_vmap_inside_a_block_are_torchs():
+    x, weight = drawn(2, 3, 4, 5), drawn(2, 3, 6, 5)
+    with kernels("native"):
+        nested = vmap(vmap(F.linear))(x, weight)
+    assert apart(nested, x @ weight.mT) < TOLERANCE
+
+
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 2), (5, 70)])
 def test_pooling_is_torchs_to_the_bit(size):
     x = drawn(3, 4, 2, *size)

@@ -1,0 +1,55 @@
+"""bfloat16 passes: state stays float32, gradients are right to bfloat16's 8 bits, training gets as far."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.tree import Tree
+from fedfleet.engine import run
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.launch import prepare
+from fedfleet.engine.trip import Gradient, Trips
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.models import LeNet, Mlp
+
+from .setups import METHODS, STEPS, digits
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_gets_as_far(method):
+    same, half = (run(digits(method, STEPS, rounds=30, precision=precision)) for precision in ("same", "bfloat16"))
+    assert all(value.dtype == torch.float32 for value in half.model.values())
+    assert any(bool((value != value.bfloat16()).any()) for value in half.model.values())  # the state is not rounded
+    assert half.model_sha256 != same.model_sha256
+    assert half.metrics["eval/accuracy"] > same.metrics["eval/accuracy"] - 0.05
+
+
+@pytest.mark.parametrize("model", [Mlp((32,)), LeNet()])
+def test_gradients_are_float32s_within_bfloat16s_rounding(model):
+    """Many roundings of 2^-8 each, of either sign, and where they change which of a window is the largest its gradient
+    goes elsewhere: 10 % of the gradient's norm. A wrong gradient is off by 100 %."""
+
+    class Images(Digits):
+        shape = (1, 28, 28)
+
+    workload = Images(model)
+    x = Tree.of(workload.init(0))
+    random = torch.Generator().manual_seed(0)
+    batch = {"input": torch.randn(16, 1, 28, 28, generator=random), "label": torch.arange(16) % 10}
+    trips = [Trips(fedavg(Sgd(0.1)), workload, x, precision=precision) for precision in (None, torch.bfloat16)]
+    full, half = (Gradient.forward(x.flat, trip, x.layout, tuple(batch), *batch.values()) for trip in trips)
+    assert half[0].dtype == half[1].dtype == torch.float32
+    assert 0 < float((half[0] - full[0]).norm() / full[0].norm()) < 0.1
+    assert float((half[1] - full[1]).abs()) < 0.05
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float64"}, {"workload": {"name": "quadratic"}}])
+def test_refused_where_it_makes_no_sense(change):
+    workload = change.pop("workload", None)
+    made = digits("fedavg", STEPS, precision="bfloat16", **change)
+    made = made.model_copy(update={"workload": workload}) if workload else made
+    with pytest.raises(ConfigError, match=r"engine.precision=bfloat16 is for classification .*; choose same"):
+        prepare(made, "run")
