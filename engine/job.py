@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,15 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        wanted, gpus = self.experiment.engine.device, self.experiment.engine.gpus
+        wanted = self.experiment.engine.device
         if wanted == "auto":
-            wanted = "cuda" if gpus > 0 else "cpu"
+            wanted = "cuda" if self.experiment.engine.on_gpus() else "cpu"
         return torch.device(wanted)
+
+    def on_processor(self) -> Job:
+        """The same for a host without a GPU."""
+        engine = self.experiment.engine.model_copy(update={"device": "cpu"})
+        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 
     def block(self, parameters: int) -> int:
         """Clients that run at once, for a model of so many parameters."""

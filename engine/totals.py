@@ -18,6 +18,27 @@ class Totals(NamedTuple):
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
 
+    def record(self, count: int) -> dict[str, float]:
+        """A round's columns; count: clients that are in the mean."""
+        return {
+            "train/loss": self.facts["loss"] / count,
+            "client/count": count,
+            "client/dropped": len(self.dropped),
+            "client/steps": self.facts["steps"],
+            "client/gradients": self.facts["gradients"],
+            "time/hosts": self.facts["seconds"],
+            "time/state": self.facts["state"],
+        }
+
+    def digests(self, sampled: np.ndarray) -> np.ndarray | None:
+        """(S, 32), of the rows of `sampled` in that order; zeros for those that were dropped."""
+        found = self.clients.get("digest")
+        if found is None:
+            return None
+        ordered = np.zeros((len(sampled), found.shape[1]), dtype=np.uint8)
+        ordered[np.searchsorted(sampled, self.clients["id"])] = found
+        return ordered
+
 
 def in_order(results: Iterable[Sums]) -> Totals:
     """Add up as they come, each as soon as all before it are in."""

@@ -28,6 +28,6 @@ def ray_here():
     import ray
 
     os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves hosts on a busy machine
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield
     ray.shutdown()
