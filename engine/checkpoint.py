@@ -90,7 +90,7 @@ class Checkpoints:
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            self.table.sync()
+            self.table.sync(snapshot.row)
             write(temporary, snapshot)
             if final.exists():
                 shutil.rmtree(final)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from .errors import ConfigError, nearest
 
@@ -65,6 +65,34 @@ class Federation(Section):
         return self
 
 
+class HostGroup(Section):
+    """Hosts that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be on,
+    and what they take there, as Ray has them."""
+
+    count: int = Field(ge=1)
+    cpus: float | None = Field(default=None, gt=0)
+    gpus: float = Field(default=0.0, ge=0)
+    labels: dict[str, str] = {}
+    resources: dict[str, float] = {}
+
+    def needs(self) -> dict[str, float]:
+        """What one host takes of a node, by Ray's names."""
+        return {"CPU": self.cpus or 1.0, **({"GPU": self.gpus} if self.gpus else {}), **self.resources}
+
+
+def kind_of_hosts(value: Any) -> str:
+    """Which of the three ways to say it."""
+    return "tuple[" if isinstance(value, list | tuple) else "literal[" if value == "auto" else "int"
+
+
+Hosts = Annotated[
+    Annotated[int, Tag("int")]
+    | Annotated[Literal["auto"], Tag("literal[")]
+    | Annotated[tuple[HostGroup, ...], Tag("tuple[")],
+    Discriminator(kind_of_hosts),
+]
+
+
 class Engine(Section):
     """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
     `vectorise`, `threads`, `dtype` and `device` may, within rounding, `precision` within bfloat16's.
@@ -77,7 +105,7 @@ class Engine(Section):
     """
 
     backend: Literal["ray", "local"] = "ray"
-    hosts: int | Literal["auto"] = "auto"
+    hosts: Hosts = "auto"
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
@@ -106,11 +134,23 @@ class Engine(Section):
     def _positive(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise ValueError("must be a positive integer or auto")
+        if isinstance(value, tuple) and not value:
+            raise ValueError("must name a group at least, as in [{count: 2}]")
         return value
 
+    def groups(self) -> tuple[HostGroup, ...]:
+        """Hosts to start: as given, or as many alike as this machine's processors allow."""
+        if isinstance(self.hosts, tuple):
+            return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.hosts)
+        count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.hosts == "auto" else self.hosts
+        return (HostGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
+
     def count_hosts(self) -> int:
-        """Hosts to start: as given, or as many as this machine's processors allow."""
-        return max(1, int((os.cpu_count() or 1) / self.cpus)) if self.hosts == "auto" else self.hosts
+        return sum(group.count for group in self.groups())
+
+    def on_gpus(self) -> bool:
+        """Whether any host has one."""
+        return any(group.gpus > 0 for group in self.groups())
 
 
 class Evaluate(Section):
@@ -190,7 +230,7 @@ def experiment(data: dict[str, Any]) -> Experiment:
 
 
 def _sentence(error: Any) -> str:
-    path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int", "function-"))]
+    path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "tuple[", "int", "function-"))]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1]))}"
@@ -208,5 +248,5 @@ def _keys(path: list[str]) -> list[str]:
     """The valid keys of a section."""
     model: Any = Experiment
     for part in path:
-        model = model.model_fields[part].annotation
+        model = HostGroup if part.isdigit() or part == "hosts" else model.model_fields[part].annotation
     return list(model.model_fields)

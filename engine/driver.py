@@ -19,23 +19,18 @@ from . import cohort
 from .checkpoint import Checkpoints, Snapshot
 from .config import Local
 from .dispatch import Dispatch
-from .errors import ClientFailed, Diverged, FedFleetError
+from .errors import ClientFailed, Diverged, FedFleetError, RowsLost
 from .evaluation import measured
 from .fleet import Fleet
 from .forms import Forms, traffic
 from .guard import check, growth_limit
-from .history import History
+from .history import History, Record, Told
 from .host import Shared, Work, keep_heap
 from .job import Job
 from .keeping import make_table, usable, wrong_rows
 from .per_client import write_clients
-from .store import Place
-from .totals import Totals, in_order, spent
-
-Record = dict[str, float]
-"""One round's numbers, by column name; see `records`."""
-Told = Record | str | list[Record]
-"""What a run tells as it goes: a round's record, a sentence for the log, or all rounds before the one resumed at."""
+from .store import Table
+from .totals import Totals, in_order
 
 
 class Setup(NamedTuple):
@@ -56,13 +51,10 @@ class Driver:
         x = job.start()
         self.method = job.method()
         self.forms = Forms(self.method, x)
-        with torch.no_grad():
-            self.server = self.method.server_init(x)
         self.limit = growth_limit(x)
         self.block = job.block(x.flat.numel())
-        self.visits = np.zeros(self.plan.clients, dtype=np.int64)
-        self.round, self.version = 0, 0
-        self.records = History(capacity=self.plan.rounds)
+        self._begin()
+        self.version = 0
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
         self.table = make_table(job, self.forms, self.method.opening is not None)
@@ -72,9 +64,17 @@ class Driver:
             if job.resume:
                 self._resume(self.checkpoints)
 
-    def start(self, fleet: Callable[[Place], Fleet]) -> None:
-        """fleet: makes the hosts, given where the clients' states are."""
-        self.fleet = fleet(self.table.place)
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Before round 1."""
+        self.server = self.job.method().server_init(self.job.start())
+        self.visits = np.zeros(self.plan.clients, dtype=np.int64)
+        self.round = 0
+        self.records = History(capacity=self.plan.rounds)
+
+    def start(self, fleet: Callable[[Table], Fleet]) -> None:
+        """fleet: makes the hosts, given the clients' states."""
+        self.fleet = fleet(self.table)
         self.dispatch = Dispatch(self.fleet, self.job.experiment.engine.on_failure, self.tell)
 
     def tell(self, event: str) -> None:
@@ -99,10 +99,12 @@ class Driver:
         try:
             if self.records:
                 yield list(self.records)
-            opening = self._opening() if self.round == 0 else {}
             while self.round < self.plan.rounds:
-                record = self._next(opening)
-                opening = {}
+                try:
+                    record = self._next(self._opening() if self.round == 0 else {})
+                except RowsLost as lost:
+                    self._rewind(lost)
+                    continue
                 self._checkpoint()
                 yield from self._news()
                 yield record
@@ -135,8 +137,8 @@ class Driver:
         everyone = np.arange(self.plan.clients)
         forms = Forms(method, self.model())
         mean, totals = self._train(forms, everyone, opening=True)
-        count = len(everyone) - len(totals.dropped)
-        self.server = method.server_update(self.server, mean, self._where(0, count))
+        where = self._where(0, len(everyone) - len(totals.dropped))
+        self.server = method.server_update(self.server, mean, where)
         self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
@@ -155,16 +157,12 @@ class Driver:
         updated = time.perf_counter()
         record = {
             "round": number,
-            "train/loss": totals.facts["loss"] / count,
-            "client/count": count,
-            "client/dropped": len(totals.dropped),
-            "client/steps": totals.facts["steps"],
-            "client/gradients": totals.facts["gradients"],
+            **totals.record(count, trained - started, self.job.hosts),
             **traffic(self.forms, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in self.method.told(self.server, server, mean).items()},
-            **spent(totals, trained - started, self.job.hosts),
             "time/server": updated - trained,
+            **self.fleet.facts(),
         }
         if self._evaluates(number):
             record.update(self._evaluate(self.method.model(server)))
@@ -190,12 +188,7 @@ class Driver:
 
     def _flip(self, sampled: np.ndarray, totals: Totals) -> None:
         """The states that were written become the clients' own."""
-        digests = totals.clients.get("digest")
-        if digests is not None:
-            ordered = np.zeros((len(sampled), digests.shape[1]), dtype=np.uint8)
-            ordered[np.searchsorted(sampled, totals.clients["id"])] = digests
-            digests = ordered
-        self.table.commit(digests, totals.dropped)
+        self.table.commit(totals.digests(sampled), totals.dropped)
 
     def _train(self, forms: Forms, sampled: np.ndarray, opening: bool = False) -> tuple[Message, Totals]:
         """sampled: (S,) ascending."""
@@ -206,11 +199,8 @@ class Driver:
         weights = np.ones(len(sampled))
         if self.plan.weights == "examples" and self.method.weighted:
             weights = sizes * (len(sampled) / float(sizes.sum()))
-        works = []
-        for task in tasks:
-            at = np.searchsorted(sampled, task.clients)
-            columns = (self.visits[task.clients], weights[at], read[at], write[at])
-            works.append(Work(task, number, opening, *columns))
+        columns = (self.visits[sampled], weights, read, write)
+        works = [Work.of(task, (number, opening), sampled, columns) for task in tasks]
         totals = self._run("train", works, self.server.public)
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
@@ -259,9 +249,21 @@ class Driver:
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), self.job.experiment.plain())
         self.checkpoints.save(snapshot)
 
+    def _rewind(self, why: RowsLost) -> None:
+        """Go back to the last sound checkpoint, else to the beginning: to the same bits, for every draw is counted."""
+        self.tell(f"round {self.round + 1}: {why}")
+        self.events += self.checkpoints.finish() if self.checkpoints is not None else []
+        self.table.clear()
+        if self.checkpoints is not None and self.checkpoints.pinned:
+            self.checkpoints.pinned.clear()
+            return self._resume(self.checkpoints)
+        self.tell("there is no checkpoint (checkpoint.every): begins again")
+        return self._begin()
+
     def _resume(self, checkpoints: Checkpoints) -> None:
-        snapshot, self.events = checkpoints.load(lambda s: wrong_rows(s, self.table, self.forms))
-        snapshot = usable(snapshot, self.job, self.events)
+        snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.forms))
+        self.events += passed_over
+        snapshot = usable(snapshot, self.job, passed_over)
         spec = pytree.tree_structure(self.server)
         device = self.job.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)

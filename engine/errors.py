@@ -46,6 +46,10 @@ class HostsLost(FedFleetError):
     """Hosts die as fast as they are replaced."""
 
 
+class RowsLost(FedFleetError):
+    """Clients' states are gone with the node that had them; the driver goes back to its last checkpoint."""
+
+
 class StoreFull(FedFleetError):
     """No room for the clients' states."""
 

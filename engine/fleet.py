@@ -32,6 +32,10 @@ class Fleet(Protocol):
         """Wait for a task that is over, well or badly."""
         ...
 
+    def facts(self) -> dict[str, float]:
+        """For the round's record: what there is to say since the last time."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -58,6 +62,9 @@ class InProcess:
             raise
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
             return task, Failure(f"{type(error).__name__}: {error}", "this process")
+
+    def facts(self) -> dict[str, float]:
+        return {}
 
     def close(self) -> None:
         """Let go of the data now: driver and fleet refer to each other, and the garbage collector takes its time."""

@@ -7,16 +7,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+Record = dict[str, float]
+"""One round's numbers, by column name; see `records`."""
+Told = Record | str | list[Record]
+"""What a run tells as it goes: a round's record, a sentence for the log, or all rounds before the one resumed at."""
+
 
 class Column(NamedTuple):
     values: np.ndarray  # (capacity,)
     there: np.ndarray  # (capacity,) bool: whether it was measured
 
 
-class History(Sequence[dict[str, float]]):
+class History(Sequence[Record]):
     """Rows of numbers by name, in columns; as a sequence, dicts, each without the names that its round did not have."""
 
-    def __init__(self, rows: Iterable[dict[str, float]] = (), capacity: int = 64) -> None:
+    def __init__(self, rows: Iterable[Record] = (), capacity: int = 64) -> None:
         """capacity: rows to have room for; pages that nobody has written to cost nothing."""
         self.columns: dict[str, Column] = {}
         self.length, self.capacity = 0, capacity

@@ -58,6 +58,12 @@ class Work(NamedTuple):
     read: np.ndarray  # rows of the store, -1 for a first visit
     write: np.ndarray
 
+    @staticmethod
+    def of(task: Task, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]) -> Work:
+        """when: (round, opening); columns: visits, weights, read, write, each (S,), of `sampled`, ascending."""
+        at = np.searchsorted(sampled, task.clients)
+        return Work(task, *when, *(column[at] for column in columns))
+
     @property
     def index(self) -> int:
         return self.task.index

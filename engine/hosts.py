@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from .board import Board, nameless
 from .cohort import MOST
+from .config import HostGroup
+from .connect import here
 from .errors import HostsLost
 from .fleet import Call, Failure
 from .host import Shared, Sums
@@ -42,15 +42,7 @@ class Seat(NamedTuple):
     number: int
     pid: Any
     stack: int
-
-
-def here() -> Any:
-    """On this node, for store and board are its own: in the placement group that the driver is in, whose bundles are
-    its hosts' processors (a trial of a search), else anywhere on the node."""
-    group = get_current_placement_group()
-    if group is not None:
-        return PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    group: HostGroup
 
 
 class RayFleet:
@@ -64,11 +56,8 @@ class RayFleet:
         os.ftruncate(self.handle, SEATS * 8)
         self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
         self.board = Board.make(*board_sizes(job))
-        engine = job.experiment.engine
-        options: dict[str, Any] = {"num_cpus": engine.cpus, "num_gpus": engine.gpus, "scheduling_strategy": here()}
-        self.actor: Any = ray.remote(**options)(HostProcess)
         self.made, self.deaths = 0, 0
-        self.seats = [self._seat() for _ in range(engine.count_hosts())]
+        self.seats = [self._seat(group) for group in job.experiment.engine.groups() for _ in range(group.count)]
         self.waiting: deque[Any] = deque()
         self.batch: list[Any] = []  # tasks under way
         self.working: dict[Any, Seat] = {}  # reference -> who works on the batch
@@ -81,14 +70,17 @@ class RayFleet:
             self.close()
             raise
 
-    def _seat(self) -> Seat:
+    def _seat(self, group: HostGroup) -> Seat:
         number = self.made % SEATS
         self.made += 1
         self.beats[number] = time.monotonic()
         stack, path = nameless("fedfleet-stack")
         signs = Signs(number, self.path, path)
-        actor = self.actor.remote(self.job, *self.data, self.place, signs, self.board.address)
-        return Seat(actor, number, actor.ready.remote(), stack)
+        options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
+        made: Any = ray.remote(**options, scheduling_strategy=here())(HostProcess)
+        job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
+        actor = made.remote(job, *self.data, self.place, signs, self.board.address)
+        return Seat(actor, number, actor.ready.remote(), stack, group)
 
     def _started(self, i: int) -> None:
         """Wait for a first host; some may die on the way."""
@@ -103,7 +95,7 @@ class RayFleet:
                 cause = said(error)
                 self.tell(f"host {seat.number} died as it started: {cause}")
             os.close(seat.stack)
-            self.seats[i] = self._seat()
+            self.seats[i] = self._seat(seat.group)
         raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
 
     def start(self, call: Call, shared: Shared) -> None:
@@ -173,7 +165,7 @@ class RayFleet:
         self.tell(f"{where}: {cause}; another one starts")
         ray.kill(seat.actor)
         os.close(seat.stack)
-        another = self._seat()
+        another = self._seat(seat.group)
         self.seats[self.seats.index(seat)] = another
         self._gather()
         for task in [task for task in self.batch if self.board.claimed_by(slot_of(task)) == seat.number]:
@@ -218,6 +210,9 @@ class RayFleet:
             return f"host {seat.number}, process {ray.get(seat.pid, timeout=0)}"
         except RayError:
             return f"host {seat.number}"
+
+    def facts(self) -> dict[str, float]:
+        return {}
 
     def close(self) -> None:
         for seat in self.seats:

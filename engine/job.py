@@ -122,9 +122,9 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        wanted, gpus = self.experiment.engine.device, self.experiment.engine.gpus
+        wanted = self.experiment.engine.device
         if wanted == "auto":
-            wanted = "cuda" if gpus > 0 else "cpu"
+            wanted = "cuda" if self.experiment.engine.on_gpus() else "cpu"
         return torch.device(wanted)
 
     @property
@@ -132,6 +132,11 @@ class Job:
         """Processes that train."""
         engine = self.experiment.engine
         return engine.count_hosts() if engine.backend == "ray" else 1
+
+    def on_processor(self) -> Job:
+        """The same for a host without a GPU."""
+        engine = self.experiment.engine.model_copy(update={"device": "cpu"})
+        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 
     def block(self, parameters: int) -> int:
         """Clients that run at once, for a model of so many parameters."""

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -133,9 +133,8 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
             "choose same"
         )
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
-        raise ConfigError(
-            f"engine.device={engine.device}, engine.gpus={engine.gpus:g}: no CUDA device is here; use cpu"
-        )
+        gpus = max(group.gpus for group in engine.groups())
+        raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a host: no CUDA device is here; use cpu")
     return job
 
 
@@ -171,7 +170,7 @@ def run(
 
     directory = RunDirectory.new(Path(out)) if out is not None else None
     job = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
-    return _watched(job, directory, list(observers))
+    return watched(job, directory, list(observers))
 
 
 def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Observer] = ()) -> Result:
@@ -186,11 +185,11 @@ def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Ob
     if keys := differences(kept.config(), experiment.plain()):
         raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
     job = prepare(experiment, kept.run_id, kept.path, resume=True)
-    return _watched(job, kept, list(observers))
+    return watched(job, kept, list(observers))
 
 
-def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
-    """directory: the RunDirectory, or None."""
+def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
+    """directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0; None: those that come."""
     if directory is not None:
         observers.insert(0, directory)
     tracking = job.experiment.tracking
@@ -203,8 +202,8 @@ def _watched(job: Job, directory: Any, observers: list[Observer]) -> Result:
         for observer in observers:
             begun.append(observer)
             observer.begin(job, {})
-        with stopping() as stop:
-            model = _play(job, observers, rows, stop)
+        with stopping() if stop is None else nullcontext(stop) as asked:
+            model = _play(job, observers, rows, asked)
         result = Result(
             job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
         )
@@ -227,21 +226,19 @@ def _play(job: Job, observers: list[Observer], rows: History, stop: Callable[[],
                 told = next(play)
             except StopIteration as end:
                 return end.value
-            _tell(told, observers, rows)
+            for row in told if isinstance(told, list) else [told]:
+                if not isinstance(row, str):
+                    rows.replace(row)
+            tell(told, observers)
 
 
-def _tell(told: Told, observers: list[Observer], rows: History) -> None:
-    if isinstance(told, str):
-        for observer in observers:
+def tell(told: Told, observers: list[Observer]) -> None:
+    for observer in observers:
+        if isinstance(told, str):
             observer.event(told)
-    elif isinstance(told, list):
-        for row in told:
-            rows.replace(row)
-        for observer in observers:
+        elif isinstance(told, list):
             getattr(observer, "resumed", ignore)(told)
-    else:
-        rows.replace(told)
-        for observer in observers:
+        else:
             observer.record(told)
 
 
@@ -287,7 +284,7 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
     driver = Driver(job, setup)
     driver.tell(told)
     try:
-        driver.start(lambda place: InProcess(job, data, place, beat))
+        driver.start(lambda table: InProcess(job, data, table.place, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

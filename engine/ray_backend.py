@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
 from ..workloads.base import Columns
+from .cohort import steps_of
 from .columns import to_arrow
-from .config import Engine
+from .connect import carried, here, start_ray
 from .driver import Driver, Setup, Told
 from .errors import ConfigError, DriverDied, Interrupted
+from .fleet import Fleet
 from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
+from .news import News
+from .nodes import planned
 from .path import settled
 from .probe import measure
+from .spread import Spread
+from .store import Table
 
-STORE_BYTES = 2 * 2**30
-"""Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
+ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
 LOOK_SECONDS = 0.2
 """How soon a signal is passed on."""
 CLOSE_SECONDS = 60
@@ -39,11 +39,7 @@ class DriverProcess:
     """Runs the rounds in one thread; other calls look at what has been told so far."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.told: list[Told] = []
-        self.gone = 0  # told, heard and forgotten
-        self.news = threading.Condition()
-        self.over = False
+        self.job, self.news = job, News()
         self.signal = 0
 
     def run(self) -> dict[str, Tensor]:
@@ -53,16 +49,28 @@ class DriverProcess:
             driver = Driver(self.job, setup)
             driver.tell(told)
             try:
-                driver.start(lambda place: RayFleet(self.job, data, place, self._check, driver.tell))
+                driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
                 for item in driver.rounds():
-                    self._tell(item)
+                    self.news.tell(item)
                 return driver.tensors()
             finally:
                 driver.close()
         finally:
-            with self.news:
-                self.over = True
-                self.news.notify_all()
+            self.news.end()
+
+    def _fleet(self, data: list[Any], setup: Setup, table: Table, tell: Callable[[str], None]) -> Fleet:
+        """Hosts on this node, where they all fit; else on as many as it takes."""
+        engine, elsewhere = self.job.experiment.engine, None
+        if get_current_placement_group() is None:
+            spots = planned(engine)
+            mine = ray.get_runtime_context().get_node_id()
+            elsewhere = any(spot.node != mine for spot in spots) or (engine.hosts == "auto" and engine.address)
+        if not elsewhere:
+            return RayFleet(self.job, data, table.place, self._check, tell)
+        steps = steps_of(setup.parts.sizes, self.job.experiment.federation.local)
+        fleet = Spread(self.job, data, table, (self._check, tell), steps)
+        fleet.open(spots)
+        return fleet
 
     def _data(self) -> tuple[list[Any], Setup, str]:
         """References to the data in the object store, of which no copy stays in this process; how clients are run."""
@@ -70,11 +78,6 @@ class DriverProcess:
         self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
         return data, Setup(split.parts, examples(split.test)), told
-
-    def _tell(self, item: Told) -> None:
-        with self.news:
-            self.told.append(item)
-            self.news.notify_all()
 
     def _check(self) -> None:
         if self.signal:
@@ -84,79 +87,30 @@ class DriverProcess:
         self.signal = signal
 
     def since(self, seen: int) -> tuple[list[Told], bool]:
-        """What was told after the first `seen`, waiting for news; and whether the run is over. Those are forgotten."""
-        with self.news:
-            del self.told[: seen - self.gone]
-            self.gone = seen
-            self.news.wait_for(lambda: bool(self.told) or self.over)
-            return list(self.told), self.over
+        """What was told after the first `seen`, waiting for news; and whether the run is over."""
+        return self.news.since(seen)
 
 
 def examples(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def start_ray(job: Job) -> bool:
-    """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop)."""
-    engine = job.experiment.engine
-    started = not ray.is_initialized()
-    if started:
-        if not engine.address:
-            _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": engine.gpus * engine.count_hosts()})
-        quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # hosts are the work, not a background to it
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls that nobody looks at
-        with same_sigterm():
-            if engine.address:
-                ray.init(address=engine.address, **quiet)
-            else:
-                gpus = int(np.ceil(engine.gpus * engine.count_hosts())) or None
-                # else it would join whatever cluster somebody has started on this machine
-                own: dict[str, Any] = {"address": "local", "include_dashboard": False}
-                ray.init(num_gpus=gpus, object_store_memory=STORE_BYTES, **own, **quiet)
-    try:
-        _fits(engine, ray.cluster_resources())
-    except ConfigError:
-        if started:
-            ray.shutdown()
-        raise
-    return started
-
-
-@contextmanager
-def same_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself as it starts, and ends the process there and then; the caller keeps its handler."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
-
-
-def _fits(engine: Engine, have: Mapping[str, float]) -> None:
-    """Refuse what Ray could never place, before anything waits for it."""
-    for key, resource, each in (("cpus", "CPU", engine.cpus), ("gpus", "GPU", engine.gpus)):
-        asked, granted = each * engine.count_hosts(), have.get(resource, 0.0)
-        if asked > granted + 1e-9:
-            raise ConfigError(
-                f"engine.hosts x engine.{key} <= {granted:g} must hold, got {engine.count_hosts()} x {each:g}; "
-                f"lower engine.hosts or engine.{key} (fractions are allowed)"
-            )
-
-
 def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
     started = start_ray(job)
-    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4}
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
+    options |= carried(job.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
     driver = actor.remote(job)
     final = driver.run.remote()
     try:
-        yield from _listen(driver, stop)
+        yield from listen(driver, stop)
         return ray.get(final)
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
     except RayActorError as error:
+        if "No module named 'fedfleet" in str(error):
+            raise ConfigError(f"engine.address={job.experiment.engine.address}: {ABSENT}") from None
         raise DriverDied(f"the driver died ({type(error).__name__})") from None
     finally:
         ray.kill(driver)
@@ -165,7 +119,7 @@ def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, T
             ray.shutdown()
 
 
-def _listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
+def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
     """What the driver tells, until it is over; passes a signal on, once."""
     seen, over, asked = 0, False, 0.0
     news = None

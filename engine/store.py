@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,22 @@ class Rows:
     def write(self, rows: Tensor, states: Any) -> None:
         for file, kind, leaf in zip(self.files, self.kinds, pytree.tree_leaves(states), strict=True):
             transfer(os.pwritev, file, rows, leaf.to("cpu", kind).contiguous())
+
+    def packed(self, rows: np.ndarray) -> list[np.ndarray]:
+        """A leaf each, (c, bytes of a row): as they are stored."""
+        columns = [
+            torch.empty(len(rows), *leaf.shape, dtype=k) for leaf, k in zip(self.leaves, self.kinds, strict=True)
+        ]
+        for file, column in zip(self.files, columns, strict=True):
+            transfer(os.preadv, file, torch.from_numpy(rows), column)
+        return [memory(column) for column in columns]
+
+    def unpack(self, rows: np.ndarray, packed: Sequence[np.ndarray]) -> None:
+        """What another node's `packed` gave, into the same rows here."""
+        for file, part in zip(self.files, packed, strict=True):
+            for row, data in zip(rows.tolist(), part, strict=True):
+                if os.pwrite(file, data.tobytes(), row * len(data)) != len(data):
+                    raise OSError(f"row {row} of a clients' state could not be written whole")
 
     def digests(self, rows: Tensor) -> np.ndarray:
         """(c, 32) bytes: of each row as it is stored."""
@@ -116,6 +132,7 @@ class Table:
         leaves = pytree.tree_leaves(sample)
         self.widths = [leaf.numel() * stored(leaf, narrow).itemsize for leaf in leaves]
         self.place = Place(self._make(parent) if leaves else "", self.capacity, narrow, digests)
+        self.gather: Callable[[np.ndarray], None] = lambda rows: None
 
     def _make(self, parent: str | None) -> str:
         """The files, sparse; those of an interrupted run are taken up as they are."""
@@ -193,6 +210,12 @@ class Table:
             mine[self.pending[1]] = True
         self._release(held[~mine[held]])
 
+    def clear(self) -> None:
+        """As before the first round; what is pinned is no more."""
+        self.row.fill(-1)
+        self.pins.fill(0)
+        self.free, self.used, self.pending = [], 0, None
+
     def restore(self, row: np.ndarray, digest: np.ndarray, pinned: list[np.ndarray]) -> None:
         """The table of a checkpoint; `pinned`: of this and the other checkpoints that are kept."""
         self.row, self.digest = row.copy(), digest.copy()
@@ -203,8 +226,9 @@ class Table:
         taken[row[row >= 0]] = True
         self.free = np.flatnonzero(~taken[: self.used]).tolist()
 
-    def sync(self) -> None:
-        """On the disk, whatever becomes of the machine."""
+    def sync(self, row: np.ndarray) -> None:
+        """These rows, pinned, on this node's disk, whatever becomes of the machines; row: (N,), -1 for none."""
+        self.gather(row[row >= 0])  # from other nodes, where there are any
         for i in range(len(self.widths)):
             with open(leaf_file(self.place.folder, i), "r+b") as file:
                 os.fsync(file.fileno())

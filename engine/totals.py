@@ -18,6 +18,26 @@ class Totals(NamedTuple):
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
 
+    def record(self, count: int, train: float, hosts: int) -> dict[str, float]:
+        """A round's columns; count: clients that are in the mean; see `spent`."""
+        return {
+            "train/loss": self.facts["loss"] / count,
+            "client/count": count,
+            "client/dropped": len(self.dropped),
+            "client/steps": self.facts["steps"],
+            "client/gradients": self.facts["gradients"],
+            **spent(self.facts, train, hosts),
+        }
+
+    def digests(self, sampled: np.ndarray) -> np.ndarray | None:
+        """(S, 32), of the rows of `sampled` in that order; zeros for those that were dropped."""
+        found = self.clients.get("digest")
+        if found is None:
+            return None
+        ordered = np.zeros((len(sampled), found.shape[1]), dtype=np.uint8)
+        ordered[np.searchsorted(sampled, self.clients["id"])] = found
+        return ordered
+
 
 def in_order(results: Iterable[Sums]) -> Totals:
     """Add up as they come, each as soon as all before it are in."""
@@ -49,9 +69,8 @@ def add(total: list[np.ndarray], part: list[np.ndarray]) -> list[np.ndarray]:
     return total
 
 
-def spent(totals: Totals, train: float, hosts: int) -> dict[str, float]:
+def spent(facts: dict[str, float], train: float, hosts: int) -> dict[str, float]:
     """Columns of the record: where the hosts' time went; `train`: seconds that the driver waited for them."""
-    facts = totals.facts
     parts = {name: facts[name] for name in ("state", "data", "reduce")}
     columns = {"train": train, "hosts": facts["seconds"], **parts}
     columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(hosts * train - facts["seconds"], 0.0)}

@@ -26,8 +26,14 @@ LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotl
 
 EXCEPTIONS = {
     # All of these is Ray: actors, references, scheduling; they are imported on use themselves.
-    "engine.ray_backend": {"ray"},
+    "engine.agent": {"ray"},
+    "engine.connect": {"ray"},
+    "engine.detached": {"ray"},
     "engine.hosts": {"ray"},
+    "engine.nodes": {"ray"},
+    "engine.ray_backend": {"ray"},
+    "engine.sites": {"ray"},
+    "engine.spread": {"ray"},
 }
 """module -> packages of LAZY that it may import at its head."""
 

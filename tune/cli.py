@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted
-
-
-def told(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One sentence and a status instead of a traceback: 2 for what cannot run as written, 1 for what failed."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except ConfigError as error:
-            fail(error, 2)
-        except Interrupted as error:
-            click.echo(f"interrupted{error.detail}", err=True)
-            sys.exit(128 + error.signal)
-        except (FedFleetError, OSError) as error:
-            fail(error, 1)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            sys.exit(130)
-
-    return wrapped
-
-
-def fail(error: Exception, status: int) -> None:
-    click.echo(f"error: {' '.join(str(error).split())}", err=True)
-    sys.exit(status)
+from ..engine.errors import ConfigError, FedFleetError
+from .cluster.cli import COMMANDS, at, on_cluster
+from .outcome import resumable, show_result, told
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,13 +25,17 @@ def main() -> None:
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the run's files (default: runs/<run id>).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@at
+@click.option("--detach", is_flag=True, help="Leave the run on the cluster; `fedfleet attach` comes back to it.")
 @told
-def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+def run(
+    experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None, detach: bool
+) -> None:
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     from .files import load
     from .leftovers import check_out, nothing_left
 
-    loaded = load(experiment, overrides)
+    loaded = load(experiment, on_cluster(overrides, address))
     check_out(out or Path("runs"))
 
     from ..engine.launch import new_run_id
@@ -67,66 +44,36 @@ def run(experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: 
 
     run_id = new_run_id()
     folder = out or Path("runs") / run_id
+    if detach:
+        from .cluster.runs import leave
+
+        click.echo(leave(loaded, folder, run_id))
+        return
     with nothing_left(folder), resumable(folder):
         result = start(loaded, folder, [Progress()], run_id)
-    click.echo(json.dumps(result.summary()) if as_json else told_of(result))
+    show_result(result, as_json)
 
 
 @main.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@at
 @told
-def resume(directory: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def resume(directory: Path, overrides: tuple[str, ...], as_json: bool, address: str | None) -> None:
     """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break."""
     from .files import load
 
     if not (directory / "config.yaml").is_file():
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
-    loaded = load(str(directory / "config.yaml"), overrides)
+    loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
 
     from ..engine.launch import resume as go_on
     from .progress import Progress
 
     with resumable(directory):
         result = go_on(loaded, directory, [Progress()])
-    click.echo(json.dumps(result.summary()) if as_json else told_of(result))
-
-
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on, where a run that stops early left a checkpoint. What Ray prints meanwhile goes to stderr:
-    stdout is for the result."""
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    except (ConfigError, Diverged):
-        raise
-    except FedFleetError as error:
-        last = max((p.name for p in (folder / "checkpoints").glob("round-*")), default="")
-        if not last:
-            raise
-        how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"
-        if isinstance(error, Interrupted):
-            raise Interrupted(error.signal, how) from None
-        raise FedFleetError(f"{error}{how}") from error
-
-
-def told_of(result: Any) -> str:
-    summary = result.summary()
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    return "\n".join(
-        [
-            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s   {metrics}",
-            f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
-            f"model sha256 {summary['model_sha256'][:16]}…",
-            f"run {summary['run_id']} in {summary['directory']}",
-        ]
-    )
-
-
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    show_result(result, as_json)
 
 
 @main.command()
@@ -197,15 +144,16 @@ def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[flo
 @click.option("--paper", default="auto", help="Which paper's, where several print one; implies --paper-grid.")
 @click.option("--resume", "go_on", is_flag=True, help="Go on with the search in the folder EXPERIMENT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object on the last line.")
+@at
 @told
-def search(experiment: str, overrides: tuple[str, ...], as_json: bool, **how: Any) -> None:
+def search(experiment: str, overrides: tuple[str, ...], as_json: bool, address: str | None, **how: Any) -> None:
     """Search the ranges in EXPERIMENT, a YAML file or a shipped name: Optuna proposes, Ray Tune runs.
 
     A range stands for a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
     """
     from .search.command import run_search, told_of
 
-    found = run_search(experiment, overrides, **how)
+    found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)
     click.echo(json.dumps(found.summary()) if as_json else told_of(found))
 
 
@@ -262,6 +210,10 @@ def list_(kind: str, plugins: tuple[str, ...]) -> None:
     from .listing import listing
 
     click.echo(listing(kind, KINDS[kind], plugins))
+
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def table(results: dict[str, Result]) -> str:
 def main() -> None:
     import ray
 
-    from ..engine.ray_backend import start_ray
+    from ..engine.connect import start_ray
 
     started, run_id = time.perf_counter(), new_run_id()
     folder = Path("runs") / f"demo-{run_id}"

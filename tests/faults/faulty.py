@@ -105,8 +105,16 @@ class Failing:
             if self.due(number, rule):
                 if rule["kind"] == "nan":
                     losses = losses * torch.where(batch["client"] == rule["client"], torch.nan, 1.0)
+                if rule["kind"] == "gate":
+                    self.wait_at(number)
                 fail(rule["kind"], rule["client"])
         return losses
+
+    def wait_at(self, number: int) -> None:
+        """Says that it is there, and waits until it may go on."""
+        (Path(self.faults) / f"at-{number}").touch()
+        while not (Path(self.faults) / f"open-{number}").exists():
+            time.sleep(0.02)
 
     def report(self, p: Any, batch: Any) -> dict[str, torch.Tensor]:
         for number, rule in enumerate(self.rules()):

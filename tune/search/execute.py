@@ -13,9 +13,9 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from ...engine.config import Experiment
+from ...engine.connect import start_ray
 from ...engine.errors import ConfigError
 from ...engine.job import Job
-from ...engine.ray_backend import start_ray
 from .conductor import Conductor
 from .trial import play
 

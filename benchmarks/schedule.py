@@ -1,0 +1,237 @@
+"""How well a large cluster's hosts would be kept busy, and what the driver spends on it: without the cluster.
+
+    python -m benchmarks.schedule record            block times of this machine, into benchmarks/block_times.json
+    python -m benchmarks.schedule                   8 nodes x 8 hosts, 10,000 clients a round, 5 rounds
+
+The driver, its dispatch and the fleet of several nodes (engine/spread.py) are the real ones. In Ray's place is a clock:
+a call to a host takes the recorded times of its blocks, and 2 ms on the way; rows that move take their bytes at 1 GB/s.
+What the driver's process spends is measured, less what the stand-in does; Ray's own calls are not in it. Bounds: all
+work over all hosts, and longest-first of single blocks at no cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine import cohort, sites, spread
+from fedfleet.engine.config import HostGroup, experiment
+from fedfleet.engine.driver import Driver, Setup
+from fedfleet.engine.host import Data, Host, Shared, Sums, Work
+from fedfleet.engine.launch import prepare
+from fedfleet.engine.pieces import Piece, whole_blocks
+from fedfleet.engine.store import Table
+from fedfleet.workloads.base import Parts
+
+RECORDED = Path(__file__).parent / "block_times.json"
+CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes a second
+BLOCK, BATCH, EPOCHS = 16, 8, 5
+TIMES = 5
+"""That each block is run as it is recorded; the shortest counts."""
+
+
+def setting(workload: Any, clients: int, rounds: int) -> Any:
+    return experiment(
+        {
+            "workload": workload,
+            "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
+            "federation": {
+                "clients": clients,
+                "cohort": clients,
+                "rounds": rounds,
+                "local": {"epochs": EPOCHS, "batch": BATCH},
+            },
+            "engine": {"backend": "local", "block": BLOCK},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+# --- block times ------------------------------------------------------------------------------------------------------
+def record() -> None:
+    """Steps and seconds of the blocks of a real round: unequal clients of the digits."""
+    job = prepare(setting({"name": "digits", "partition": {"name": "quantity", "beta": 0.5}}, 160, 1), "record")
+    split, x = job.split(), job.start()
+    driver = Driver(job, Setup(split.parts, 1))
+    host = Host(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
+    everyone = np.arange(160)
+    local = job.experiment.federation.local
+    sizes = split.parts.sizes_of(everyone)
+    read, write = driver.table.reserve(everyone)
+    columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
+    shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
+    times = []
+    for task in cohort.plan(everyone, sizes, local, BLOCK):
+        for work in whole_blocks(Work.of(task, (1, False), everyone, columns)):
+            steps = int(cohort.steps_of(split.parts.sizes_of(work.task.clients), local).max())
+            times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
+    driver.table.remove()
+    found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
+    RECORDED.write_text(json.dumps(found) + "\n")
+    print(f"{len(times)} blocks of {min(times)[0]} to {max(times)[0]} steps, in {RECORDED}")
+
+
+def seconds_of(host: Host, work: Work, shared: Shared) -> float:
+    began = time.perf_counter()
+    host.train(work, shared)
+    return time.perf_counter() - began
+
+
+# --- Ray's stand-in ---------------------------------------------------------------------------------------------------
+class Call:
+    """In the place of a reference: when it ends, with what."""
+
+    def __init__(self, end: float, result: Any) -> None:
+        self.end, self.result = end, result
+
+
+class Clock:
+    """In the place of Ray. `spent`: seconds of this process for pretending, which no run has."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.now, self.spent, self.blocks = seconds, 0.0, 0.0, 0
+        self.units: list[float] = []  # of blocks, of this round
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get(self, call: Call) -> Any:
+        return call.result
+
+    def kill(self, actor: Any) -> None: ...
+
+    def wait(self, calls: list[Call], **how: Any) -> tuple[list[Call], list[Call]]:
+        began = time.perf_counter()
+        first = min(calls, key=lambda call: call.end)
+        self.now = max(self.now, first.end)
+        self.spent += time.perf_counter() - began
+        return [first], []
+
+
+class Remote:
+    """A method of an actor."""
+
+    def __init__(self, call: Any) -> None:
+        self.remote = call
+
+
+class PretendedHost:
+    def __init__(self, clock: Clock, sizes: np.ndarray, forms: Any, local: Any) -> None:
+        self.clock, self.sizes, self.local, self.free = clock, sizes, local, 0.0
+        self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(forms.message)]
+        self.do = Remote(self._do)
+
+    def _do(self, call: str, task: Any, version: int, leaves: Any, moves: list[Call]) -> Call:
+        began = time.perf_counter()
+        clock = self.clock
+        start = max([self.free, clock.now + CALL, *(move.end for move in moves)])
+        work = task.work if isinstance(task, Piece) else task
+        took = 0.0
+        for one in whole_blocks(work):
+            steps = int(cohort.steps_of(self.sizes[one.task.clients], self.local).max())
+            took += clock.seconds[steps]
+            clock.units.append(clock.seconds[steps])
+            clock.blocks += 1
+        self.free = start + took
+        parts = task.blocks() if isinstance(task, Piece) else [task]
+        sums = [self._sums(part) for part in parts]
+        clock.spent += time.perf_counter() - began
+        return Call(self.free + CALL, sums if isinstance(task, Piece) else sums[0])
+
+    def _sums(self, work: Work) -> Sums:
+        count = len(work.task.clients)
+        facts = dict.fromkeys(("loss", "steps", "gradients", "weight", "state", "seconds"), float(count))
+        none = np.zeros(count)
+        return Sums(
+            work.index, self.leaves, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none}
+        )
+
+
+class PretendedKeeper:
+    def __init__(self, clock: Clock, row_bytes: float) -> None:
+        self.read = Remote(lambda rows: rows)
+        self.write = Remote(lambda rows, packed: Call(clock.now + 2 * CALL + len(rows) * row_bytes / BANDWIDTH, None))
+
+
+class Pretended(spread.Spread):
+    """The fleet, whose hosts and keepers are pretended, and whose nodes neither come nor go."""
+
+    def __init__(self, job: Any, table: Table, clock: Clock, cluster: Any) -> None:
+        steps = cohort.steps_of(cluster.sizes, job.experiment.federation.local)
+        super().__init__(job, [], table, (lambda: None, lambda text: None), steps)
+        for node in range(cluster.nodes):
+            keeper = PretendedKeeper(clock, cluster.row_bytes)
+            site = sites.Site(str(node), str(node), self.where.add(), table.place, keeper)
+            self.sites.sites.append(site)
+            for _ in range(cluster.hosts):
+                host = PretendedHost(clock, cluster.sizes, cluster.forms, job.experiment.federation.local)
+                number = len(self.sites.seats)
+                self.sites.seats.append(sites.Seat(number, site, HostGroup(count=1), host, None))
+
+    def _grow(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+def longest_first(blocks: list[float], hosts: int) -> float:
+    """When the last of the hosts is done."""
+    free = [0.0] * hosts
+    for block in sorted(blocks, reverse=True):
+        heapq.heapreplace(free, free[0] + block)
+    return max(free)
+
+
+def simulate(asked: argparse.Namespace) -> None:
+    recorded = json.loads(RECORDED.read_text())
+    draw = np.random.default_rng(0)
+    sizes = draw.choice(np.array(recorded["sizes"]), asked.clients)
+    parts = Parts(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
+    job = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked.rounds), "schedule")
+    steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
+    line = np.polyfit(steps, seconds, 1)
+    known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
+    most = int(cohort.steps_of(sizes, job.experiment.federation.local).max())
+    clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
+    spread.ray = sites.ray = clock  # type: ignore[attr-defined]
+    driver = Driver(job, Setup(parts, 1))
+    cluster = SimpleNamespace(nodes=asked.nodes, hosts=asked.hosts // asked.nodes, row_bytes=asked.row_bytes)
+    cluster.sizes, cluster.forms = sizes, driver.forms
+    driver.start(lambda table: Pretended(job, table, clock, cluster))
+    driver._evaluate = lambda x: {}  # nothing to compute
+    print(
+        f"{asked.nodes} nodes, {asked.hosts} hosts, {asked.clients:,} clients a round, rows of {asked.row_bytes:,.0f} B"
+    )
+    print("round  blocks  driver ms/block  seconds  over ideal  over longest first  rows moved")
+    try:
+        for number in range(1, asked.rounds + 1):
+            clock.units, clock.spent, clock.blocks = [], 0.0, 0
+            before, began = clock.now, time.perf_counter()
+            record = driver._next({})
+            wall, took = time.perf_counter() - began - clock.spent, clock.now - before
+            ideal, bound = sum(clock.units) / asked.hosts, longest_first(clock.units, asked.hosts)
+            moved = record["node/bytes_moved"] / sum(driver.table.widths)
+            print(
+                f"{number:5}  {clock.blocks:6}  {1000 * wall / clock.blocks:15.3f}  {took:7.3f}"
+                f"  {took / ideal - 1:10.1%}  {took / bound - 1:18.1%}  {moved:10.0f}"
+            )
+    finally:
+        driver.table.remove()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["record", "simulate"], default="simulate")
+    for name, default in (("nodes", 8), ("hosts", 64), ("clients", 10_000), ("rounds", 5), ("row-bytes", 250_000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    record() if given.what == "record" else simulate(given)

@@ -1,0 +1,121 @@
+"""What runs on a node of its own: the keeper of its rows, and hosts that are called from afar.
+
+Hosts of the driver's node pull their tasks from a board in shared memory (hosts.py). Where a run has several nodes, the
+driver calls each host, and Ray carries what is broadcast once to each node, and a task's sums back.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from torch.utils import _pytree as pytree
+
+from ..workloads.base import Parts
+from .columns import from_arrow
+from .fleet import Call, Failure
+from .forms import Forms
+from .host import Data, Host, Shared
+from .job import Job
+from .pieces import Piece
+from .store import Place, Rows, leaf_file, stored
+
+UNMOVED = "its clients' states could not be brought"
+"""Beginning of the cause of a task that lacked its rows: no fault of its own, nor of its host."""
+
+
+class Keeper:
+    """A node's rows, for other nodes to copy."""
+
+    def __init__(self, job: Job, place: Place, mine: bool) -> None:
+        """mine: the files are made here and removed by `close`; else they are the run's own."""
+        self.place, self.mine = place, mine
+        sample = Forms(job.method(), job.start()).client
+        leaves = pytree.tree_leaves(sample)
+        if mine:
+            make_files(place, leaves)
+        self.rows = Rows(place, sample) if leaves else None
+
+    def ready(self) -> str:
+        """The node's id: it is there, and so are its files."""
+        return ray.get_runtime_context().get_node_id()
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        assert self.rows is not None
+        return self.rows.packed(rows)
+
+    def write(self, rows: np.ndarray, packed: Sequence[np.ndarray]) -> int:
+        """Bytes that were written."""
+        assert self.rows is not None
+        self.rows.unpack(rows, packed)
+        return sum(part.nbytes for part in packed)
+
+    def stack(self, number: int) -> str:
+        """What a host that hung was doing; "" for one that did not."""
+        path = stack_file(self.place, number)
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def close(self) -> None:
+        if self.mine:
+            shutil.rmtree(self.place.folder, ignore_errors=True)
+
+
+def make_files(place: Place, leaves: Sequence[Any]) -> None:
+    Path(place.folder).mkdir(parents=True, exist_ok=True)
+    for i, leaf in enumerate(leaves):
+        path = leaf_file(place.folder, i)
+        Path(path).touch()
+        os.truncate(path, place.capacity * leaf.numel() * stored(leaf, place.narrow).itemsize)
+
+
+def stack_file(place: Place, number: int) -> Path:
+    return Path(place.folder) / f"stack-{number}"
+
+
+class FarHost(Host):
+    """A host that is called, one task at a time. Nobody can look at it from another node, so it looks after itself: if
+    no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
+
+    def __init__(self, job: Job, train: Any, test: Any, parts: Parts, place: Place, number: int, made: str) -> None:
+        """made: waited for; the node's files are there."""
+        self.number, self.armed = number, 0.0
+        self.patience = job.experiment.engine.patience
+        self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
+        super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self.armed > self.patience / 20:
+            self.armed = now
+            faulthandler.dump_traceback_later(self.patience, exit=True, file=self.stack)
+
+    def ready(self) -> int:
+        return os.getpid()
+
+    def do(self, call: Call, task: Any, version: int, leaves: list[np.ndarray], moved: list[Any]) -> Any:
+        """The task's Sums or a Failure; of a piece, the Sums of its blocks. moved: references that are there once the
+        rows that it reads are on this node."""
+        where = f"host {self.number}, process {os.getpid()}"
+        try:
+            ray.get(moved)
+        except RayError as error:
+            return Failure(f"{UNMOVED}: {type(error).__name__}", where)
+        self.armed = 0.0
+        self._beat()
+        try:
+            shared = Shared(version, leaves)
+            if isinstance(task, Piece):
+                return [self.train(work, shared) for work in task.blocks()]
+            return getattr(self, call)(task, shared)
+        except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
+            return Failure(f"{type(error).__name__}: {error}"[:2000], where)
+        finally:
+            faulthandler.cancel_dump_traceback_later()

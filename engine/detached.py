@@ -1,0 +1,147 @@
+"""A run that outlives its launcher: what `run` does, in an actor with a name that others find again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from .connect import carried, here, join, start_ray
+from .directory import RunDirectory
+from .driver import Record
+from .errors import ConfigError, DriverDied, FedFleetError
+from .job import Job
+from .launch import Observer, Result, tell, watched
+from .news import News
+from .ray_backend import listen
+
+NAMESPACE = "fedfleet"
+LINGER_SECONDS = 600.0
+"""How long the outcome can be asked for once the run is over; it is in the run's folder, too."""
+GRACE_SECONDS = 30.0
+"""How long it stays for those who have heard the end and have not asked for the outcome yet."""
+
+
+class Detached:
+    """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.news = job, News(keep=True)
+        self.signal = 0
+        self.outcome: Result | Exception | None = None
+        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def _run(self) -> None:
+        assert self.job.directory is not None
+        try:
+            self.outcome = watched(
+                self.job, RunDirectory(Path(self.job.directory), self.job.run_id), [self], self._stop
+            )
+        except FedFleetError as error:
+            self.outcome = error
+        except BaseException as error:
+            self.outcome = FedFleetError(f"{type(error).__name__}: {error}")
+        self.news.end()
+        self.news.until_heard(LINGER_SECONDS)
+        time.sleep(GRACE_SECONDS)
+        ray.kill(ray.get_actor(actor_name(self.job.run_id), NAMESPACE))
+
+    def _stop(self) -> int:
+        return self.signal
+
+    # --- an observer ------------------------------------------------------------------------------------------------
+    def begin(self, job: Job, facts: dict[str, Any]) -> None: ...
+
+    def record(self, record: Record) -> None:
+        self.news.tell(record)
+
+    def resumed(self, records: list[Record]) -> None:
+        self.news.tell(records)
+
+    def event(self, text: str) -> None:
+        self.news.tell(text)
+
+    def end(self, result: Result) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+    # --- for those who attach ---------------------------------------------------------------------------------------
+    def of(self) -> Job:
+        return self.job
+
+    def since(self, seen: int) -> tuple[list[Any], bool]:
+        return self.news.since(seen)
+
+    def stop(self, signal: int) -> None:
+        self.signal = signal
+
+    def ended(self) -> Result | Exception | None:
+        return self.outcome
+
+
+def actor_name(run_id: str) -> str:
+    return f"fedfleet-{run_id}"
+
+
+def detach(job: Job) -> None:
+    """Start the run on its cluster and leave it there."""
+    address = job.experiment.engine.address
+    if not address or job.experiment.engine.backend != "ray":
+        raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
+    start_ray(job)
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here()}
+    options |= {"name": actor_name(job.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
+    actor: Any = ray.remote(**options, **carried(address))(Detached)
+    detached = actor.remote(job)
+    ray.get(detached.start.remote())
+
+
+def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int = 0) -> Result:
+    """Follow a detached run to its end; leaving does not end it. signal: ask it to checkpoint and stop.
+
+    Raises ConfigError where there is no such run, else what the run raised.
+    """
+    if not ray.is_initialized():
+        join(address)
+    try:
+        actor = ray.get_actor(actor_name(run_id), NAMESPACE)
+    except ValueError:
+        going = ", ".join(running()) or "none"
+        raise ConfigError(f"no run {run_id} goes on at {address} (of those that were detached: {going})") from None
+    if signal:
+        ray.get(actor.stop.remote(signal))
+    watching = list(observers)
+    outcome: Any = None
+    try:
+        job: Any = ray.get(actor.of.remote())
+        for observer in watching:
+            observer.begin(job, {})
+        for told in listen(actor, lambda: 0):
+            tell(told, watching)
+        outcome = ray.get(actor.ended.remote())
+        ray.kill(actor)
+    except RayActorError as error:
+        outcome = DriverDied(f"the run's process died ({type(error).__name__})")
+    if isinstance(outcome, Result):
+        for observer in watching:
+            observer.end(outcome)
+        return outcome
+    for observer in watching:
+        observer.failed(outcome)
+    raise outcome
+
+
+def running() -> Sequence[str]:
+    """Detached runs of the cluster that this process is connected to."""
+    found: Any = ray.util.list_named_actors(all_namespaces=True)
+    prefix = actor_name("")
+    names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))

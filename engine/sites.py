@@ -1,0 +1,171 @@
+"""The nodes of a run that has several: on each a keeper of its rows and some hosts; rows that are brought to them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from .agent import FarHost, Keeper
+from .config import HostGroup
+from .hosts import said
+from .job import Job
+from .nodes import Node, cluster, placed, wanted
+from .store import Place, Table
+from .whereabouts import DRIVER, Whereabouts, reads
+
+CHUNK = 256
+"""Rows that are brought at a time."""
+
+
+@dataclass
+class Site:
+    """A node of the run: its number, rows and keeper."""
+
+    id: str
+    name: str
+    number: int
+    place: Place
+    keeper: Any
+    alive: bool = True
+
+
+@dataclass
+class Seat:
+    """A host; `calls`: what it has been given, in order."""
+
+    number: int
+    site: Site
+    group: HostGroup
+    actor: Any
+    ready: Any
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @property
+    def node(self) -> int:
+        return self.site.number
+
+    @property
+    def name(self) -> str:
+        return f"host {self.number} on node {self.site.name}"
+
+
+class Sites:
+    """`seats` are hosts that work, `coming` those that start. tell: is told what a log should have."""
+
+    def __init__(self, job: Job, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
+        self.job, self.data, self.table, self.tell = job, data, table, tell
+        self.where = Whereabouts(table.capacity)
+        self.sites: list[Site] = []
+        self.seats: list[Seat] = []
+        self.coming: list[Seat] = []
+        self.made = 0
+        self.moved = 0  # rows, since somebody asked
+
+    def site(self, node: Node) -> Site:
+        """The node as one of the run's; the first is the driver's."""
+        known = next((site for site in self.sites if site.id == node.id and site.alive), None)
+        if known is not None:
+            return known
+        number, place = self.where.add(), self.table.place
+        if number != DRIVER:
+            parent = self.job.experiment.engine.store or tempfile.gettempdir()
+            folder = Path(parent) / f"fedfleet-{self.job.run_id}-{node.id[:12]}"
+            place = place._replace(folder=str(folder))
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 2, "scheduling_strategy": on(node.id)}
+        actor: Any = ray.remote(**options)(Keeper)
+        site = Site(node.id, node.name, number, place, actor.remote(self.job, place, number != DRIVER))
+        self.sites.append(site)
+        return site
+
+    def seat(self, site: Site, group: HostGroup) -> Seat:
+        number, self.made = self.made, self.made + 1
+        options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
+        actor: Any = ray.remote(**options, scheduling_strategy=on(site.id))(FarHost)
+        job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
+        made = site.keeper.ready.remote()  # the files are there before the host opens them
+        host = actor.remote(job, *self.data, site.place, number, made)
+        return Seat(number, site, group, host, host.ready.remote())
+
+    def arrive(self) -> int:
+        """Hosts that have started get work; how many died on the way."""
+        failed, still = 0, []
+        for seat in self.coming:
+            if not ray.wait([seat.ready], timeout=0)[0]:
+                still.append(seat)
+                continue
+            try:
+                ray.get(seat.ready)
+                self.seats.append(seat)
+                self.tell(f"{seat.name} is there")
+            except RayError as error:
+                failed += 1
+                self.tell(f"{seat.name} died as it started: {said(error)}")
+        self.coming = still
+        return failed
+
+    def grow(self, nodes: Sequence[Node]) -> None:
+        """Start what is wanting: hosts for nodes that joined, and for those that were lost."""
+        missing = wanted(self.job.experiment.engine, nodes)
+        for seat in self.seats + self.coming:
+            same = next((g for g in missing if g == seat.group), None)
+            if same is not None:
+                missing.remove(same)
+        if not missing:
+            return
+        for spot in placed(missing, cluster(free=True))[0]:
+            site = self.site(next(node for node in nodes if node.id == spot.node))
+            self.coming.append(self.seat(site, spot.group))
+            self.tell(f"a host starts on node {site.name}")
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+    def bring(self, task: Any, site: Site) -> list[Any]:
+        """References that are there once the node has the rows that the task reads."""
+        if not self.table.place.folder:
+            return []
+        moves = []
+        for source, rows in self.where.missing(site.number, reads(task)):
+            packed = self.sites[source].keeper.read.remote(rows)
+            moves.append(site.keeper.write.remote(rows, packed))
+            self.moved += len(rows)
+        return moves
+
+    def gather(self, rows: np.ndarray) -> None:
+        """Copy committed rows to the driver's node, whose files a checkpoint names. Called by the checkpoint's thread;
+        the rows are pinned, so nobody writes them meanwhile."""
+        if not self.table.place.folder:
+            return
+        for source, theirs in self.where.missing(DRIVER, rows):
+            for begin in range(0, len(theirs), CHUNK):
+                part = theirs[begin : begin + CHUNK]
+                packed = self.sites[source].keeper.read.remote(part)
+                ray.get(self.sites[DRIVER].keeper.write.remote(part, packed))
+                self.where.copied(DRIVER, part)
+
+    def close(self) -> None:
+        for seat in self.seats + self.coming:
+            ray.kill(seat.actor)
+        closing = [site.keeper.close.remote() for site in self.sites if site.alive]
+        ray.wait(closing, num_returns=len(closing), timeout=10)
+        for site in self.sites:
+            ray.kill(site.keeper)
+
+
+def on(node: str) -> Any:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def answers(site: Site) -> bool:
+    """Whether the node is there: its keeper says so. (Ray notices by itself where it does not answer.)"""
+    try:
+        ray.get(site.keeper.ready.remote())
+        return True
+    except RayError:
+        return False

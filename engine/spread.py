@@ -1,0 +1,242 @@
+"""A run's hosts on several nodes: the driver calls each, brings rows to where they are read, and outlives nodes.
+
+A node that is lost costs the tasks under way on it, and those of the round whose fresh rows went with it, another run
+elsewhere. Rows that were committed there are on the driver's node too if a checkpoint names them; if some are not,
+`RowsLost` sends the driver back to the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from .agent import UNMOVED
+from .errors import HostsLost, RowsLost
+from .fleet import Call, Failure
+from .host import Shared, Sums, Work
+from .hosts import DEATHS, LOOK_SECONDS, STARTS
+from .job import Job
+from .nodes import Spot, cluster
+from .pieces import Joiner, Piece, cut, key
+from .sites import Seat, Site, Sites, answers
+from .store import Table
+from .whereabouts import Desk, reads
+
+Key = tuple[int, int]
+Check = Callable[[], None]
+Tell = Callable[[str], None]
+
+
+class Spread:
+    """check: called while waiting; may raise to stop. tell: is told what a log should have. table: of which the
+    committed rows must stay. steps: (N,) of each client in a round."""
+
+    def __init__(
+        self, job: Job, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
+    ) -> None:
+        check, tell = calls
+        self.steps = steps
+        self.job, self.table, self.check, self.tell = job, table, check, tell
+        self.sites = Sites(job, data, table, tell)
+        self.where = self.sites.where
+        self.desk = Desk(self.where)
+        self.deaths = 0
+        self.over: deque[tuple[Any, Sums | Failure]] = deque()
+        self.working: dict[Any, Seat] = {}  # reference -> who works on it
+        self.young, self.fresh = True, []  # a phase whose tasks are still being put
+        self.joiner = Joiner()
+        self.done: dict[Key, tuple[Any, int]] = {}  # of this phase: (task or piece, the node that has its fresh rows)
+        self.again: set[Key] = set()  # those that are run once more for their rows alone
+        table.gather = self.sites.gather
+
+    def open(self, spots: Sequence[Spot]) -> None:
+        """Start the first hosts, and wait for them."""
+        nodes, sites = {node.id: node for node in cluster()}, self.sites
+        sites.site(next(iter(nodes.values())))
+        for spot in spots:
+            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group))
+        failed = 0
+        while sites.coming:
+            ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
+            self.check()
+            failed += sites.arrive()
+            if failed >= STARTS:
+                sites.close()
+                raise HostsLost(f"{STARTS} hosts died as they started, see the log")
+            if failed and not sites.coming:
+                self._grow()
+        self.tell(f"{len(sites.seats)} hosts on {len({seat.site.id for seat in sites.seats})} nodes")
+
+    def _grow(self) -> None:
+        """Hosts for nodes that joined, and for those that were lost."""
+        nodes = cluster()
+        for site in self.sites.sites:
+            if site.alive and site.id not in {node.id for node in nodes}:
+                self._lost_node(site)
+        self.sites.grow(nodes)
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+    def start(self, call: Call, shared: Shared) -> None:
+        self.call: Call = call
+        self.version = shared.version
+        self.leaves = ray.put(shared.leaves)
+        self._forget_results()
+        self.young = True
+        if call == "train":
+            self._grow()
+            self.sites.arrive()
+
+    def put(self, task: Any) -> None:
+        """Those of a phase come before the first `get`; later ones are run whole."""
+        (self.fresh.append if self.young else self.desk.put)(task)
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        self.young = False
+        while not self.over or self.again:  # no result before the rows of those before it are there
+            if self.fresh:
+                for task in cut(self.fresh, len(self.sites.seats), self.steps):
+                    self.desk.put(task)
+                self.fresh.clear()
+            self.desk.hand_out(self.sites.seats, self._give)
+            waiting = list(self.working) or [seat.ready for seat in self.sites.coming]
+            if not waiting:
+                self._grow()
+                if not self.sites.coming:
+                    raise HostsLost("no host is left, and no node has room for another")
+                continue
+            ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
+            self.check()
+            self._died(self.sites.arrive(), "as they started")
+            for reference in ready:
+                if reference in self.working:
+                    self._returned(reference)
+        return self.over.popleft()
+
+    def _give(self, seat: Seat, task: Any) -> None:
+        reference = seat.actor.do.remote(self.call, task, self.version, self.leaves, self.sites.bring(task, seat.site))
+        seat.calls.append((reference, task))
+        self.working[reference] = seat
+
+    def _returned(self, reference: Any) -> None:
+        seat = self.working[reference]
+        task = next(task for each, task in seat.calls if each == reference)
+        try:
+            result: Any = ray.get(reference)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except RayError as error:
+            self._lost(seat, f"the host died: {type(error).__name__}")
+            return
+        self.working.pop(reference)
+        seat.calls = [(each, other) for each, other in seat.calls if each != reference]
+        if isinstance(result, Failure) and result.cause.startswith(UNMOVED):
+            self._survey()
+            self.desk.put(task)
+            return
+        self.deaths = 0
+        if isinstance(task, Work | Piece):
+            self.where.copied(seat.site.number, reads(task))
+            if not isinstance(result, Failure):
+                self.where.wrote(seat.site.number, task.write)
+                self.done[key(task)] = (task, seat.site.number)
+        self._ended(task, result)
+
+    def _ended(self, task: Any, result: Any) -> None:
+        if key(task) in self.again:
+            if isinstance(result, Failure):
+                self.desk.put(task)  # it went well before
+            else:
+                self.again.discard(key(task))
+        elif not isinstance(task, Piece):
+            self.over.append((task, result))
+        elif (joined := self.joiner.add(task, result)) is not None:
+            self.over.append(joined)
+
+    # --- what is lost -------------------------------------------------------------------------------------------------
+    def _lost(self, seat: Seat, cause: str) -> None:
+        """A host is gone: blame the task that it was at, unless its whole node is gone."""
+        if not answers(seat.site):
+            self._lost_node(seat.site)
+            return
+        where, stack = seat.name, ray.get(seat.site.keeper.stack.remote(seat.number))
+        self._died(1, cause)
+        if stack:
+            patience = self.job.experiment.engine.patience
+            self.tell(f"{where} has taken no step for {patience:g} s; its stack:\n{stack}")
+            cause = f"no step for {patience:g} s (engine.patience)"
+        self.tell(f"{where}: {cause}; another one starts")
+        (_, task), *later = self._leave(seat)
+        for _, other in later:
+            self.desk.put(other)
+        self._ended(task, Failure(cause, where))
+        self.sites.coming.append(self.sites.seat(seat.site, seat.group))
+
+    def _died(self, count: int, cause: str) -> None:
+        self.deaths += count
+        if self.deaths > DEATHS:
+            raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
+
+    def _leave(self, seat: Seat) -> list[tuple[Any, Any]]:
+        """The host is no more; what it had been given."""
+        ray.kill(seat.actor)
+        if seat in self.sites.seats:
+            self.sites.seats.remove(seat)
+        for reference, _ in seat.calls:
+            self.working.pop(reference)
+        return seat.calls
+
+    def _survey(self) -> None:
+        for site in self.sites.sites:
+            if site.alive and not answers(site):
+                self._lost_node(site)
+
+    def _lost_node(self, site: Site) -> None:
+        """Its tasks go elsewhere; RowsLost where that is not enough."""
+        site.alive = False
+        self.where.lose(site.number)
+        self.sites.coming = [seat for seat in self.sites.coming if seat.site is not site]
+        tasks = [call for seat in list(self.sites.seats) if seat.site is site for call in self._leave(seat)]
+        for _, task in tasks:
+            self.desk.put(task)
+        gone = [task for task, number in self.done.values() if number == site.number] if self.table.place.folder else []
+        for task in gone:
+            self.again.add(key(task))
+            self.desk.put(task)
+        self.tell(
+            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {len(gone)} of this round are run "
+            "again for the states that went with it"
+        )
+        committed = self.table.row[self.table.row >= 0]
+        if self.table.place.folder and len(lost := self.where.gone(committed)):
+            self._forget()
+            raise RowsLost(f"the states of {len(lost)} clients were lost with node {site.name}")
+
+    def _forget(self) -> None:
+        """Let the round go: hosts finish what they have been given, and nobody listens."""
+        self.desk.forget()
+        self._forget_results()
+        for seat in self.sites.seats:
+            if seat.calls:
+                ray.wait([reference for reference, _ in seat.calls], num_returns=len(seat.calls))
+            for reference, _ in seat.calls:
+                self.working.pop(reference, None)
+            seat.calls = []
+
+    def _forget_results(self) -> None:
+        for kept in (self.over, self.fresh, self.again, self.done, self.joiner):
+            kept.clear()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+    def facts(self) -> dict[str, float]:
+        """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints)."""
+        moved, self.sites.moved = self.sites.moved, 0
+        nodes = {seat.site.number for seat in self.sites.seats}
+        return {"node/count": len(nodes), "node/bytes_moved": moved * sum(self.table.widths)}
+
+    def close(self) -> None:
+        self.sites.close()

@@ -1,0 +1,72 @@
+"""Real clusters on this machine: a process of Ray's for each node. Runs are started by the command line, in processes
+of their own, since this one may hold another Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ..tune.commands import COMMAND
+
+STORE = 100 * 2**20
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes with a logical processor each; tests take and add nodes."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
+    folder = tempfile.mkdtemp(prefix="ff-ray-")  # in its usual one, whoever starts a Ray here would find this
+    monkeypatch.setattr("ray._private.utils.write_ray_address", lambda *told: None)  # there, too
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 1,
+            "object_store_memory": STORE,
+            "include_dashboard": False,
+            "temp_dir": folder,
+        },
+    )
+    made.add_node(num_cpus=1, object_store_memory=STORE, labels={"kind": "second"})
+    yield made
+    made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(cluster: Any, tmp_path: Path) -> Iterator[Start]:
+    """start(setting, name): a run of these settings on the cluster, its files in the folder of that name."""
+    running = []
+
+    def run(data: dict[str, Any], name: str = "out") -> subprocess.Popen[str]:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(data))
+        arguments = ("run", str(file), "--address", cluster.address, "--out", str(tmp_path / name), "--json")
+        running.append(subprocess.Popen([*COMMAND, *arguments], stdout=-1, stderr=-1, text=True, cwd=tmp_path))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 240) -> dict[str, Any]:
+    """What `--json` printed."""
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])

@@ -1,0 +1,137 @@
+"""Several nodes: the same bits as one process has, whatever comes and goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from fedfleet.engine import run
+
+from ..faults.runs import METHODS, plan, processes, rule, setting, small, visitor
+from ..tune.commands import until
+from .conftest import STORE, ended
+
+ON_TWO = {"backend": "ray", "hosts": 2, "cpus": 1}
+
+
+def rows_of(folder: Path) -> list[dict[str, float]]:
+    """The records without what a clock says and what nodes are told of."""
+    table = pq.read_table(folder / "rounds.parquet").to_pylist()
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "node/")) and v is not None} for row in table]
+
+
+def same(folder: Path, result: dict, expected) -> None:
+    assert result["model_sha256"] == expected.model_sha256
+    untimed = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in expected.rows]
+    got = rows_of(folder)
+    assert len(got) == len(untimed)
+    for one, other in zip(got, untimed, strict=True):
+        assert one.keys() == other.keys()
+        np.testing.assert_array_equal(list(one.values()), [other[key] for key in one])
+
+
+@pytest.mark.parametrize("method", [m if m == "scaffold" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
+def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
+    """Every method's clients have states, which move from node to node."""
+    faults = tmp_path / "faults"
+    result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
+    same(tmp_path / "out", result, run(small(faults, method)))
+    assert "2 hosts on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+
+
+class Gates:
+    """Places in a run where it waits for the test: a client's second step in a round."""
+
+    def __init__(self, faults: Path, *rounds: int) -> None:
+        self.faults = faults
+        plan(faults, *[gate(number) for number in rounds])
+
+    def reached(self, number: int) -> None:
+        until((self.faults / f"at-{number}").exists, "the run at its gate", 180)
+
+    def open(self, number: int) -> None:
+        (self.faults / f"open-{number}").touch()
+
+
+def gate(number: int) -> dict:
+    client, before = visitor(number)
+    return rule(client, "gate", before + 1, 1)
+
+
+def test_a_host_that_dies_on_another_node_costs_its_task_a_retry(start, tmp_path):
+    (first, before), (second, before_second) = visitor(2), visitor(4, apart=2)
+    plan(tmp_path / "faults", rule(first, "kill", before + 1, 1), rule(second, "kill", before_second + 1, 1))
+    result = ended(start(setting(tmp_path / "faults", **ON_TWO)))
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert log.count("the host died") >= 2
+    assert "is lost" not in log
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+@pytest.mark.slow
+def test_a_host_that_hangs_on_another_node_is_shot(start, tmp_path):
+    client, before = visitor(3)
+    plan(tmp_path / "faults", rule(client, "sleep", before + 1, 1))
+    result = ended(start(setting(tmp_path / "faults", **ON_TWO, patience=3.0)))
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "no step for 3 s" in log
+    assert "asleep_in_the_client" in log
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+LOSSES = {
+    "checkpointed": ({"every": 1, "keep": 2}, 4, ["is lost"], ["resumes", "begins again"]),
+    "rewound": ({"every": 3, "keep": 2}, 3, ["resumes after round 3"], ["begins again"]),
+    "from the beginning": (None, 0, ["begins again"], ["resumes"]),
+}
+"""checkpoint: the setting, the last one before the node is lost, what the log must and must not say."""
+
+
+@pytest.mark.parametrize("case", [c if c == "rewound" else pytest.param(c, marks=pytest.mark.slow) for c in LOSSES])
+def test_a_lost_node(case, cluster, start, tmp_path):
+    """In the middle of round 5, by killing all of its processes."""
+    checkpoint, last, says, says_not = LOSSES[case]
+    gates = Gates(tmp_path / "faults", 5)
+    process = start(setting(tmp_path / "faults", checkpoint=checkpoint, **ON_TWO))
+    gates.reached(0)
+    if last:
+        until((tmp_path / "out" / "checkpoints" / f"round-{last:06d}").exists, "the checkpoint", 120)
+    (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
+    cluster.remove_node(second, allow_graceful=False)
+    gates.open(0)
+    result = ended(process)
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "is lost" in log
+    assert all(text in log for text in says), log
+    assert not any(text in log for text in says_not), log
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_is_used(cluster, start, tmp_path):
+    gates = Gates(tmp_path / "faults", 2, 4)
+    process = start(setting(tmp_path / "faults", backend="ray", hosts="auto", cpus=1))
+    gates.reached(0)
+    cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    gates.open(0)
+    log = tmp_path / "out" / "run.log"
+    gates.reached(1)
+    until(lambda: len(hosts_of(cluster)) == 3, "the third host", 180)
+    gates.open(1)
+    result = ended(process)
+    assert "a host starts on node" in log.read_text()
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+def hosts_of(cluster: Any) -> list[psutil.Process]:
+    """Those that have started: Ray names a process by what it does."""
+    return [process for node in cluster.list_all_nodes() for process in processes("FarHost", raylet(node))]
+
+
+def raylet(node: Any) -> int:
+    return node.all_processes["raylet"][0].process.pid

@@ -1,0 +1,118 @@
+"""A task cut into pieces for many hosts: the same bits as in one; and who gets what, without Ray."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine import cohort
+from fedfleet.engine.config import HostGroup
+from fedfleet.engine.fleet import Failure
+from fedfleet.engine.forms import Forms
+from fedfleet.engine.host import Data, Host, Shared, Sums, Work
+from fedfleet.engine.launch import prepare
+from fedfleet.engine.nodes import Node, placed
+from fedfleet.engine.pieces import Joiner, Piece, cut, pieces
+from fedfleet.engine.store import Table
+from fedfleet.engine.whereabouts import Desk, Whereabouts
+
+from ..engine.setups import EPOCHS, digits
+
+
+@pytest.fixture(scope="module")
+def host_and_task(tmp_path_factory):
+    """A host, and the longest task of a round that all clients are in: several blocks of unequal clients."""
+    job = prepare(digits("scaffold", EPOCHS), "pieces")
+    split, method, x = job.split(), job.method(), job.start()
+    table = Table(Forms(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
+    host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+    everyone = np.arange(30)
+    sizes = split.parts.sizes_of(everyone)
+    steps = cohort.steps_of(sizes, job.experiment.federation.local)
+    ordered = everyone[np.lexsort((everyone, -steps))]
+    task = cohort.Task(0, ordered, (*range(4, 29, 4), 30))
+    read, write = table.reserve(everyone)
+    columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
+    shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
+    yield host, Work.of(task, (1, False), everyone, columns), shared
+    table.remove()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_the_bits_of_the_whole(most, host_and_task):
+    host, task, shared = host_and_task
+    whole = host.train(task, shared)
+    joiner, joined = Joiner(), None
+    for piece in reversed(pieces(task, np.ones(30), 4.0 * most)):  # the last one first
+        assert joined is None
+        joined = joiner.add(piece, [host.train(work, shared) for work in piece.blocks()])
+    assert joined is not None
+    found = joined[1]
+    assert isinstance(found, Sums)
+    for one, other in zip(whole.leaves, found.leaves, strict=True):
+        assert one.tobytes() == other.tobytes()
+    untimed = {name for name in whole.facts if name not in ("seconds", "state")}
+    assert all(whole.facts[name] == found.facts[name] for name in untimed)
+    assert whole.clients.keys() == found.clients.keys()
+    for name, values in whole.clients.items():
+        np.testing.assert_array_equal(values, found.clients[name])
+
+
+def test_few_hosts_leave_tasks_whole(host_and_task):
+    _, task, _ = host_and_task
+    tasks = [task._replace(task=task.task._replace(index=i)) for i in range(20)]
+    assert cut(tasks, 1, np.ones(30)) == tasks
+    many = cut(tasks, 64, np.ones(30))
+    assert all(isinstance(piece, Piece) for piece in many)
+    assert sum(len(piece.work.task.cuts) for piece in many) == 20 * 8
+
+
+def test_a_piece_that_fails_is_the_tasks_failure_once(host_and_task):
+    _, task, _ = host_and_task
+    first, second, *_ = pieces(task, np.ones(30), 1.0)
+    joiner = Joiner()
+    assert joiner.add(second, Failure("cause", "where")) == (task, Failure("cause", "where"))
+    assert joiner.add(first, Failure("cause", "elsewhere")) is None
+
+
+def test_rows_are_where_they_were_written_or_copied():
+    where = Whereabouts(10)
+    assert [where.add() for _ in range(3)] == [0, 1, 2]
+    rows = np.array([2, 3, 4])
+    assert where.held(rows).tolist() == [3, 0, 0]
+    where.wrote(1, np.array([3, 4]))
+    where.copied(2, np.array([4]))
+    assert where.held(rows).tolist() == [1, 2, 1]
+    assert [(node, rows.tolist()) for node, rows in where.missing(2, rows)] == [(0, [2]), (1, [3])]
+    where.lose(1)
+    assert where.gone(rows).tolist() == [3]
+
+
+def work(index: int, rows: list[int]) -> Work:
+    count = len(rows)
+    task = cohort.Task(index, np.arange(count), (count,))
+    return Work(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
+
+
+def test_a_node_gets_what_it_has_before_what_others_have():
+    where = Whereabouts(200)
+    where.add(), where.add()
+    where.wrote(1, np.array([5, 6]))
+    desk = Desk(where)
+    for index, rows in enumerate([[1, 2], [3, 4], [5, 6], [7, -1]]):
+        desk.put(work(index, rows))
+    assert desk.take(1, among=3).index == 2
+    assert desk.take(1, among=3).index == 0  # it has none of them: the longest, whose rows will move
+    assert desk.take(0, among=1).index == 1
+
+
+def test_groups_go_where_there_is_room():
+    nodes = [Node("a", "a", {"CPU": 2.0, "GPU": 1.0}, {}), Node("b", "b", {"CPU": 4.0}, {"zone": "east"})]
+    four, two = HostGroup(count=4, cpus=0.25, gpus=0.25), HostGroup(count=2, cpus=1)
+    spots, left = placed([four] * 4 + [two] * 2, nodes)
+    assert [spot.node for spot in spots] == ["a"] * 5 + ["b"]
+    assert not left
+    assert [spot.node for spot in placed([HostGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
+    assert placed([HostGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
+    assert placed([HostGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]

@@ -1,0 +1,209 @@
+"""`fedfleet doctor`: what a run would stumble over, found before it starts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ...engine.config import Experiment
+from ...engine.connect import join, token_found
+from ...engine.errors import ConfigError, FedFleetError
+from ..files import load
+
+PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
+NODE_SECONDS = 60.0
+"""What a node may take to answer: it imports nothing but the standard library."""
+ROOM = 64 * 2**20
+"""Of /dev/shm, below which boards and object stores have no place."""
+
+
+class Finding(NamedTuple):
+    """`well`: None for what is neither good nor bad."""
+
+    what: str
+    well: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'note' if self.well is None else 'ok' if self.well else 'PROBLEM':8}{self.what}: {self.text}"
+
+
+def examine(source: str | None, overrides: Iterable[str], out: Path) -> None:
+    """Print all findings; FedFleetError if there is a problem."""
+    experiment = load(source or "digits", overrides)
+    problems = 0
+    for finding in findings(experiment, out, asked=source is not None):
+        click.echo(finding)
+        problems += finding.well is False
+    if problems:
+        raise FedFleetError(f"{problems} problem{'s' if problems > 1 else ''} found")
+
+
+def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding]:
+    """asked: whether there is an experiment, whose hosts are to be placed."""
+    ours = look("", PACKAGES)["versions"]
+    yield Finding("here", True, told(ours))
+    address = experiment.engine.address
+    if address:
+        try:
+            join(address)
+        except ConfigError as error:
+            yield Finding("cluster", False, str(error))
+            address = None
+        else:
+            yield from of_cluster(experiment, out, ours, asked)
+    else:
+        yield Finding("cluster", None, "no --address; a run starts Ray on this machine")
+    yield store_opens(experiment.tracking.uri)
+
+
+def told(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: bool) -> Iterator[Finding]:
+    import ray
+
+    address = experiment.engine.address
+    try:
+        yield Finding("cluster", True, f"{address} answers")
+        yield authentication()
+        seen: list[bool] = []
+        with_mark = mark(out)
+        try:
+            for node, report in reports(with_mark):
+                yield from of_node(node, report, ours, seen)
+        finally:
+            with_mark.unlink(missing_ok=True)
+        if len(seen) > 1:
+            yield shared(out, seen)
+        if asked:
+            yield from of_hosts(experiment)
+    finally:
+        ray.shutdown()
+
+
+def authentication() -> Finding:
+    if token_found():
+        return Finding("authentication", True, "by token")
+    return Finding(
+        "authentication", None, "off: whoever reaches the cluster's ports can run code; set RAY_AUTH_MODE=token"
+    )
+
+
+def mark(out: Path) -> Path:
+    """A file that other nodes are asked for."""
+    folder = next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())
+    file = folder / f".fedfleet-doctor-{secrets.token_hex(8)}"
+    file.write_text("")
+    return file
+
+
+def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+    """(node, what it says of itself), None where it does not answer. The function goes there by value: the package may
+    be missing."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from ...engine.nodes import cluster
+
+    anywhere = types.FunctionType(look.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, "look")
+    asked = []
+    for node in cluster():
+        there: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(anywhere)
+        asked.append((node, task.remote(str(mark), PACKAGES)))
+    for node, reference in asked:
+        try:
+            yield node, ray.get(reference, timeout=NODE_SECONDS)
+        except RayError:
+            yield node, None
+
+
+def look(mark: str, packages: tuple[str, ...]) -> dict[str, Any]:
+    """What a node says of itself; needs nothing of this package."""
+    import os
+    import platform
+    import socket
+    from importlib import metadata
+
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "none"
+    memory = os.statvfs("/dev/shm")
+    room = memory.f_bavail * memory.f_frsize
+    return {"host": socket.gethostname(), "versions": versions, "mark": os.path.exists(mark), "shm": room}
+
+
+def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen: list[bool]) -> Iterator[Finding]:
+    what = f"node {node.name}"
+    if report is None:
+        yield Finding(what, False, f"does not answer within {NODE_SECONDS:g} s")
+        return
+    seen.append(report["mark"])
+    has = ", ".join(f"{node.room.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+    theirs = report["versions"]
+    other = [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if theirs[name] != ours[name]]
+    if theirs["fedfleet"] == "none":
+        other.append("install fedfleet there, or use `fedfleet submit`")
+    yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "versions as here"))
+    if report["shm"] < ROOM:
+        yield Finding(what, False, f"/dev/shm has {report['shm'] >> 20} MiB left; give the container more")
+
+
+def shared(out: Path, seen: list[bool]) -> Finding:
+    if all(seen):
+        return Finding("storage", True, f"{out} is seen by all nodes")
+    text = f"{out} is seen by {sum(seen)} of {len(seen)} nodes: checkpoints stay on the node that the run is started on"
+    return Finding("storage", None, text)
+
+
+def of_hosts(experiment: Experiment) -> Iterator[Finding]:
+    """Where the hosts would go, and whether that is free now."""
+    from ...engine.nodes import cluster, placed, planned, wanted
+
+    try:
+        spots = planned(experiment.engine)
+    except ConfigError as error:
+        yield Finding("hosts", False, str(error))
+        return
+    names = {node.id: node.name for node in cluster()}
+    counts = {name: sum(spot.node == node for spot in spots) for node, name in names.items()}
+    text = ", ".join(f"{count} on {name}" for name, count in counts.items() if count)
+    busy = placed(wanted(experiment.engine, cluster()), cluster(free=True))[1]
+    yield Finding("hosts", True, f"{len(spots)} asked, granted: {text}")
+    if busy:
+        yield Finding("hosts", None, f"{len(busy)} of them would wait: others hold what they need")
+
+
+# --- the tracker ------------------------------------------------------------------------------------------------------
+def store_opens(uri: str) -> Finding:
+    from mlflow import MlflowClient
+
+    from ...engine.config import redacted
+    from ..stores import load_mlflow, store
+
+    if uri == "none":
+        return Finding("MLflow", None, "tracking.uri=none")
+    try:
+        where = store(uri)
+        file = Path(where.partition("///")[2])
+        if where.startswith("sqlite") and not file.exists():
+            well = os.access(file.parent, os.W_OK)
+            return Finding("MLflow", well, f"{where} {'will be made' if well else 'cannot be made: no such folder'}")
+        load_mlflow()
+        MlflowClient(where).search_experiments(max_results=1)
+    except Exception as error:  # any failure of the store, of whatever kind it raises
+        return Finding("MLflow", False, redacted(str(error).splitlines()[0] if str(error) else type(error).__name__))
+    return Finding("MLflow", True, f"{redacted(where)} answers")

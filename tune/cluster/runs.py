@@ -1,0 +1,45 @@
+"""Detached runs: leaving one on the cluster, coming back to it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...engine import detached
+from ...engine.config import Experiment
+from ...engine.connect import join
+from ...engine.errors import ConfigError, FedFleetError
+from ...engine.launch import Result, prepare
+from ..outcome import resumable
+from ..progress import Progress
+from ..stores import store
+
+
+def leave(experiment: Experiment, folder: Path, run_id: str) -> str:
+    """Start the run and leave it; how to come back."""
+    if (folder / "config.yaml").exists():
+        raise ConfigError(f"--out {folder} already holds a run; choose another folder, remove it, or resume it")
+    if experiment.tracking.uri == "auto":  # of here, not of where the process will be
+        tracking = experiment.tracking.model_copy(update={"uri": store("auto")})
+        experiment = experiment.model_copy(update={"tracking": tracking})
+    address = experiment.engine.address
+    detached.detach(prepare(experiment, run_id, folder.resolve()))
+    return f"run {run_id} goes on in {folder}; to come back: fedfleet attach {run_id} --address {address}"
+
+
+def going(address: str) -> Sequence[str]:
+    join(address)
+    return detached.running()
+
+
+def follow_run(run: str, address: str, stop: bool) -> Result:
+    """run: its id or its folder."""
+    told = Path(run) / "run.json"
+    run_id = json.loads(told.read_text())["run_id"] if told.is_file() else run
+    try:
+        with resumable(Path(run)):
+            return detached.attach(run_id, address, [Progress()], signal.SIGTERM if stop else 0)
+    except KeyboardInterrupt:
+        raise FedFleetError(f"left; the run goes on, fedfleet attach {run_id} --address {address} comes back") from None

@@ -1,0 +1,60 @@
+"""What a job of a cluster needs to run an experiment, as one folder: this package, the experiment, its plug-ins."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from ...engine.errors import ConfigError
+from ...engine.parts import find_plugin
+from ..files import load, load_data
+
+PARTS = ("engine", "algorithms", "workloads", "tune")
+FILE = "experiment.yaml"
+
+
+def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
+    """Fill the folder. ConfigError for an experiment that could not run, before anything is sent."""
+    overrides = tuple(overrides)
+    load(source, overrides)
+    data = load_data(source, overrides)
+    (folder / "plugins").mkdir()
+    data["plugins"] = [shipped(name, folder) for name in data["plugins"]]
+    (folder / FILE).write_text(yaml.safe_dump(data, sort_keys=False))
+    for part in PARTS:
+        here = Path(str(importlib.import_module(f"fedfleet.{part}").__file__)).parent
+        shutil.copytree(here, folder / "fedfleet" / part, ignore=shutil.ignore_patterns("__pycache__"))
+    describe(folder)
+
+
+def describe(folder: Path) -> None:
+    """The package's metadata beside it, as an installation has it: parts are found by entry points."""
+    ours = metadata.distribution("fedfleet")
+    beside = folder / f"fedfleet-{ours.version}.dist-info"
+    beside.mkdir()
+    (beside / "METADATA").write_text(ours.read_text("METADATA") or ours.read_text("PKG-INFO") or "")
+    (beside / "entry_points.txt").write_text(ours.read_text("entry_points.txt") or "")
+
+
+def shipped(plugin: str, folder: Path) -> str:
+    """A plug-in as the job will find it: a file or a package of ours beside the experiment, an installed one by its
+    name, which the cluster must have."""
+    found = find_plugin(plugin)
+    if found.source is not None:
+        name = f"{found.module}.py"
+        (folder / "plugins" / name).write_text(found.source)
+        return f"plugins/{name}"
+    top = found.module.partition(".")[0]
+    package = Path(found.path) / top
+    if not package.is_dir():
+        return plugin
+    if top == "fedfleet":
+        raise ConfigError(f"plugins: {plugin} is named as this package is; rename it")
+    if not (folder / top).exists():
+        shutil.copytree(package, folder / top, ignore=shutil.ignore_patterns("__pycache__"))
+    return plugin
