@@ -70,3 +70,9 @@ def ended(process: subprocess.Popen[str], seconds: float = 240) -> dict[str, Any
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These first: a Cluster that goes takes along what this process knows of another Ray (`ray_here`)."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: here not in item.path.parents)
