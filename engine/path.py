@@ -38,7 +38,7 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
     """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
     engine = job.experiment.engine
     kept = Path(job.directory) / "path.json" if job.directory is not None else None
-    rule = Chosen(job.block(job.start().flat.numel()), job.kernels)
+    rule = ruled(job)
     if job.resume and kept is not None and kept.is_file():
         path, how = read(kept), "as the run began"
     elif "auto" not in (engine.block, engine.kernels):
@@ -46,11 +46,16 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
     elif job.resume or not worth(job, split):
         path, how = rule, "too short a run to measure" if not job.resume else "by the rule, as the run began"
     else:
-        path, how = remembered(job, split, measure, rule)
+        path, how = remembered(job, split, measure)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({**path._asdict(), "how": how}) + "\n", "utf-8")
     return job.by(path), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+
+
+def ruled(job: Job) -> Chosen:
+    """What is given, and what a rule says where nothing is."""
+    return Chosen(job.block(job.start().flat.numel()), job.kernels)
 
 
 def worth(job: Job, split: Split) -> bool:
@@ -59,7 +64,7 @@ def worth(job: Job, split: Split) -> bool:
     return job.device.type == "cpu" and steps >= WORTH
 
 
-def remembered(job: Job, split: Split, measure: Measure, rule: Chosen) -> tuple[Chosen, str]:
+def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
     """What the cache folder says, else what is measured now, which it then says."""
     known = about(job, split)
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
@@ -67,7 +72,7 @@ def remembered(job: Job, split: Split, measure: Measure, rule: Chosen) -> tuple[
     if file.is_file():
         return read(file), "measured before"
     seconds = measure(job, split, candidates(job))
-    path = quickest(seconds) or rule
+    path = quickest(seconds) or ruled(job)
     told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
         publish(file, {**path._asdict(), "measured": told, "of": known})

@@ -23,9 +23,20 @@ def found(*lines: tuple[Line, list[Pair]]):
     return {line.name: (line, made) for line, made in lines}
 
 
-def test_times_the_engine_beside_the_loop(tmp_path: Path):
+def test_times_the_engine_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     chart = tmp_path / "chart.png"
-    words = ("w1", "engine.backend=local", "--method", "scaffold", "--rounds", "1", "--repeats", "1")
+    words = (
+        "w1",
+        "engine.backend=local",
+        "engine.kernels=torch",
+        "--method",
+        "scaffold",
+        "--rounds",
+        "1",
+        "--repeats",
+        "1",
+    )
     done = invoke("bench", *words, "--out", str(chart), "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])
@@ -37,6 +48,8 @@ def test_times_the_engine_beside_the_loop(tmp_path: Path):
         assert sum(pair["parts"].values()) == pytest.approx(1)
         assert pair["parts"]["compute"] > 0.3
         assert pair["first"] > 0
+        assert bool(pair["chosen"]) == ("block" not in line["engine"])
+    assert len(list((tmp_path / "cache/paths").iterdir())) == 2  # a method's each
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert len(done.stderr.splitlines()) == 3
 

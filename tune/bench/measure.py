@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from ...engine.config import experiment
+from ...engine import probe
+from ...engine.config import Experiment, experiment
 from ...engine.errors import FedFleetError
+from ...engine.job import Job
 from ...engine.launch import run
+from ...engine.path import remembered
 from .works import FEDERATIONS
 
 WARMUP = 2
@@ -46,7 +49,7 @@ class Pair(NamedTuple):
     ours: float
     first: float  # seconds from the call to the end of the first round
     parts: dict[str, float]  # share of each of PARTS, of hosts x round
-    chosen: str  # what the engine said of its path
+    chosen: str  # what was measured of the path, nothing where it is given
 
     @property
     def ratio(self) -> float:
@@ -54,18 +57,17 @@ class Pair(NamedTuple):
 
 
 class Watch:
-    """An observer: when the first record came, and what was told."""
+    """An observer: when the first record came."""
 
     def __init__(self) -> None:
-        self.began, self.first, self.told = time.perf_counter(), 0.0, []
+        self.began, self.first = time.perf_counter(), 0.0
 
     def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
 
     def record(self, record: dict[str, float]) -> None:
         self.first = self.first or time.perf_counter() - self.began
 
-    def event(self, text: str) -> None:
-        self.told.append(text)
+    def event(self, text: str) -> None: ...
 
     def end(self, result: Any) -> None: ...
 
@@ -81,6 +83,17 @@ def plain(work: str, rounds: int) -> float:
     return median(json.loads(told.stdout.splitlines()[-1])["clients_per_s"])
 
 
+def settled(made: Experiment) -> tuple[Experiment, str]:
+    """With the path that a long run would take, and what is said of it; these runs are too short to be measured."""
+    engine = made.engine
+    if "auto" not in (engine.block, engine.kernels):
+        return made, ""
+    job = Job.of("bench", made)
+    (block, kernels), how = remembered(job, job.split(), probe.measure)
+    engine = engine.model_copy(update={"block": block, "kernels": kernels})
+    return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
+
+
 def pair(line: Line, rounds: int, hosts: int) -> Pair:
     yardstick = plain(line.work, rounds)
     made = experiment(
@@ -94,13 +107,13 @@ def pair(line: Line, rounds: int, hosts: int) -> Pair:
             "tracking": {"uri": "none"},
         }
     )
+    made, chosen = settled(made)
     hosts = made.engine.count_hosts() if made.engine.backend == "ray" else 1
     watch = Watch()
     rows = run(made, observers=[watch]).rows[WARMUP:-1]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in rows)
     shares = [shares_of(row, hosts) for row in rows]
     parts = {name: median(share[name] for share in shares) for name in PARTS}
-    chosen = next((text for text in watch.told if text.startswith("path: ")), "").removeprefix("path: ")
     return Pair(yardstick, speed, watch.first, parts, chosen)
 
 

@@ -1,0 +1,73 @@
+"""Own kernels against torch's, layer by layer: microseconds a client, forward and backward together, one thread.
+
+    python benchmarks/kernels.py
+
+The least of many passes, in turn, which other work on the machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from fedfleet.engine.host import keep_heap
+from fedfleet.engine.kernels import kernels
+
+LAYERS = {  # of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
+    "w1 conv1": (1, 6, 5, 2, 28, 10),
+    "w1 conv2": (6, 16, 5, 0, 14, 10),
+    "w3 conv1": (1, 32, 3, 0, 28, 20),
+    "w3 conv2": (32, 64, 3, 0, 26, 20),
+}
+POOLS = {"w1 pool1": (6, 28, 10), "w1 pool2": (16, 10, 10), "w3 pool": (64, 24, 20)}
+
+
+def passes(clients: int) -> dict[str, tuple]:
+    """name -> (function of one client, its tensors with a clients' axis first)."""
+    made = {}
+    for name, (inputs, outputs, side, padding, size, examples) in LAYERS.items():
+        x, weight, bias = (
+            torch.randn(clients, *shape)
+            for shape in ((examples, inputs, size, size), (outputs, inputs, side, side), (outputs,))
+        )
+        made[name] = (lambda x, w, b, p=padding: F.conv2d(x, w, b, padding=p), (x, weight, bias), inputs > 1)
+    for name, (channels, size, examples) in POOLS.items():
+        made[name] = (lambda x: F.max_pool2d(x, 2), (torch.randn(clients, examples, channels, size, size),), True)
+    return made
+
+
+def once(f, tensors: tuple[Tensor, ...], first: bool, which: str) -> float:
+    """Seconds. first: whether the first tensor's gradient is wanted."""
+    leaves = [t.detach().requires_grad_(first or i > 0) for i, t in enumerate(tensors)]
+    began = time.perf_counter()
+    with kernels(which):
+        y = f(*(leaf[0] for leaf in leaves)) if len(tensors[0]) == 1 else vmap(f)(*leaves)
+    torch.autograd.grad(y, [leaf for leaf in leaves if leaf.requires_grad], y.detach())
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[1, 9])
+    parser.add_argument("--passes", type=int, default=100)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_heap()
+    for clients in asked.blocks:
+        for name, (f, tensors, first) in passes(clients).items():
+            least = dict.fromkeys(("torch", "native"), float("inf"))
+            for number in range(max(5, asked.passes // clients)):
+                for which in least:
+                    took = once(f, tensors, first, which)
+                    least[which] = min(least[which], took) if number else float("inf")
+            told = "  ".join(f"{which} {1e6 * seconds / clients:8.1f}" for which, seconds in least.items())
+            print(f"block {clients}  {name:9} us a client  {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
