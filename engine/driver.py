@@ -137,8 +137,7 @@ class Driver:
         everyone = np.arange(self.plan.clients)
         forms = Forms(method, self.model())
         mean, totals = self._train(forms, everyone, opening=True)
-        where = self._where(0, len(everyone) - len(totals.dropped))
-        self.server = method.server_update(self.server, mean, where)
+        self.server = method.server_update(self.server, mean, self._where(0, len(everyone) - len(totals.dropped)))
         self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
