@@ -29,7 +29,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     found = []
     tracemalloc.start()
     try:
-        driver.start(lambda place: InProcess(job, Data.of(*split), place, lambda: None))
+        driver.start(lambda table: InProcess(job, Data.of(*split), table.place, lambda: None))
         done = 0
         for told in driver.rounds():
             if not isinstance(told, dict):
