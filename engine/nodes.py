@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import ray
+from ray.util.client import ray as client
 
 from .config import Engine, HostGroup
 from .errors import ConfigError
@@ -37,6 +38,7 @@ def cluster(free: bool = False) -> list[Node]:
     found = [node for node in ray.nodes() if node["Alive"]]
     found.sort(key=lambda node: (node["NodeID"] != mine, node["NodeID"]))
     left: dict[str, Any] = {}
+    free = free and not client.is_connected()  # who is no part of the cluster is not told
     if free:
         from ray._private.state import available_resources_per_node
 
