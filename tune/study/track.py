@@ -33,7 +33,6 @@ from .cells import Cell
 from .folder import FINISHED, OVER, Folder
 from .spec import Study
 
-KEPT = "mlflow.json"
 CELL = "fedfleet.cell"
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED"}
 
