@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 
 from .connect import carried, here, join, start_ray
 from .directory import RunDirectory
-from .driver import Record
 from .errors import ConfigError, DriverDied, FedFleetError
+from .history import Record
 from .job import Job
 from .launch import Observer, Result, tell, watched
 from .news import News

@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from .driver import Record
 from .errors import ConfigError
-from .history import History
+from .history import History, Record
 from .job import Job
 from .launch import Result
+from .whole import write
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
@@ -93,13 +93,6 @@ class RunDirectory:
 
         with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
             log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
-
-
-def write(path: Path, text: str) -> None:
-    """All of it or, if the process is killed, what was there before."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text)
-    beside.replace(path)
 
 
 def environment() -> dict[str, Any]:

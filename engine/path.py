@@ -24,6 +24,7 @@ from .cohort import steps_of
 from .errors import ConfigError
 from .job import Chosen, Job
 from .native import SOURCE, NoKernels, cache_folder, library, processor
+from .whole import write
 
 WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
@@ -49,7 +50,7 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
         path, how = remembered(job, split, measure)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({**path._asdict(), "how": how}) + "\n", "utf-8")
+        write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
     return job.by(path), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
 

@@ -25,8 +25,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from .driver import Record
-from .history import History
+from .history import History, Record
 
 WHOLE = (
     "round",

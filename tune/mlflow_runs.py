@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import Experiment, redacted
-from ..engine.directory import write
 from ..engine.driver import Record
 from ..engine.job import Job
+from ..engine.whole import write
 
 BATCH = 100
 """Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""

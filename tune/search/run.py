@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from ...engine.config import Experiment
-from ...engine.directory import write
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.launch import new_run_id, prepare, stopping
+from ...engine.whole import write
 from ..files import parse, read
 from ..leftovers import nothing_left
 from .conductor import Conductor

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from ...engine.directory import write
 from ...engine.errors import ConfigError
+from ...engine.whole import write
 from .cells import Cell, cells
 from .spec import Study, load
 

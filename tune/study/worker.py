@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.config import experiment
-from ...engine.directory import write
 from ...engine.driver import Record
 from ...engine.errors import ConfigError, Diverged, Interrupted
 from ...engine.launch import resume, run
+from ...engine.whole import write
 
 NEWS_SECONDS = 0.5
 INTERRUPTED = "interrupted"
