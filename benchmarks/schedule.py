@@ -219,7 +219,7 @@ def simulate(asked: argparse.Namespace) -> None:
             record = driver._next({})
             wall, took = time.perf_counter() - began - clock.spent, clock.now - before
             ideal, bound = sum(clock.units) / asked.hosts, longest_first(clock.units, asked.hosts)
-            moved = record["node/bytes_moved"] / sum(driver.table.widths)
+            moved = record["node/bytes_moved"] / driver.table.width
             print(
                 f"{number:5}  {clock.blocks:6}  {1000 * wall / clock.blocks:15.3f}  {took:7.3f}"
                 f"  {took / ideal - 1:10.1%}  {took / bound - 1:18.1%}  {moved:10.0f}"

@@ -10,7 +10,6 @@ import faulthandler
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from .forms import Forms
 from .host import Data, Host, Shared
 from .job import Job
 from .pieces import Piece
-from .store import Place, Rows, leaf_file, stored
+from .rows import Place, Rows, make_files, width
 
 UNMOVED = "its clients' states could not be brought"
 """Beginning of the cause of a task that lacked its rows: no fault of its own, nor of its host."""
@@ -41,22 +40,22 @@ class Keeper:
         sample = Forms(job.method(), job.start()).client
         leaves = pytree.tree_leaves(sample)
         if mine:
-            make_files(place, leaves)
+            make_files(place.folder, place.capacity, width(leaves, place.narrow))
         self.rows = Rows(place, sample) if leaves else None
 
     def ready(self) -> str:
         """The node's id: it is there, and so are its files."""
         return ray.get_runtime_context().get_node_id()
 
-    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         assert self.rows is not None
         return self.rows.packed(rows)
 
-    def write(self, rows: np.ndarray, packed: Sequence[np.ndarray]) -> int:
+    def write(self, rows: np.ndarray, packed: np.ndarray) -> int:
         """Bytes that were written."""
         assert self.rows is not None
         self.rows.unpack(rows, packed)
-        return sum(part.nbytes for part in packed)
+        return packed.nbytes
 
     def stack(self, number: int) -> str:
         """What a host that hung was doing; "" for one that did not."""
@@ -66,14 +65,6 @@ class Keeper:
     def close(self) -> None:
         if self.mine:
             shutil.rmtree(self.place.folder, ignore_errors=True)
-
-
-def make_files(place: Place, leaves: Sequence[Any]) -> None:
-    Path(place.folder).mkdir(parents=True, exist_ok=True)
-    for i, leaf in enumerate(leaves):
-        path = leaf_file(place.folder, i)
-        Path(path).touch()
-        os.truncate(path, place.capacity * leaf.numel() * stored(leaf, place.narrow).itemsize)
 
 
 def stack_file(place: Place, number: int) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from .errors import FedFleetError
 from .host import Data, Host, Shared, Sums
 from .job import Job
-from .store import Place
+from .rows import Place
 
 Call = Literal["train", "evaluate"]
 

@@ -26,7 +26,7 @@ from .evaluation import Group, Slice, of_clients, of_rows
 from .forms import Forms
 from .job import Job
 from .kernels import kernels
-from .store import Place, Rows
+from .rows import Place, Rows
 from .total import Total
 from .trip import Trips
 
@@ -201,16 +201,9 @@ class Host:
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""
         fresh = algorithm.client_init(public)
-        stacked = pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
         if self.rows is None or bool((read < 0).all()):
-            return stacked
-        known = pytree.tree_map(lambda leaf: leaf.to(self.device), self.rows.read(read.clamp(min=0)))
-        if bool((read >= 0).all()):
-            return known
-        seen = (read >= 0).to(self.device)
-        return pytree.tree_map(
-            lambda old, new: torch.where(seen.view(-1, *[1] * (old.ndim - 1)), old, new), known, stacked
-        )
+            return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
+        return self.rows.read(read, fresh)
 
     def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
         """Step k of a block's clients, short batches padded."""

@@ -19,7 +19,7 @@ from .fleet import Call, Failure
 from .forms import Forms
 from .host import Data, Host, Shared, Sums
 from .job import Job
-from .store import Place
+from .rows import Place
 
 
 class Order(NamedTuple):

@@ -22,7 +22,7 @@ from .fleet import Call, Failure
 from .host import Shared, Sums
 from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
-from .store import Place
+from .rows import Place
 
 LOOK_SECONDS = 0.5
 """How often hosts are looked at while nothing comes."""

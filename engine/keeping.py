@@ -15,7 +15,8 @@ from .compare import differences
 from .errors import ConfigError
 from .forms import Forms
 from .job import Job
-from .store import Rows, Table
+from .rows import Rows
+from .store import Table
 
 
 def make_table(job: Job, forms: Forms, opens: bool) -> Table:

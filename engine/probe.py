@@ -16,7 +16,7 @@ from . import cohort
 from .config import Local
 from .host import Data, Host, Shared, Work
 from .job import Chosen, Job
-from .store import Place
+from .rows import Place
 
 SECONDS = 6.0
 """After which no further path is tried."""

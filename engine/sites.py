@@ -18,7 +18,8 @@ from .config import HostGroup
 from .hosts import said
 from .job import Job
 from .nodes import Node, cluster, placed, wanted
-from .store import Place, Table
+from .rows import Place
+from .store import Table
 from .whereabouts import DRIVER, Whereabouts, reads
 
 CHUNK = 256

@@ -236,7 +236,7 @@ class Spread:
         """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints)."""
         moved, self.sites.moved = self.sites.moved, 0
         nodes = {seat.site.number for seat in self.sites.seats}
-        return {"node/count": len(nodes), "node/bytes_moved": moved * sum(self.table.widths)}
+        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width}
 
     def close(self) -> None:
         self.sites.close()

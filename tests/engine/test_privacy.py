@@ -11,7 +11,7 @@ from fedfleet.engine import cohort
 from fedfleet.engine.host import Data, Host, Shared, Work
 from fedfleet.engine.job import Job
 from fedfleet.engine.launch import prepare
-from fedfleet.engine.store import Place
+from fedfleet.engine.rows import Place
 
 from .setups import EPOCHS, STEPS, digits
 

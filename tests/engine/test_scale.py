@@ -15,7 +15,8 @@ from fedfleet.engine.config import Local
 from fedfleet.engine.history import History
 from fedfleet.engine.host import Work
 from fedfleet.engine.records import to_table
-from fedfleet.engine.store import Rows, Table
+from fedfleet.engine.rows import Rows
+from fedfleet.engine.store import Table
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.partitions import Iid
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.store import Rows, Table
+from fedfleet.engine.rows import Rows, paths, rest, runs, spot
+from fedfleet.engine.store import Table
 
 
 class State(NamedTuple):
@@ -35,7 +36,7 @@ def write(table: Table, clients: list[int], value: int) -> None:
 
 def read(table: Table, client: int) -> int:
     rows = Rows(table.place, SAMPLE)
-    state = rows.read(torch.tensor([int(table.row[client])]))
+    state = rows.read(torch.tensor([int(table.row[client])]), SAMPLE)
     assert (state.vector == state.count).all()
     return int(state.count)
 
@@ -85,7 +86,7 @@ def test_what_is_written_is_read(tmp_path, narrow):
     states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
     Rows(table.place, sample).write(order, states)
     other = Rows(table.place, sample)
-    floats, *whole = other.read(order.flip(0))
+    floats, *whole = other.read(order.flip(0), sample)
     kept = states[0].to(torch.bfloat16).to(torch.float32) if narrow else states[0]
     assert (floats == kept.flip(0)).all()
     assert all((found == leaf.flip(0)).all() for found, leaf in zip(whole, states[1:], strict=True))
@@ -99,6 +100,29 @@ def test_what_is_written_is_read(tmp_path, narrow):
 
 def test_a_file_that_ends_is_told(table):
     rows = Rows(table.place, SAMPLE)
-    Path(table.place.folder, "leaf0.bin").write_bytes(b"")
+    for path in paths(table.place.folder):
+        Path(path).write_bytes(b"")
     with pytest.raises(OSError, match="row 3 of"):
-        rows.read(torch.tensor([3]))
+        rows.read(torch.tensor([3]), SAMPLE)
+
+
+def test_a_row_on_a_first_visit_is_the_fresh_state_unrounded(tmp_path):
+    table = Table((torch.zeros(3),), 4, 0, (str(tmp_path / "state"), True, False))
+    rows, fresh = Rows(table.place, (torch.zeros(3),)), (torch.tensor([1 / 3, 2 / 3, 1.0]),)
+    rows.write(torch.tensor([2]), (torch.full((1, 3), 0.5),))
+    (states,) = rows.read(torch.tensor([-1, 2, -1]), fresh)
+    assert torch.equal(states, torch.stack([fresh[0], torch.full((3,), 0.5), fresh[0]]))
+
+
+@pytest.mark.parametrize("rows", [range(0), range(5), range(3, 50), range(17, 18), range(16, 32)])
+def test_every_row_has_a_place_of_its_own_and_runs_are_whole(rows):
+    places = [(number, at) for number, inside in runs(rows) for at in inside]
+    assert sorted(places) == sorted(map(spot, rows))
+    assert len(set(places)) == len(rows)
+
+
+@pytest.mark.parametrize("moved", range(7))
+def test_what_is_left_after_a_short_transfer(moved):
+    left = rest([memoryview(b"ab"), memoryview(b""), memoryview(b"cdef")], moved)
+    assert b"".join(left) == b"abcdef"[moved:]
+    assert all(len(part) for part in left)

@@ -30,7 +30,7 @@ from fedfleet.engine.launch import resume
 
 from .disks import NoDisk, enlarge, fill, mounted
 from .faulty import ANYONE
-from .runs import METHODS, Watch, alone, kill_driver, plan, processes, rule, same, setting, small
+from .runs import METHODS, Watch, alone, kill_driver, plan, processes, row_at, rule, same, setting, small
 
 ROUNDS = 8
 CALLS = ROUNDS * 3 * 3 + 4 * 4
@@ -138,9 +138,8 @@ def damage(case: Case, folders: list[Path]) -> None:
     own = set(rows[-1].tolist()) - {row for others in rows[:-1] for row in others.tolist()} - {-1}
     choice = int(case.random.integers(len(files) + 1))
     if choice == len(files) and own:
-        leaf = case.out / "state" / "leaf0.bin"
-        width = 1210 * 4
-        flip(leaf, min(own) * width + int(case.random.integers(width)))
+        path, begin, each = row_at(case.out, min(own), case.method)
+        flip(path, begin + int(case.random.integers(each)))
     elif case.random.random() < 0.5:
         path = files[choice % len(files)]
         flip(path, int(case.random.integers(path.stat().st_size)))

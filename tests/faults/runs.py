@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+from torch.utils import _pytree as pytree
 
 from fedfleet.engine import cohort, run
 from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.forms import Forms
+from fedfleet.engine.job import Job
+from fedfleet.engine.rows import paths, spot, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
 CLIENTS, COHORT, STEPS = 30, 9, 3
@@ -53,6 +57,14 @@ def setting(
 
 def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) -> Experiment:
     return experiment(setting(faults, method, rounds, **more))
+
+
+def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
+    """The file of a row of a run's states, where it begins there, and its bytes."""
+    job = Job.of("width", small(out, method))
+    number, place = spot(row)
+    each = width(pytree.tree_leaves(Forms(job.method(), job.start()).client), narrow=False)
+    return Path(paths(str(out / "state"))[number]), place * each, each
 
 
 def alone(data: dict[str, Any], out: str) -> None:

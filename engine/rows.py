@@ -1,0 +1,155 @@
+"""Clients' states in sparse files: a client's state is a row, its leaves one behind the other, as they lie in memory.
+
+Rows lie in turn in several files, since a file system lets one writer at a time into a file: two hosts that wrote 40 kB
+rows to one waited for each other ten times as long as they wrote. They are read and written, not mapped: a mapping
+costs a page fault every 4 KiB, which came to several times the copying.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+DIGEST = 32  # bytes of a SHA-256
+FILES = 16
+AT_ONCE = os.sysconf("SC_IOV_MAX")
+"""Pieces of memory that one call reads or writes."""
+
+
+class Place(NamedTuple):
+    """Where the rows are; `folder` is "" where the method keeps no state."""
+
+    folder: str
+    capacity: int
+    narrow: bool  # floats as bfloat16
+    digests: bool  # whether writers say what they wrote
+
+
+class Rows:
+    """A process's view of the files."""
+
+    def __init__(self, place: Place, sample: Any) -> None:
+        """sample: the state of one client, for shapes and dtypes."""
+        self.spec = pytree.tree_structure(sample)
+        self.leaves: list[Tensor] = pytree.tree_leaves(sample)
+        self.kinds = [stored(leaf, place.narrow) for leaf in self.leaves]
+        self.width = width(self.leaves, place.narrow)
+        self.files = [os.open(path, os.O_RDWR) for path in paths(place.folder)]
+
+    def __del__(self) -> None:
+        for file in getattr(self, "files", []):
+            os.close(file)
+
+    def read(self, rows: Tensor, fresh: Any) -> Any:
+        """The states in `rows` (c,), stacked on a first axis; where a row is -1 it is `fresh`, one client's state."""
+        columns = self._columns(len(rows))
+        known = rows >= 0
+        self._transfer(os.preadv, zip(rows.tolist(), pieces(columns), strict=True))
+        found = []
+        for column, leaf in zip(columns, pytree.tree_leaves(fresh), strict=True):
+            states = column.to(leaf.device, leaf.dtype)
+            if not known.all():
+                states[~known.to(leaf.device)] = leaf
+            found.append(states)
+        return pytree.tree_unflatten(found, self.spec)
+
+    def write(self, rows: Tensor, states: Any) -> None:
+        leaves = zip(pytree.tree_leaves(states), self.kinds, strict=True)
+        columns = [leaf.to("cpu", kind).contiguous() for leaf, kind in leaves]
+        self._transfer(os.pwritev, zip(rows.tolist(), pieces(columns), strict=True))
+
+    def packed(self, rows: np.ndarray) -> np.ndarray:
+        """(c, bytes of a row): as they are stored."""
+        found = np.empty((len(rows), self.width), dtype=np.uint8)
+        self._transfer(os.preadv, ((row, [data.data]) for row, data in zip(rows.tolist(), found, strict=True)))
+        return found
+
+    def unpack(self, rows: np.ndarray, packed: np.ndarray) -> None:
+        """What another node's `packed` gave, into the same rows here."""
+        self._transfer(os.pwritev, ((row, [data.data]) for row, data in zip(rows.tolist(), packed, strict=True)))
+
+    def digests(self, rows: Tensor) -> np.ndarray:
+        """(c, 32) bytes: of each row as it is stored."""
+        data = np.empty(self.width, dtype=np.uint8)
+        found = np.empty((len(rows), DIGEST), dtype=np.uint8)
+        for i, row in enumerate(rows.tolist()):
+            self._transfer(os.preadv, [(row, [data.data])])
+            found[i] = np.frombuffer(hashlib.sha256(data.data).digest(), dtype=np.uint8)
+        return found
+
+    def _columns(self, clients: int) -> list[Tensor]:
+        return [torch.empty(clients, *leaf.shape, dtype=k) for leaf, k in zip(self.leaves, self.kinds, strict=True)]
+
+    def _transfer(self, call: Callable[..., int], rows: Iterator[Any] | Sequence[Any]) -> None:
+        """call: os.preadv or os.pwritev; rows: (row, memory it is read to or written from), nothing where it is -1."""
+        for row, memory in rows:
+            if row < 0:
+                continue
+            number, place = spot(row)
+            done, left = 0, memory
+            while done < self.width:
+                moved = call(self.files[number], left[:AT_ONCE], place * self.width + done)
+                if not moved:
+                    raise OSError(f"row {row} of a clients' state ends after {done} of {self.width} bytes")
+                done += moved
+                left = rest(left, moved) if done < self.width else []
+
+
+def pieces(columns: Sequence[Tensor]) -> Iterator[list[memoryview]]:
+    """Client by client, the memory of its part of every column."""
+    bare = [column.reshape(len(column), prod(column.shape[1:])).view(torch.uint8).numpy() for column in columns]
+    return ([part.data for part in parts] for parts in zip(*bare, strict=True))
+
+
+def rest(memory: Sequence[memoryview], moved: int) -> list[memoryview]:
+    """What of it is left after `moved` bytes."""
+    left = []
+    for part in memory:
+        left.append(part[min(moved, len(part)) :])
+        moved -= min(moved, len(part))
+    return [part for part in left if len(part)]
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+def paths(folder: str) -> list[str]:
+    return [str(Path(folder) / f"rows{i:02}.bin") for i in range(FILES)]
+
+
+def spot(row: int) -> tuple[int, int]:
+    """(number of its file, number in it)."""
+    return row % FILES, row // FILES
+
+
+def runs(rows: range) -> Iterator[tuple[int, range]]:
+    """Consecutive rows file by file: (number of the file, numbers in it)."""
+    for number in range(FILES):
+        begin, end = ((at - number + FILES - 1) // FILES for at in (rows.start, rows.stop))
+        if begin < end:
+            yield number, range(begin, end)
+
+
+def make_files(folder: str, capacity: int, width: int) -> None:
+    """The files, sparse; those of an interrupted run are taken up as they are."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    held = {number: inside.stop for number, inside in runs(range(capacity))}
+    for number, path in enumerate(paths(folder)):
+        Path(path).touch()
+        os.truncate(path, max(held.get(number, 0) * width, os.path.getsize(path)))
+
+
+def stored(leaf: Tensor, narrow: bool) -> torch.dtype:
+    return torch.bfloat16 if narrow and leaf.is_floating_point() else leaf.dtype
+
+
+def width(leaves: Sequence[Tensor], narrow: bool) -> int:
+    """Bytes of a row."""
+    return sum(leaf.numel() * stored(leaf, narrow).itemsize for leaf in leaves)
