@@ -22,6 +22,8 @@ from fedfleet.workloads.base import Split
 from fedfleet.workloads.digits import Digits
 
 ANYONE = -1
+PATIENCE = 300
+"""Seconds that a client waits at its gate."""
 
 
 def asleep_in_the_client() -> None:
@@ -111,9 +113,12 @@ class Failing:
         return losses
 
     def wait_at(self, number: int) -> None:
-        """Says that it is there, and waits until it may go on."""
+        """Says that it is there, and waits until it may go on: the test is in another process, on another node."""
         (Path(self.faults) / f"at-{number}").touch()
+        deadline = time.monotonic() + PATIENCE
         while not (Path(self.faults) / f"open-{number}").exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nobody opened gate {number} in {PATIENCE} s")
             time.sleep(0.02)
 
     def report(self, p: Any, batch: Any) -> dict[str, torch.Tensor]:
