@@ -25,7 +25,7 @@ from .nodes import Spot, cluster
 from .pieces import Joiner, Piece, cut, key
 from .sites import Seat, Site, Sites, answers
 from .store import Table
-from .whereabouts import Desk, reads
+from .whereabouts import DRIVER, Desk, reads
 
 Key = tuple[int, int]
 Check = Callable[[], None]
@@ -53,6 +53,7 @@ class Spread:
         self.done: dict[Key, tuple[Any, int]] = {}  # of this phase: (task or piece, the node that has its fresh rows)
         self.again: set[Key] = set()  # those that are run once more for their rows alone
         table.gather = self.sites.gather
+        table.brought = lambda rows: self.where.wrote(DRIVER, rows)
 
     def open(self, spots: Sequence[Spot]) -> None:
         """Start the first hosts, and wait for them."""

@@ -79,6 +79,11 @@ class Rows:
                 if os.pwrite(file, data.tobytes(), row * len(data)) != len(data):
                     raise OSError(f"row {row} of a clients' state could not be written whole")
 
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return sum(leaf.numel() * kind.itemsize for leaf, kind in zip(self.leaves, self.kinds, strict=True))
+
     def digests(self, rows: Tensor) -> np.ndarray:
         """(c, 32) bytes: of each row as it is stored."""
         found = np.zeros((len(rows), DIGEST), dtype=np.uint8)
@@ -133,6 +138,7 @@ class Table:
         self.widths = [leaf.numel() * stored(leaf, narrow).itemsize for leaf in leaves]
         self.place = Place(self._make(parent) if leaves else "", self.capacity, narrow, digests)
         self.gather: Callable[[np.ndarray], None] = lambda rows: None
+        self.brought: Callable[[np.ndarray], None] = lambda rows: None  # is told of rows that come from a checkpoint
 
     def _make(self, parent: str | None) -> str:
         """The files, sparse; those of an interrupted run are taken up as they are."""
