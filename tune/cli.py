@@ -70,7 +70,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 
     directory = Path(run)
     if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
-        from ..engine.copies import bring
+        from ..engine.bring import bring
 
         directory = bring(run, out)
     elif out is not None:

@@ -17,8 +17,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedfleet.engine import run
+from fedfleet.engine.bring import bring
 from fedfleet.engine.config import experiment
-from fedfleet.engine.copies import bring
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
 from fedfleet.engine.launch import resume
 from fedfleet.engine.storage import Folder, above, below
