@@ -209,7 +209,7 @@ class Driver:
         """All tasks of a phase that read `state`."""
         self.version += 1
         shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        return in_order(self.dispatch.run(call, tasks, shared))
+        return in_order(tasks, self.dispatch.run(call, tasks, shared))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
