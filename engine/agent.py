@@ -26,7 +26,10 @@ from .host import Data, Host, Shared
 from .job import Job
 from .pieces import Piece
 from .rows import Place, Rows, make_files, width
+from .sums import Leaves, Sums, plus_leaves
 
+INLINE = 100 * 1024
+"""Bytes of a result that Ray sends along with its news at once (its max_direct_call_object_size)."""
 UNMOVED = "its clients' states could not be brought"
 """Beginning of the cause of a task that lacked its rows: no fault of its own, nor of its host."""
 
@@ -56,6 +59,10 @@ class Keeper:
         assert self.rows is not None
         self.rows.unpack(rows, packed)
         return packed.nbytes
+
+    def add(self, left: Leaves, right: Leaves) -> Leaves:
+        """Neighbours' sums, both of this node."""
+        return plus_leaves(left, right)
 
     def stack(self, number: int) -> str:
         """What a host that hung was doing; "" for one that did not."""
@@ -91,22 +98,25 @@ class FarHost(Host):
     def ready(self) -> int:
         return os.getpid()
 
-    def do(self, call: Call, task: Any, version: int, leaves: list[np.ndarray], moved: list[Any]) -> Any:
-        """The task's Sums or a Failure; of a piece, the Sums of its blocks. moved: references that are there once the
-        rows that it reads are on this node."""
+    @ray.method(num_returns=2)
+    def do(
+        self, call: Call, task: Any, version: int, leaves: list[np.ndarray], moved: list[Any]
+    ) -> tuple[Sums | Failure, Leaves]:
+        """(the task's Sums or a Failure, its leaves): large leaves stay on this node until somebody asks for them.
+        moved: references that are there once the rows that it reads are on this node."""
         where = f"host {self.number}, process {os.getpid()}"
         try:
             ray.get(moved)
         except RayError as error:
-            return Failure(f"{UNMOVED}: {type(error).__name__}", where)
+            return Failure(f"{UNMOVED}: {type(error).__name__}", where), []
         self.armed = 0.0
         self._beat()
         try:
-            shared = Shared(version, leaves)
-            if isinstance(task, Piece):
-                return [self.train(work, shared) for work in task.blocks()]
-            return getattr(self, call)(task, shared)
+            sums = getattr(self, call)(task.work if isinstance(task, Piece) else task, Shared(version, leaves))
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-            return Failure(f"{type(error).__name__}: {error}"[:2000], where)
+            return Failure(f"{type(error).__name__}: {error}"[:2000], where), []
         finally:
             faulthandler.cancel_dump_traceback_later()
+        if sum(leaf.nbytes for leaf in sums.leaves) < INLINE:
+            return sums, []
+        return sums._replace(leaves=None), sums.leaves

@@ -14,16 +14,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .history import History
+from .storage import redacted
 from .store import Table
 
 FORMAT = 2
@@ -42,17 +43,32 @@ class Snapshot(NamedTuple):
     config: dict[str, Any]
 
 
+Loaded = tuple[Snapshot | None, list[str]]
+
+
+class Elsewhere(Protocol):
+    """Copies of checkpoints that need nothing of this machine; see `copies`."""
+
+    url: str
+
+    def put(self, snapshot: Snapshot) -> None: ...
+
+    def newest(self) -> Iterator[tuple[int, Snapshot | None, str]]: ...
+
+
 class Checkpoints:
     """Saves in a thread of its own, so that rounds go on; at most one is under way. One thread for all of a run's: the
     C library keeps memory by thread, and a new one for each let the driver grow by 0.1 MiB a checkpoint."""
 
-    def __init__(self, directory: str, keep: int, table: Table) -> None:
+    def __init__(self, directory: str, keep: int, table: Table, copies: Elsewhere | None = None) -> None:
         self.folder, self.keep, self.table = Path(directory) / "checkpoints", keep, table
+        self.copies = copies
         self.pinned: dict[int, np.ndarray] = {}
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
         self.under_way: Snapshot | None = None
         self.error: str = ""
+        self.missed: list[str] = []  # what to say of copies
 
     def save(self, snapshot: Snapshot) -> None:
         """Begin to write; the one before must have been finished."""
@@ -66,10 +82,14 @@ class Checkpoints:
             return []
         self.writing.result()
         snapshot, self.writing, self.under_way = self.under_way, None, None
+        missed, self.missed = self.missed, []
         if self.error:
             self.table.unpin(snapshot.row)
             reason, self.error = self.error, ""
-            return [f"round {snapshot.round}: no checkpoint could be written ({reason}); the one before it stays"]
+            return [
+                f"round {snapshot.round}: no checkpoint could be written ({reason}); the one before it stays",
+                *missed,
+            ]
         self._hold(snapshot.round, snapshot.row)
         for number in sorted(self.pinned)[: -self.keep]:
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
@@ -77,7 +97,7 @@ class Checkpoints:
         for folder in written(str(self.folder.parent)):
             if folder.name not in map(name_of, self.pinned):
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        return []
+        return missed
 
     def _hold(self, number: int, row: np.ndarray) -> None:
         if number in self.pinned:
@@ -85,6 +105,15 @@ class Checkpoints:
         self.pinned[number] = row
 
     def _write(self, snapshot: Snapshot) -> None:
+        self._write_here(snapshot)
+        if self.copies is not None:
+            try:
+                self.copies.put(snapshot)
+            except Exception as error:  # of whatever kind a file system raises
+                why = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
+                self.missed = [f"round {snapshot.round}: no copy in {self.copies.url} ({why})"]
+
+    def _write_here(self, snapshot: Snapshot) -> None:
         temporary = self.folder / f".{name_of(snapshot.round)}"
         final = self.folder / name_of(snapshot.round)
         try:
@@ -103,7 +132,7 @@ class Checkpoints:
             self.error = f"{type(error).__name__}: {error}"
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def load(self, verify: Callable[[Snapshot], str]) -> tuple[Snapshot | None, list[str]]:
+    def load(self, verify: Callable[[Snapshot], str]) -> Loaded:
         """The newest that agrees with its digests, and what was passed over. Older sound ones stay pinned.
 
         verify: a sentence on what is wrong with the rows of a checkpoint, or "".
@@ -120,7 +149,19 @@ class Checkpoints:
                 continue
             found = found or snapshot
             self.pinned[snapshot.round] = snapshot.row
-        return found, events
+        return (found, events) if found or self.copies is None else self._load_copy(self.copies, verify, events)
+
+    def _load_copy(self, copies: Elsewhere, verify: Callable[[Snapshot], str], events: list[str]) -> Loaded:
+        """Where there is none here, the newest sound one elsewhere."""
+        try:
+            for number, snapshot, wrong in copies.newest():
+                if snapshot is not None and not (wrong := verify(snapshot)):
+                    self.table.brought(snapshot.row[snapshot.row >= 0])
+                    return snapshot, [*events, f"takes round {number} from {copies.url}"]
+                events.append(f"checkpoint {name_of(number)} in {copies.url} is damaged ({wrong})")
+        except OSError as error:
+            events.append(f"{copies.url} cannot be read ({redacted(str(error))})")
+        return None, events
 
     def remove(self) -> None:
         self.finish()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from .errors import ConfigError, nearest
+from .storage import redacted, without_secrets
 
 
 class Section(BaseModel):
@@ -163,10 +164,17 @@ class Evaluate(Section):
 
 
 class Checkpoint(Section):
-    """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many."""
+    """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many; `folder`: where complete
+    copies of them go that other machines can resume, a path or a URL (file:///…, s3://bucket/…), in the run's id."""
 
     every: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=1)
+    folder: str | None = Field(default=None, min_length=1)
+
+    @field_validator("folder")
+    @classmethod
+    def _no_secret(cls, value: str | None) -> str | None:
+        return value and without_secrets(value)
 
 
 class Tracking(Section):
@@ -216,11 +224,6 @@ class Experiment(Section):
         return data
 
 
-def redacted(text: str) -> str:
-    """Without the user and password of any address in it."""
-    return re.sub(r"(?<=://)[^/\s]*@|(?<=password=)[^&\s]*", lambda m: "***@" if m[0].endswith("@") else "***", text)
-
-
 def experiment(data: dict[str, Any]) -> Experiment:
     """Validate; ConfigError with one sentence per mistake."""
     try:
@@ -238,7 +241,7 @@ def _sentence(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
     if error["type"] == "value_error":
-        got = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+        got = "" if isinstance(error["input"], dict) else f", got {redacted(repr(error['input']))}"
         return f"{key}: {message}{got}" if key else message
     message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
     return f"{key} {message}, got {error['input']!r}"

@@ -10,7 +10,8 @@ import numpy as np
 
 from .errors import ClientFailed, EvaluationFailed
 from .fleet import Call, Failure, Fleet
-from .host import Shared, Sums, Work
+from .host import Shared, Work
+from .sums import Part, Sums
 
 STRIKES = 2
 Tell = Callable[[str], None]
@@ -22,8 +23,8 @@ class Dispatch:
     def __init__(self, fleet: Fleet, on_failure: str, tell: Tell) -> None:
         self.fleet, self.on_failure, self.tell = fleet, on_failure, tell
 
-    def run(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums]:
-        """The results of all tasks, in any order, each once."""
+    def run(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums | Part]:
+        """The results of all tasks, in any order, each once; then sums that did not come with them."""
         self.fleet.start(call, shared)
         for task in tasks:
             self.fleet.put(task)
@@ -52,6 +53,7 @@ class Dispatch:
         if failed:
             first, names = failed[0], sorted({client for error in failed for client in error.clients})
             raise ClientFailed(first.round, tuple(names), first.cause, first.where)
+        yield from self.fleet.rest()
 
     def _look_into(self, task: Any, failure: Failure) -> Sums:
         """Run a task's clients in halves until those that fail alone are found."""
@@ -111,6 +113,6 @@ class Dispatch:
 
 def kept(result: Sums | Failure) -> Sums | Failure:
     """With leaves of its own: a fleet may use their memory for the same task's next part."""
-    if isinstance(result, Failure):
+    if isinstance(result, Failure) or result.leaves is None:
         return result
     return result._replace(leaves=[np.array(leaf) for leaf in result.leaves])

@@ -27,7 +27,7 @@ from .guard import check, growth_limit
 from .history import History, Record, Told
 from .host import Shared, Work, keep_heap
 from .job import Job
-from .keeping import make_table, usable, wrong_rows
+from .keeping import make_checkpoints, make_table, usable, wrong_rows
 from .per_client import write_clients
 from .store import Table
 from .totals import Totals, in_order
@@ -58,11 +58,9 @@ class Driver:
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
         self.table = make_table(job, self.forms, self.method.opening is not None)
-        self.checkpoints: Checkpoints | None = None
-        if job.directory is not None:
-            self.checkpoints = Checkpoints(job.directory, experiment.checkpoint.keep, self.table)
-            if job.resume:
-                self._resume(self.checkpoints)
+        self.checkpoints = make_checkpoints(job, self.table, self.forms)
+        if self.checkpoints is not None and job.resume:
+            self._resume(self.checkpoints)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -211,7 +209,7 @@ class Driver:
         """All tasks of a phase that read `state`."""
         self.version += 1
         shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        return in_order(self.dispatch.run(call, tasks, shared))
+        return in_order(tasks, self.dispatch.run(call, tasks, shared))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
@@ -253,7 +251,7 @@ class Driver:
         self.tell(f"round {self.round + 1}: {why}")
         self.events += self.checkpoints.finish() if self.checkpoints is not None else []
         self.table.clear()
-        if self.checkpoints is not None and self.checkpoints.pinned:
+        if self.checkpoints is not None and (self.checkpoints.pinned or self.checkpoints.copies):
             self.checkpoints.pinned.clear()
             return self._resume(self.checkpoints)
         self.tell("there is no checkpoint (checkpoint.every): begins again")
@@ -269,3 +267,4 @@ class Driver:
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         self.tell(f"resumes after round {self.round}")
+        self._save()  # where it came from elsewhere, one of its own

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .errors import FedFleetError
-from .host import Data, Host, Shared, Sums
+from .host import Data, Host, Shared
 from .job import Job
 from .rows import Place
+from .sums import Part, Sums
 
 Call = Literal["train", "evaluate"]
 
@@ -30,6 +31,10 @@ class Fleet(Protocol):
 
     def get(self) -> tuple[Any, Sums | Failure]:
         """Wait for a task that is over, well or badly."""
+        ...
+
+    def rest(self) -> Iterable[Part]:
+        """Once all tasks are over: the sums that did not come with their results."""
         ...
 
     def facts(self) -> dict[str, float]:
@@ -62,6 +67,9 @@ class InProcess:
             raise
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
             return task, Failure(f"{type(error).__name__}: {error}", "this process")
+
+    def rest(self) -> Iterable[Part]:
+        return ()
 
     def facts(self) -> dict[str, float]:
         return {}

@@ -27,6 +27,7 @@ from .forms import Forms
 from .job import Job
 from .kernels import kernels
 from .rows import Place, Rows
+from .sums import Sums
 from .total import Total
 from .trip import Trips
 
@@ -81,32 +82,6 @@ class Work(NamedTuple):
         return Work(task, self.round, self.opening, *columns)
 
 
-class Sums(NamedTuple):
-    """A task's result: float64 sums over its clients, or an evaluation's over its examples."""
-
-    index: int
-    leaves: list[np.ndarray]
-    facts: dict[str, float]
-    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to; a number a client, or an evaluation's a row
-    dropped: tuple[int, ...] = ()
-
-    @staticmethod
-    def nothing(index: int, dropped: tuple[int, ...]) -> Sums:
-        """Of a task all of whose clients were dropped."""
-        return Sums(index, [], {}, {}, dropped)
-
-    @staticmethod
-    def join(parts: list[Sums]) -> Sums:
-        """One task's sums from those of its parts, in order."""
-        first, *others = parts
-        for other in others:
-            leaves = [a + b for a, b in zip(first.leaves, other.leaves, strict=True)]
-            facts = {name: value + other.facts[name] for name, value in first.facts.items()}
-            clients = {name: np.concatenate([value, other.clients[name]]) for name, value in first.clients.items()}
-            first = Sums(first.index, leaves, facts, clients)
-        return first
-
-
 class Shared(NamedTuple):
     """What all tasks of a phase read: the leaves of the public state, or of the model."""
 
@@ -133,7 +108,8 @@ class Host:
         self.job, self.data, self.device = job, data, job.device
         self.x = job.start()
         self.forms = Forms(job.method(), self.x)
-        self.rows = Rows(place, self.forms.client) if place.folder else None
+        keeps = bool(place.folder and pytree.tree_leaves(self.forms.client))
+        self.rows = Rows(place, self.forms.client) if keeps else None
         self.place, self.beat = place, beat
         self.vectorise, self.kernels = engine.vectorise, job.kernels
         self.trips: tuple[tuple[int, bool], Trips] | None = None
@@ -153,15 +129,18 @@ class Host:
         self.gathering, began = 0.0, time.perf_counter()
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
         drawn = time.perf_counter() - began
-        total = Total(trips.forms)
+        total = Total(trips.forms, len(work.task.cuts))
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
         clients = self._clients(work, total)
-        total.facts["data"] = drawn + self.gathering
-        total.facts["seconds"] = time.perf_counter() - started
-        return Sums(work.index, [leaf.numpy() for leaf in total.leaves], total.facts, clients)
+        total.times["data"] = drawn + self.gathering
+        leaves, facts = total.whole()
+        seconds = time.perf_counter() - started
+        return Sums(
+            work.index, [leaf.numpy() for leaf in leaves], {**facts, **total.times, "seconds": seconds}, clients
+        )
 
     def _clients(self, work: Work, total: Total) -> dict[str, np.ndarray]:
         """What is known of each client, in the task's order."""
@@ -169,14 +148,14 @@ class Host:
         if self.rows is not None and self.place.digests:
             began = time.perf_counter()
             known["digest"] = self.rows.digests(torch.from_numpy(work.write))
-            total.facts["state"] += time.perf_counter() - began
+            total.times["state"] += time.perf_counter() - began
         return known
 
     def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
         read, write = torch.from_numpy(work.read[part]), torch.from_numpy(work.write[part])
         began = time.perf_counter()
         clients = self._states(trips.algorithm, public, read)
-        total.facts["state"] += time.perf_counter() - began
+        total.times["state"] += time.perf_counter() - began
         weights = torch.from_numpy(work.weights[part])
         if self.vectorise and len(read) > 1:
             steps = batches.steps[part]
@@ -193,10 +172,11 @@ class Host:
                 total.add_one(outcome, steps, weights[i : i + 1])
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
+        total.end_block()
         if self.rows is not None:
             began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
             self.rows.write(write, kept)
-            total.facts["state"] += time.perf_counter() - began
+            total.times["state"] += time.perf_counter() - began
 
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""

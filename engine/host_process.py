@@ -17,9 +17,10 @@ from .cohort import MOST
 from .columns import from_arrow
 from .fleet import Call, Failure
 from .forms import Forms
-from .host import Data, Host, Shared, Sums
+from .host import Data, Host, Shared
 from .job import Job
 from .rows import Place
+from .sums import Sums
 
 
 class Order(NamedTuple):
@@ -72,7 +73,7 @@ class HostProcess(Host):
             if isinstance(sums, Failure):
                 self.board.put(slots[place], sums, [])
             else:
-                self.board.put(slots[place], sums._replace(leaves=[]), sums.leaves)
+                self.board.put(slots[place], sums._replace(leaves=[]), sums.leaves or [])
 
 
 def slot_of(task: Any) -> int:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,11 @@ from .config import HostGroup
 from .connect import here
 from .errors import HostsLost
 from .fleet import Call, Failure
-from .host import Shared, Sums
+from .host import Shared
 from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
 from .rows import Place
+from .sums import Part, Sums
 
 LOOK_SECONDS = 0.5
 """How often hosts are looked at while nothing comes."""
@@ -210,6 +211,9 @@ class RayFleet:
             return f"host {seat.number}, process {ray.get(seat.pid, timeout=0)}"
         except RayError:
             return f"host {seat.number}"
+
+    def rest(self) -> Iterable[Part]:
+        return ()
 
     def facts(self) -> dict[str, float]:
         return {}

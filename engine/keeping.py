@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from .checkpoint import Snapshot, written
+from .checkpoint import Checkpoints, Snapshot, written
 from .compare import differences
+from .copies import Copies
 from .errors import ConfigError
 from .forms import Forms
 from .job import Job
 from .rows import Rows
+from .storage import Folder
 from .store import Table
 
 
@@ -30,6 +33,19 @@ def make_table(job: Job, forms: Forms, opens: bool) -> Table:
     narrow = experiment.engine.state_dtype == "bfloat16"
     place = (folder, narrow, directory is not None)
     return Table(forms.client, plan.clients, everyone + kept * plan.clients, place)
+
+
+def make_checkpoints(job: Job, table: Table, forms: Forms) -> Checkpoints | None:
+    """None for a run without a folder. ConfigError where copies are asked for and their folder cannot be written to."""
+    asked = job.experiment.checkpoint
+    if job.directory is None:
+        return None
+    copies = None
+    if asked.folder:
+        rows = Rows(table.place, forms.client) if table.place.folder else None
+        copies = Copies(asked.folder, job.run_id, asked.keep, rows, Path(job.directory))
+        copies.check()
+    return Checkpoints(job.directory, asked.keep, table, copies)
 
 
 def state_folder(job: Job) -> Path:
@@ -47,6 +63,9 @@ def discard(job: Job, complete: bool = True) -> None:
     shutil.rmtree(state_folder(job), ignore_errors=True)
     if job.directory:
         shutil.rmtree(Path(job.directory) / "checkpoints", ignore_errors=True)
+    if job.directory and complete and (folder := job.experiment.checkpoint.folder):
+        with suppress(OSError):  # what it costs is room there
+            Folder(folder).remove(job.run_id)
 
 
 def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:

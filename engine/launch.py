@@ -123,6 +123,8 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError(f"workload: {error}") from error
     if experiment.checkpoint.every and directory is None:
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
+    if experiment.checkpoint.folder and directory is None:
+        raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if engine.kernels == "native":

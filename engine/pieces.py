@@ -1,9 +1,8 @@
-"""Tasks cut finer than their sums, where there are more hosts than tasks for them.
+"""Tasks cut finer, where there are more hosts than tasks for them.
 
-Tasks are cut by the configuration, never by hosts, and a task's sums are added block by block: that is why the bits do
-not depend on hosts. So a piece of a task, some of its blocks, may run anywhere, if it sends the sums of each block by
-themselves and the driver adds them in the blocks' order. (Only the first piece can add up its own.) It costs a message
-as long as the model for each block instead of each task, and is done where hosts would be idle otherwise.
+Tasks are cut by the configuration, never by hosts, and a task's blocks are added up in the order of a tree (`sums`):
+that is why the bits do not depend on hosts. So a branch of that tree may run anywhere by itself. It costs a message as
+long as the model for each piece instead of each task, and is done where hosts would be idle otherwise.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .fleet import Failure
-from .host import Sums, Work
+from .host import Work
+from .sums import At, Fold, Shape, Sums, plus
 
 FINE = 16
 """A task with more than 1/FINE of a host's share of the phase is cut into pieces of about so much."""
 
 
 class Piece(NamedTuple):
-    """Some consecutive blocks of a task: `work` is what is to be done, `number` of `count`."""
+    """A branch of a task's tree, `at`: `work` is what is to be done, `number` of `count`."""
 
     task: Work
     work: Work
+    at: At
     number: int
     count: int
 
@@ -41,10 +42,6 @@ class Piece(NamedTuple):
     def write(self) -> np.ndarray:
         return self.work.write
 
-    def blocks(self) -> list[Work]:
-        """One by one, but for the first piece, whose blocks are added up where they are run."""
-        return [self.work] if self.number == 0 else whole_blocks(self.work)
-
 
 def whole_blocks(work: Work) -> list[Work]:
     return [work.part(np.arange(begin, end)) for begin, end in pairwise((0, *work.task.cuts))]
@@ -53,6 +50,11 @@ def whole_blocks(work: Work) -> list[Work]:
 def key(task: Any) -> tuple[int, int]:
     """Of a task or a piece of one."""
     return (task.index, task.number if isinstance(task, Piece) else 0)
+
+
+def place_of(task: Any, shape: Shape) -> At:
+    """In the phase's tree."""
+    return shape.inside(task.index, task.at) if isinstance(task, Piece) else shape.task(task.index)
 
 
 def cut(tasks: Sequence[Any], hosts: int, steps: np.ndarray) -> list[Any]:
@@ -68,40 +70,54 @@ def cut(tasks: Sequence[Any], hosts: int, steps: np.ndarray) -> list[Any]:
 
 
 def pieces(task: Work, steps: np.ndarray, most: float) -> list[Any]:
-    """most: steps of a piece of several blocks."""
+    """Branches of `most` steps at most, but for single blocks."""
     cuts = (0, *task.task.cuts)
+    blocks = len(cuts) - 1
     done = np.concatenate([[0], np.cumsum(steps[task.task.clients])])
-    edges = [0]
-    for before, at in pairwise(cuts):
-        if done[at] - done[edges[-1]] > most and before > edges[-1]:
-            edges.append(before)
-    edges.append(cuts[-1])
-    parts = [task.part(np.arange(begin, end)) for begin, end in pairwise(edges)]
-    return [Piece(task, part, number, len(parts)) for number, part in enumerate(parts)] if len(parts) > 1 else [task]
+
+    def branches(at: At) -> list[At]:
+        begin, end = blocks_of(at, blocks)
+        if begin >= end:
+            return []
+        if end - begin == 1 or done[cuts[end]] - done[cuts[begin]] <= most:
+            return [at]
+        return branches(At(at.level - 1, 2 * at.place)) + branches(At(at.level - 1, 2 * at.place + 1))
+
+    found = branches(Shape([blocks]).root)
+    if len(found) == 1:
+        return [task]
+    edges = [[cuts[edge] for edge in blocks_of(at, blocks)] for at in found]
+    parts = [task.part(np.arange(begin, end)) for begin, end in edges]
+    return [Piece(task, part, at, i, len(found)) for i, (part, at) in enumerate(zip(parts, found, strict=True))]
+
+
+def blocks_of(at: At, blocks: int) -> tuple[int, int]:
+    """(first, end) of those below."""
+    return at.place << at.level, min((at.place + 1) << at.level, blocks)
 
 
 class Joiner:
     """Puts a task's results together again."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, dict[int, list[Sums]]] = {}
+        self.folds: dict[int, Fold[Sums]] = {}
         self.failed: set[int] = set()  # tasks that are run whole instead: what else comes of their pieces is late
 
-    def add(self, piece: Piece, result: list[Sums] | Failure) -> tuple[Work, Sums | Failure] | None:
+    def add(self, piece: Piece, result: Sums | Failure) -> tuple[Work, Sums | Failure] | None:
         """(the task, its result) once that is known; a piece that fails is the task's failure."""
         if piece.index in self.failed:
             return None
         if isinstance(result, Failure):
             self.failed.add(piece.index)
             return piece.task, result
-        mine = self.parts.setdefault(piece.index, {})
-        mine[piece.number] = result
-        if len(mine) < piece.count:
+        shape = Shape([len(piece.task.task.cuts)])
+        fold = self.folds.setdefault(piece.index, Fold(shape, plus))
+        fold.put(piece.at, result)
+        if shape.root not in fold.parts:
             return None
-        ordered = [sums for number in range(piece.count) for sums in mine[number]]
-        del self.parts[piece.index]
-        return piece.task, Sums.join(ordered)
+        del self.folds[piece.index]
+        return piece.task, fold.whole()
 
     def clear(self) -> None:
-        self.parts.clear()
+        self.folds.clear()
         self.failed.clear()

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -38,6 +38,14 @@ class Site:
     alive: bool = True
 
 
+class Given(NamedTuple):
+    """What a host has been given: references to its news and to the sums, and the task."""
+
+    news: Any
+    sums: Any
+    task: Any
+
+
 @dataclass
 class Seat:
     """A host; `calls`: what it has been given, in order."""
@@ -47,7 +55,7 @@ class Seat:
     group: HostGroup
     actor: Any
     ready: Any
-    calls: list[tuple[Any, Any]] = field(default_factory=list)
+    calls: list[Given] = field(default_factory=list)
 
     @property
     def node(self) -> int:
@@ -76,13 +84,14 @@ class Sites:
         if known is not None:
             return known
         number, place = self.where.add(), self.table.place
-        if number != DRIVER:
+        mine = number != DRIVER or not place.folder  # where clients keep nothing, there are hosts' stacks to keep
+        if mine:
             parent = self.job.experiment.engine.store or tempfile.gettempdir()
             folder = Path(parent) / f"fedfleet-{self.job.run_id}-{node.id[:12]}"
             place = place._replace(folder=str(folder))
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 2, "scheduling_strategy": on(node.id)}
         actor: Any = ray.remote(**options)(Keeper)
-        site = Site(node.id, node.name, number, place, actor.remote(self.job, place, number != DRIVER))
+        site = Site(node.id, node.name, number, place, actor.remote(self.job, place, mine))
         self.sites.append(site)
         return site
 

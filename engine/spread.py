@@ -8,7 +8,7 @@ elsewhere. Rows that were committed there are on the driver's node too if a chec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,17 @@ from ray.exceptions import RayError, RayTaskError
 from .agent import UNMOVED
 from .errors import HostsLost, RowsLost
 from .fleet import Call, Failure
-from .host import Shared, Sums, Work
+from .held import Far, Held
+from .host import Shared, Work
 from .hosts import DEATHS, LOOK_SECONDS, STARTS
 from .job import Job
 from .nodes import Spot, cluster
-from .pieces import Joiner, Piece, cut, key
-from .sites import Seat, Site, Sites, answers
+from .pieces import Joiner, Piece, cut, key, place_of
+from .sites import Given, Seat, Site, Sites, answers
 from .store import Table
-from .whereabouts import Desk, reads
+from .sums import At, Part, Shape, Sums
+from .totals import shape_of
+from .whereabouts import DRIVER, Desk, reads
 
 Key = tuple[int, int]
 Check = Callable[[], None]
@@ -50,9 +53,12 @@ class Spread:
         self.working: dict[Any, Seat] = {}  # reference -> who works on it
         self.young, self.fresh = True, []  # a phase whose tasks are still being put
         self.joiner = Joiner()
+        self.held, self.late = Held(), set()  # sums; numbers of tasks that were put after the phase's first result
         self.done: dict[Key, tuple[Any, int]] = {}  # of this phase: (task or piece, the node that has its fresh rows)
-        self.again: set[Key] = set()  # those that are run once more for their rows alone
+        self.again: set[Key] = set()  # those that are run once more, for their rows
+        self.unsummed: set[Key] = set()  # of those, they whose sums are lost too
         table.gather = self.sites.gather
+        table.brought = lambda rows: self.where.wrote(DRIVER, rows)
 
     def open(self, spots: Sequence[Spot]) -> None:
         """Start the first hosts, and wait for them."""
@@ -85,6 +91,7 @@ class Spread:
         self.call: Call = call
         self.version = shared.version
         self.leaves = ray.put(shared.leaves)
+        self.sum_bytes = 2 * sum(leaf.nbytes for leaf in shared.leaves)  # about: float64, and like what is broadcast
         self._forget_results()
         self.young = True
         if call == "train":
@@ -92,59 +99,101 @@ class Spread:
             self.sites.arrive()
 
     def put(self, task: Any) -> None:
-        """Those of a phase come before the first `get`; later ones are run whole."""
-        (self.fresh.append if self.young else self.desk.put)(task)
+        """Those of a phase come before the first `get`; later ones are run whole, and their sums come with them."""
+        if self.young:
+            self.fresh.append(task)
+        else:
+            self.late.add(task.index)
+            self.desk.put(task)
 
     def get(self) -> tuple[Any, Sums | Failure]:
-        self.young = False
+        if self.young:
+            self._begin()
         while not self.over or self.again:  # no result before the rows of those before it are there
-            if self.fresh:
-                for task in cut(self.fresh, len(self.sites.seats), self.steps):
-                    self.desk.put(task)
-                self.fresh.clear()
-            self.desk.hand_out(self.sites.seats, self._give)
-            waiting = list(self.working) or [seat.ready for seat in self.sites.coming]
-            if not waiting:
-                self._grow()
-                if not self.sites.coming:
-                    raise HostsLost("no host is left, and no node has room for another")
-                continue
-            ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
-            self.check()
-            self._died(self.sites.arrive(), "as they started")
-            for reference in ready:
-                if reference in self.working:
-                    self._returned(reference)
+            self._step()
         return self.over.popleft()
 
-    def _give(self, seat: Seat, task: Any) -> None:
-        reference = seat.actor.do.remote(self.call, task, self.version, self.leaves, self.sites.bring(task, seat.site))
-        seat.calls.append((reference, task))
-        self.working[reference] = seat
+    def rest(self) -> Iterator[Part]:
+        while gone := self.held.missing():
+            self._survey()
+            self._redo([at for at in gone if at in self.held.fold.parts])  # on nodes that answer nevertheless
+            while self.again:
+                self._step()
+        yield from self.held.rest()
 
-    def _returned(self, reference: Any) -> None:
-        seat = self.working[reference]
-        task = next(task for each, task in seat.calls if each == reference)
+    def _begin(self) -> None:
+        """The phase's tasks are known."""
+        self.young = False
+        self.held.begin(shape_of(self.fresh))
+        self.desk.begin(self.held.shape, self.table.width, self.sum_bytes)
+        for task in cut(self.fresh, len(self.sites.seats), self.steps):
+            self.desk.put(task)
+        self.fresh.clear()
+
+    def _step(self) -> None:
+        """Hand out what waits; wait for news."""
+        self.desk.hand_out(self.sites.seats, self._give)
+        waiting = list(self.working) or [seat.ready for seat in self.sites.coming]
+        if not waiting:
+            self._grow()
+            if not self.sites.coming:
+                raise HostsLost("no host is left, and no node has room for another")
+            return
+        ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
+        self.check()
+        self._died(self.sites.arrive(), "as they started")
+        for reference in ready:
+            if reference in self.working:
+                self._returned(reference)
+
+    def _give(self, seat: Seat, task: Any) -> None:
+        moves = self.sites.bring(task, seat.site)
+        news, sums = seat.actor.do.remote(self.call, task, self.version, self.leaves, moves)
+        seat.calls.append(Given(news, sums, task))
+        self.working[news] = seat
+
+    def _returned(self, news: Any) -> None:
+        seat = self.working[news]
+        given = next(each for each in seat.calls if each.news == news)
         try:
-            result: Any = ray.get(reference)
+            result: Any = ray.get(news)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except RayError as error:
             self._lost(seat, f"the host died: {type(error).__name__}")
             return
-        self.working.pop(reference)
-        seat.calls = [(each, other) for each, other in seat.calls if each != reference]
+        self.working.pop(news)
+        seat.calls.remove(given)
         if isinstance(result, Failure) and result.cause.startswith(UNMOVED):
             self._survey()
-            self.desk.put(task)
+            self.desk.put(given.task)
             return
         self.deaths = 0
-        if isinstance(task, Work | Piece):
-            self.where.copied(seat.site.number, reads(task))
+        if isinstance(given.task, Work | Piece):
+            self.where.copied(seat.site.number, reads(given.task))
             if not isinstance(result, Failure):
-                self.where.wrote(seat.site.number, task.write)
-                self.done[key(task)] = (task, seat.site.number)
-        self._ended(task, result)
+                try:
+                    result = self._summed(seat.site, given, result)
+                except RayError:
+                    self._survey()
+                    self.desk.put(given.task)
+                    return
+                self.where.wrote(seat.site.number, given.task.write)
+                self.done[key(given.task)] = (given.task, seat.site.number)
+        self._ended(given.task, result)
+
+    def _summed(self, site: Site, given: Given, result: Sums) -> Sums:
+        """The result; its sums are held until all of the phase are there, but for those of late tasks."""
+        task = given.task
+        if isinstance(task, Piece) and task.index in self.joiner.failed:
+            return result
+        if key(task) in self.again and key(task) not in self.unsummed:
+            return result
+        if isinstance(task, Work) and task.index in self.late:
+            leaves = self.held.brought(Far(site, given.sums)) if result.leaves is None else result.leaves
+            return result._replace(leaves=leaves)
+        self.held.put(place_of(task, self.held.shape), site, result.leaves, given.sums)
+        return result._replace(leaves=None)
 
     def _ended(self, task: Any, result: Any) -> None:
         if key(task) in self.again:
@@ -152,9 +201,12 @@ class Spread:
                 self.desk.put(task)  # it went well before
             else:
                 self.again.discard(key(task))
+                self.unsummed.discard(key(task))
         elif not isinstance(task, Piece):
             self.over.append((task, result))
         elif (joined := self.joiner.add(task, result)) is not None:
+            if isinstance(result, Failure):
+                self.held.forget_task(task.index)
             self.over.append(joined)
 
     # --- what is lost -------------------------------------------------------------------------------------------------
@@ -170,10 +222,10 @@ class Spread:
             self.tell(f"{where} has taken no step for {patience:g} s; its stack:\n{stack}")
             cause = f"no step for {patience:g} s (engine.patience)"
         self.tell(f"{where}: {cause}; another one starts")
-        (_, task), *later = self._leave(seat)
-        for _, other in later:
-            self.desk.put(other)
-        self._ended(task, Failure(cause, where))
+        first, *later = self._leave(seat)
+        for other in later:
+            self.desk.put(other.task)
+        self._ended(first.task, Failure(cause, where))
         self.sites.coming.append(self.sites.seat(seat.site, seat.group))
 
     def _died(self, count: int, cause: str) -> None:
@@ -181,13 +233,13 @@ class Spread:
         if self.deaths > DEATHS:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
 
-    def _leave(self, seat: Seat) -> list[tuple[Any, Any]]:
+    def _leave(self, seat: Seat) -> list[Given]:
         """The host is no more; what it had been given."""
         ray.kill(seat.actor)
         if seat in self.sites.seats:
             self.sites.seats.remove(seat)
-        for reference, _ in seat.calls:
-            self.working.pop(reference)
+        for given in seat.calls:
+            self.working.pop(given.news)
         return seat.calls
 
     def _survey(self) -> None:
@@ -200,21 +252,31 @@ class Spread:
         site.alive = False
         self.where.lose(site.number)
         self.sites.coming = [seat for seat in self.sites.coming if seat.site is not site]
-        tasks = [call for seat in list(self.sites.seats) if seat.site is site for call in self._leave(seat)]
-        for _, task in tasks:
+        tasks = [call.task for seat in list(self.sites.seats) if seat.site is site for call in self._leave(seat)]
+        for task in tasks:
             self.desk.put(task)
-        gone = [task for task, number in self.done.values() if number == site.number] if self.table.place.folder else []
-        for task in gone:
-            self.again.add(key(task))
-            self.desk.put(task)
+        theirs = [task for task, number in self.done.values() if number == site.number]
+        gone = self._redo(self.held.lose(site), theirs if self.table.place.folder else [])
         self.tell(
-            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {len(gone)} of this round are run "
-            "again for the states that went with it"
+            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {gone} of this round are run "
+            "again for the states and sums that went with it"
         )
         committed = self.table.row[self.table.row >= 0]
         if self.table.place.folder and len(lost := self.where.gone(committed)):
             self._forget()
             raise RowsLost(f"the states of {len(lost)} clients were lost with node {site.name}")
+
+    def _redo(self, lost: list[At], others: Sequence[Any] = ()) -> int:
+        """Run again the tasks whose sums were at these places of the tree, and others; how many."""
+        self.held.drop([at for at in lost if at in self.held.fold.parts])
+        shape = self.held.shape
+        summed = [task for task, _ in self.done.values() if any(place_of(task, shape).within(at) for at in lost)]
+        self.unsummed |= {key(task) for task in summed}
+        tasks = {key(task): task for task in [*others, *summed]}
+        self.again |= set(tasks)
+        for task in tasks.values():
+            self.desk.put(task)
+        return len(tasks)
 
     def _forget(self) -> None:
         """Let the round go: hosts finish what they have been given, and nobody listens."""
@@ -222,21 +284,23 @@ class Spread:
         self._forget_results()
         for seat in self.sites.seats:
             if seat.calls:
-                ray.wait([reference for reference, _ in seat.calls], num_returns=len(seat.calls))
-            for reference, _ in seat.calls:
-                self.working.pop(reference, None)
+                ray.wait([given.news for given in seat.calls], num_returns=len(seat.calls))
+            for given in seat.calls:
+                self.working.pop(given.news, None)
             seat.calls = []
 
     def _forget_results(self) -> None:
-        for kept in (self.over, self.fresh, self.again, self.done, self.joiner):
+        for kept in (self.over, self.fresh, self.again, self.unsummed, self.late, self.done, self.joiner):
             kept.clear()
+        self.held.begin(Shape([1]))
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
-        """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints)."""
+        """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints); results
+        on other nodes, sums that came from there, and their bytes."""
         moved, self.sites.moved = self.sites.moved, 0
         nodes = {seat.site.number for seat in self.sites.seats}
-        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width}
+        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width, **self.held.facts()}
 
     def close(self) -> None:
         self.sites.close()

@@ -37,6 +37,7 @@ class Table:
         self.width = width(leaves, narrow)
         self.place = Place(self._make(parent) if leaves else "", self.capacity, narrow, digests)
         self.gather: Callable[[np.ndarray], None] = lambda rows: None
+        self.brought: Callable[[np.ndarray], None] = lambda rows: None  # is told of rows that come from a checkpoint
 
     def _make(self, parent: str | None) -> str:
         folder = tempfile.mkdtemp(prefix="fedfleet-state-") if parent is None else parent

@@ -11,17 +11,45 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .forms import Forms
+from .sums import At, Fold, Shape
+
+Found = tuple[list[Tensor], dict[str, float]]
 
 
 class Total:
-    """Running float64 sums of messages, in the order of blocks."""
+    """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
 
-    def __init__(self, forms: Forms) -> None:
-        samples = pytree.tree_leaves(forms.message)
-        self.leaves = [torch.zeros(sample.shape, dtype=torch.float64) for sample in samples]
-        names = ("loss", "steps", "gradients", "weight", "state", "data", "reduce")
-        self.facts: dict[str, float] = dict.fromkeys(names, 0.0)
+    def __init__(self, forms: Forms, blocks: int) -> None:
+        self.fold: Fold[Found] = Fold(Shape([blocks]), self._join)
+        self.blocks = 0  # that have ended
+        self.spare: list[list[Tensor]] = []  # memory of sums that went into others
+        self.shapes = [sample.shape for sample in pytree.tree_leaves(forms.message)]
+        self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
+        self._begin_block()
+
+    def _begin_block(self) -> None:
+        self.facts: dict[str, float] = dict.fromkeys(("loss", "steps", "gradients", "weight"), 0.0)
+        self.leaves: list[Tensor] = []
+
+    def end_block(self) -> None:
+        began = time.perf_counter()
+        self.fold.put(At(0, self.blocks), (self.leaves, self.facts))
+        self.blocks += 1
+        self._begin_block()
+        self.times["reduce"] += time.perf_counter() - began
+
+    def _join(self, left: Found, right: Found) -> Found:
+        for name, value in right[1].items():
+            left[1][name] += value
+        for a, b in zip(left[0], right[0], strict=True):
+            a.add_(b)
+        self.spare.append(right[0])
+        return left
+
+    def whole(self) -> Found:
+        """Once all blocks have ended."""
+        return self.fold.whole()
 
     def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         """steps, weights: (c,)."""
@@ -36,12 +64,16 @@ class Total:
     def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         """steps, weights: (1,)."""
         began = time.perf_counter()
+        if not self.leaves:
+            used = self.spare.pop() if self.spare else [torch.empty(s, dtype=torch.float64) for s in self.shapes]
+            self.leaves = [leaf.zero_() for leaf in used]
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
             self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
         self._count(outcome, steps, weights)
-        self.facts["reduce"] += time.perf_counter() - began
+        self.times["reduce"] += time.perf_counter() - began
 
     def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+        """All of a block at once."""
         began = time.perf_counter()
         uniform = bool((weights == 1).all())
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
@@ -49,6 +81,6 @@ class Total:
                 total = weights.to(leaf.device) @ leaf.to(torch.float64)  # the first leaf is delta's vector
             else:
                 total = leaf.sum(0, dtype=torch.float64)
-            self.leaves[i].add_(total.to(self.leaves[i].device))
+            self.leaves.append(total.cpu())
         self._count(outcome, steps, weights)
-        self.facts["reduce"] += time.perf_counter() - began
+        self.times["reduce"] += time.perf_counter() - began

@@ -1,13 +1,14 @@
-"""A phase's results, added in the order of tasks, whichever came first: the same bits whoever ran them."""
+"""A phase's results, added up in one order, whichever came first: the same bits whoever ran them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .host import Sums
+from .host import Work
+from .sums import Fold, Part, Shape, Sums, plus, plus_leaves
 
 
 class Totals(NamedTuple):
@@ -39,34 +40,24 @@ class Totals(NamedTuple):
         return ordered
 
 
-def in_order(results: Iterable[Sums]) -> Totals:
-    """Add up as they come, each as soon as all before it are in."""
-    waiting: dict[int, Sums] = {}
-    leaves: list[np.ndarray] = []
-    facts: dict[str, float] = {}
-    clients: dict[str, list[np.ndarray]] = {}
-    dropped: list[int] = []
-    following = 0
+def in_order(tasks: Sequence[Any], results: Iterable[Sums | Part]) -> Totals:
+    """Add up as they come, in the order of the tasks' tree."""
+    shape = shape_of(tasks)
+    known, leaves = Fold(shape, plus), Fold(shape, plus_leaves)
     for result in results:
-        waiting[result.index] = result
-        while following in waiting:
-            part = waiting.pop(following)
-            following += 1
-            leaves = add(leaves, part.leaves) if leaves else [np.array(leaf) for leaf in part.leaves]
-            for name, value in part.facts.items():
-                facts[name] = facts.get(name, 0.0) + value
-            for name, values in part.clients.items():
-                clients.setdefault(name, []).append(values)
-            dropped += part.dropped
-    together = {name: np.concatenate(values) for name, values in clients.items()}
-    return Totals(leaves, facts, together, tuple(dropped))
+        if isinstance(result, Part):
+            leaves.put(*result)
+            continue
+        if result.leaves is not None:
+            leaves.put(shape.task(result.index), result.leaves)
+        known.put(shape.task(result.index), result._replace(leaves=[]))
+    own, whole = [np.array(leaf) for leaf in leaves.whole()], known.whole()
+    return Totals(own, whole.facts, whole.clients, whole.dropped)
 
 
-def add(total: list[np.ndarray], part: list[np.ndarray]) -> list[np.ndarray]:
-    """total + part, in total's memory; a part may be empty."""
-    for a, b in zip(total, part, strict=False):
-        np.add(a, b, out=a)
-    return total
+def shape_of(tasks: Sequence[Any]) -> Shape:
+    """Of a phase's tree."""
+    return Shape([len(task.task.cuts) if isinstance(task, Work) else 1 for task in tasks])
 
 
 def spent(facts: dict[str, float], train: float, hosts: int) -> dict[str, float]:

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .host import Work
-from .pieces import Piece
+from .pieces import Piece, place_of
+from .sums import At, Shape
 
 AHEAD = 2
 """Calls that a host has at a time while there are many tasks: it need not wait for the driver in between."""
 MOST_NODES = 256
+SEVERAL = -1
 DRIVER = 0
 """The driver's node; its files are those of the run, that checkpoints name."""
 
@@ -64,6 +66,7 @@ class Whereabouts:
 class Waiting(NamedTuple):
     task: Any
     held: np.ndarray  # (nodes,) of the rows it reads
+    at: At
 
 
 def reads(task: Any) -> np.ndarray:
@@ -72,23 +75,44 @@ def reads(task: Any) -> np.ndarray:
 
 
 class Desk:
-    """Hands out tasks, the longest first, as they were put. Among the next few, a node gets the one that most of whose
-    rows it has: so blocks go home first, and where a node is behind, others take its blocks, rows and all."""
+    """Hands out tasks, the longest first, as they were put. Among the next few, a node gets the one that spares the
+    most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go home first, and
+    where a node is behind, others take its blocks, rows and all."""
 
     def __init__(self, where: Whereabouts) -> None:
         self.where = where
         self.waiting: list[Waiting] = []
+        self.begin(Shape([1]), 0, 0)
+
+    def begin(self, shape: Shape, row_bytes: int, sum_bytes: int) -> None:
+        """Of a new phase."""
+        self.shape, self.row_bytes, self.sum_bytes = shape, row_bytes, sum_bytes
+        self.given: dict[At, int] = {}  # the node that all tasks below it went to, so far; SEVERAL
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def put(self, task: Any) -> None:
-        self.waiting.append(Waiting(task, self.where.held(reads(task))))
+        self.waiting.append(Waiting(task, self.where.held(reads(task)), place_of(task, self.shape)))
 
     def take(self, node: int, among: int) -> Any:
         """For a host on a node that is free; among: the next so many."""
-        best = max(range(min(among, len(self.waiting))), key=lambda i: (self._held(i, node), -i))
-        return self.waiting.pop(best).task
+        best = max(range(min(among, len(self.waiting))), key=lambda i: (self._spared(self.waiting[i], node), -i))
+        task, _, at = self.waiting.pop(best)
+        for above in self.shape.above(at):
+            self.given[above] = node if self.given.get(above, node) == node else SEVERAL
+        return task
+
+    def _spared(self, waiting: Waiting, node: int) -> float:
+        """Bytes. A neighbour's sums count whole, those of the neighbour of both a half, and so on; where they are
+        another node's, they are what it would lose."""
+        held = int(waiting.held[node]) if node < len(waiting.held) else 0  # the node came later
+        up, whose = next(
+            ((up, self.given[above]) for up, above in enumerate(self.shape.above(waiting.at)) if above in self.given),
+            (0, SEVERAL),
+        )
+        share = 0.0 if whose == SEVERAL else 0.5**up if whose == node else -(0.5**up)
+        return held * self.row_bytes + share * self.sum_bytes
 
     def hand_out(self, seats: Sequence[Any], give: Callable[[Any, Any], None]) -> None:
         """seats: hosts with a `node` and `calls`, what they have been given and not returned; give(seat, task)."""
@@ -96,10 +120,6 @@ class Desk:
             for seat in seats:
                 if len(seat.calls) == depth and len(self) > (len(seats) if depth else 0):
                     give(seat, self.take(seat.node, len(seats)))
-
-    def _held(self, place: int, node: int) -> int:
-        held = self.waiting[place].held
-        return int(held[node]) if node < len(held) else 0  # the node came later
 
     def forget(self) -> None:
         self.waiting.clear()

@@ -55,15 +55,26 @@ def run(
 
 
 @main.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("run", metavar="DIRECTORY")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--out", type=click.Path(path_type=Path), help="Of a URL: folder for the run's files here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
 @told
-def resume(directory: Path, overrides: tuple[str, ...], as_json: bool, address: str | None) -> None:
-    """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break."""
+def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None) -> None:
+    """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break.
+
+    DIRECTORY may be a URL, what `checkpoint.folder` was: then the run's folder here is made of what is there.
+    """
     from .files import load
 
+    directory = Path(run)
+    if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
+        from ..engine.bring import bring
+
+        directory = bring(run, out)
+    elif out is not None:
+        raise ConfigError(f"--out is for a run that is resumed from a URL, {run} is a folder; leave it out")
     if not (directory / "config.yaml").is_file():
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import Experiment, redacted
+from ..engine.config import Experiment
 from ..engine.driver import Record
 from ..engine.job import Job
+from ..engine.storage import redacted
 from ..engine.whole import write
 
 BATCH = 100

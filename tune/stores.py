@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import redacted
 from ..engine.errors import ConfigError
+from ..engine.storage import redacted
 
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine import run
+from fedfleet.engine.config import experiment
 
 from ..faults.runs import METHODS, plan, processes, rule, setting, small, visitor
 from ..tune.commands import until
@@ -42,6 +43,21 @@ def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
     result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
     same(tmp_path / "out", result, run(small(faults, method)))
     assert "2 hosts on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_a_node_adds_up_what_it_has(start, tmp_path):
+    """Sums of 130 KB, which stay where they are until they are asked for: fewer cross than there are tasks."""
+    data = setting(tmp_path / "faults", rounds=3, **ON_TWO)
+    data["workload"]["model"]["hidden"] = [224]
+    data["method"] = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
+    data["federation"]["cohort"], data["engine"]["block"] = 30, 2
+    result = ended(start(data))
+    alone = experiment({**data, "engine": {"backend": "local", "block": 2}})
+    same(tmp_path / "out", result, run(alone))
+    for row in pq.read_table(tmp_path / "out" / "rounds.parquet").to_pylist():
+        assert 4 <= row["node/results"] < 15
+        assert row["node/sums"] <= 0.7 * row["node/results"]
+        assert row["node/bytes_sums"] == row["node/sums"] * 8 * (64 * 224 + 224 + 2240 + 10 + 1)  # and ‖delta‖²
 
 
 class Gates:

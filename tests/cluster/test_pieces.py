@@ -10,11 +10,12 @@ from fedfleet.engine import cohort
 from fedfleet.engine.config import HostGroup
 from fedfleet.engine.fleet import Failure
 from fedfleet.engine.forms import Forms
-from fedfleet.engine.host import Data, Host, Shared, Sums, Work
+from fedfleet.engine.host import Data, Host, Shared, Work
 from fedfleet.engine.launch import prepare
 from fedfleet.engine.nodes import Node, placed
 from fedfleet.engine.pieces import Joiner, Piece, cut, pieces
 from fedfleet.engine.store import Table
+from fedfleet.engine.sums import Shape, Sums
 from fedfleet.engine.whereabouts import Desk, Whereabouts
 
 from ..engine.setups import EPOCHS, digits
@@ -46,7 +47,7 @@ def test_the_bits_of_the_whole(most, host_and_task):
     joiner, joined = Joiner(), None
     for piece in reversed(pieces(task, np.ones(30), 4.0 * most)):  # the last one first
         assert joined is None
-        joined = joiner.add(piece, [host.train(work, shared) for work in piece.blocks()])
+        joined = joiner.add(piece, host.train(piece.work, shared))
     assert joined is not None
     found = joined[1]
     assert isinstance(found, Sums)
@@ -100,11 +101,24 @@ def test_a_node_gets_what_it_has_before_what_others_have():
     where.add(), where.add()
     where.wrote(1, np.array([5, 6]))
     desk = Desk(where)
+    desk.begin(Shape([1] * 4), row_bytes=100, sum_bytes=0)
     for index, rows in enumerate([[1, 2], [3, 4], [5, 6], [7, -1]]):
         desk.put(work(index, rows))
     assert desk.take(1, among=3).index == 2
     assert desk.take(1, among=3).index == 0  # it has none of them: the longest, whose rows will move
     assert desk.take(0, among=1).index == 1
+
+
+def test_a_node_gets_neighbours_of_what_it_has():
+    """Without states there is nothing else to choose by: a node adds up its tasks 0 to 3, the other 4 to 7."""
+    where = Whereabouts(10)
+    where.add(), where.add()
+    desk = Desk(where)
+    desk.begin(Shape([1] * 8), row_bytes=0, sum_bytes=100)
+    for index in range(8):
+        desk.put(work(index, [-1]))
+    order = [(node, desk.take(node, among=8).index) for node in (0, 1, 1, 0, 1, 0, 0, 1)]
+    assert order == [(0, 0), (1, 4), (1, 5), (0, 1), (1, 6), (0, 2), (0, 3), (1, 7)]
 
 
 def test_groups_go_where_there_is_room():

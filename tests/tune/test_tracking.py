@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from fedfleet.engine import Experiment
-from fedfleet.engine.config import redacted
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.launch import run as start
+from fedfleet.engine.storage import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.mlflow_runs import flatten
 from fedfleet.tune.stores import PATIENCE, store

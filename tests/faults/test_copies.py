@@ -1,0 +1,289 @@
+"""Checkpoints in a folder that other machines reach: complete, written by rows that changed, found damaged; a local
+folder and a server that speaks S3, on loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedfleet.engine import run
+from fedfleet.engine.bring import bring
+from fedfleet.engine.config import experiment
+from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
+from fedfleet.engine.launch import resume
+from fedfleet.engine.storage import Folder, above, below
+from fedfleet.tune.files import load
+
+from ..tune.commands import COMMAND, invoke
+from .runs import METHODS, Watch, interrupt, kill_driver, same, setting, small
+
+SECRET = "s3cr3t-of-nobody"
+EVERY = {"every": 2, "keep": 2}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return run(small(tmp_path_factory.mktemp("none")))
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The URL of a bucket, whose credentials are in the environment."""
+    moto = pytest.importorskip("moto.server", reason="needs moto[s3]")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "ACCESS_KEY_ID": "nobody",
+            "SECRET_ACCESS_KEY": SECRET,
+            "EC2_METADATA_DISABLED": "true",
+        }.items():
+            patch.setenv(f"AWS_{name}", value)
+        query = f"?scheme=http&endpoint_override={quote(f'{host}:{port}', safe='')}"
+        Folder(f"s3://runs{query}&allow_bucket_creation=true").files.create_dir("runs")
+        yield f"s3://runs/deep/er{query}"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "path", "s3"])
+def url(request, tmp_path) -> str:
+    if request.param == "s3":
+        return request.getfixturevalue("bucket")
+    return (tmp_path / "shared").as_uri() if request.param == "file" else str(tmp_path / "shared")
+
+
+def broken_off(tmp_path: Path, url: str, **more) -> tuple[Path, str]:
+    """(the folder of a run that Ctrl-C ended in round 6, the address of its copies, of rounds 4 and 5)."""
+    out = tmp_path / "out"
+    with pytest.raises(Interrupted):
+        run(small(tmp_path, checkpoint={**EVERY, "folder": url}, **more), out, [Watch(r5=interrupt)])
+    return out, below(url, json.loads((out / "run.json").read_text())["run_id"])
+
+
+def names(url: str) -> list[str]:
+    return [name for name in Folder(url).names() if name.startswith("round-")]
+
+
+def test_another_machine_goes_on_to_the_same_bits(url, tmp_path, expected):
+    """The run's folder is gone; what there is, is at the URL."""
+    out, there = broken_off(tmp_path, url)
+    assert names(there) == ["round-000004", "round-000005"]
+    shutil.rmtree(out)
+    other = bring(there, tmp_path / "other")
+    config = load(str(other / "config.yaml"))
+    same(resume(config, other), expected)
+    log = (other / "run.log").read_text()
+    assert f"takes round 5 from {there}" in log
+    assert "resumes after round 5" in log
+    assert names(there) == []
+
+
+def test_a_folder_whose_state_is_gone(url, tmp_path, expected):
+    out, there = broken_off(tmp_path, url)
+    shutil.rmtree(out / "state")
+    shutil.rmtree(out / "checkpoints")
+    same(resume(small(tmp_path, checkpoint={**EVERY, "folder": url}), out), expected)
+    assert f"takes round 5 from {there}" in (out / "run.log").read_text()
+
+
+@pytest.mark.parametrize("method", [m if m == "scaffold" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
+def test_a_driver_killed_on_ray_goes_on_elsewhere_in_one_process(method, tmp_path, ray_here):
+    url, out = str(tmp_path / "shared"), tmp_path / "out"
+    chosen = {"checkpoint": {"every": 1, "keep": 2, "folder": url}}
+    with pytest.raises(DriverDied):
+        run(small(tmp_path, method, **chosen, backend="ray", hosts=2), out, [Watch(r4=kill_driver)])
+    shutil.rmtree(out)
+    other = bring(url, tmp_path / "other")
+    same(resume(small(tmp_path, method, **chosen), other), run(small(tmp_path / "none", method)))
+
+
+def test_by_the_command_line_and_without_a_trace_of_credentials(bucket, tmp_path):
+    """Everything that is written of a run on a bucket: its files, the log, what is printed, MLflow's database."""
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({**setting(tmp_path, checkpoint={**EVERY, "folder": bucket}), "tracking": {"uri": "auto"}})
+    )
+    whole = invoke_in(tmp_path, "run", "run.yaml", "--out", "whole", "--json")
+    out, there = broken_off(tmp_path, bucket)
+    shutil.rmtree(out)
+    resumed = invoke_in(tmp_path, "resume", there, "tracking.uri=auto", "--out", "elsewhere", "--json")
+    digests = [json.loads(done.stdout.splitlines()[-1])["model_sha256"] for done in (whole, resumed)]
+    assert digests[0] == digests[1]
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        assert SECRET.encode() not in path.read_bytes(), path
+    assert all(SECRET not in done.stdout + done.stderr for done in (whole, resumed))
+    assert bucket in (tmp_path / "whole" / "config.yaml").read_text()
+
+
+def invoke_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+def test_a_row_is_written_once(tmp_path):
+    """Of 30 clients 9 change a round: so many rows a checkpoint, and what is left of packs that are mostly old."""
+    url, written = str(tmp_path / "shared"), []
+
+    def look() -> None:
+        written.append({path.name for path in Path(url).glob("*/rows/*")})
+
+    watch = Watch(**{f"r{number}": look for number in range(2, 13)})
+    chosen = small(tmp_path, rounds=12, checkpoint={"every": 1, "keep": 1, "folder": url}, keep_state=True)
+    run(chosen, tmp_path / "out", [watch])
+    assert len(written) == 11
+    (folder,) = Path(url).iterdir()
+    (last,) = folder.glob("round-*")
+    table = load_file(last / "table.safetensors")
+    packs = json.loads((last / "manifest.json").read_text())["packs"]
+    alive = int((table["pack"] >= 0).sum())
+    assert alive > 20
+    assert {f"{name}.safetensors" for name, _ in packs} == {path.name for path in folder.glob("rows/*")}
+    assert sum(rows for _, rows in packs) <= 2 * alive
+    assert max(rows for _, rows in packs) < alive  # not all of them anew each time
+
+
+def test_only_what_has_changed(tmp_path):
+    """One checkpoint after the other of a run that stands still writes no pack."""
+    url = tmp_path / "shared"
+    out, there = broken_off(tmp_path, str(url))
+    before = {path: path.stat().st_mtime_ns for path in Path(there).glob("rows/*")}
+    again = small(tmp_path, checkpoint={**EVERY, "folder": str(url)}, backend="local")
+    with pytest.raises(RuntimeError, match="stop here"):
+        resume(again, out, [Stop()])
+    assert before
+    assert {path: path.stat().st_mtime_ns for path in Path(there).glob("rows/*")} == before
+
+
+class Stop(Watch):
+    """Before the first round."""
+
+    def event(self, text: str) -> None:
+        if text.startswith("resumes after"):
+            raise RuntimeError("stop here")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"flip": flip, "cut": halve, "remove": Path.unlink}
+FILES = ("server.safetensors", "table.safetensors", "rounds-000.safetensors", "manifest.json", "rows")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_one_before_a_damaged_one_is_used(file, damage, tmp_path, expected):
+    out, there = broken_off(tmp_path, str(tmp_path / "shared"))
+    shutil.rmtree(out)
+    newest = Path(there) / "round-000005"
+    if file == "rows":
+        mine, before = (
+            {name for name, _ in json.loads((Path(there) / each / "manifest.json").read_text())["packs"]}
+            for each in names(there)[::-1]
+        )
+        DAMAGES[damage](Path(there) / "rows" / f"{min(mine - before)}.safetensors")
+    else:
+        DAMAGES[damage](newest / file)
+    other = bring(there, tmp_path / "other")
+    same(resume(load(str(other / "config.yaml")), other), expected)
+    log = (other / "run.log").read_text()
+    assert f"checkpoint round-000005 in {there} is damaged" in log
+    assert "resumes after round 4" in log
+
+
+def test_all_damaged_is_one_sentence(tmp_path):
+    _, there = broken_off(tmp_path, str(tmp_path / "shared"))
+    for name in names(there):
+        flip(Path(there) / name / "manifest.json")
+    done = invoke("resume", Path(there).as_uri())
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "holds no sound checkpoint" in done.stderr
+
+
+def test_a_folder_that_fails_costs_copies_and_not_the_run(tmp_path, expected):
+    shared = tmp_path / "shared"
+
+    def break_it() -> None:
+        (there,) = shared.iterdir()
+        shutil.rmtree(there)
+        there.write_text("in the way")
+
+    watch = Watch(r1=break_it)
+    same(run(small(tmp_path, checkpoint={**EVERY, "folder": str(shared)}), tmp_path / "out", [watch]), expected)
+    told = [text for text in watch.told if "no copy in" in text]
+    assert [text.partition(":")[0] for text in told] == ["round 2", "round 4"]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+WRONG = {
+    "s3://id:hush@bucket/x": "must hold no secret",
+    "s3://bucket/x?secret_key=hush": "must hold no secret",
+    "nosuch://x/hush": "give a path, file:///… or s3://bucket/…",
+}
+
+
+@pytest.mark.parametrize("address", WRONG)
+def test_an_address_that_is_refused(address, tmp_path):
+    done = invoke("run", "digits", "engine.backend=local", f"checkpoint.folder={address}", "--out", str(tmp_path / "o"))
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert WRONG[address] in line
+    assert "checkpoint.folder" in line
+    assert "hush" not in line or address.startswith("nosuch")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = invoke(
+        "run", "digits", "engine.backend=local", f"checkpoint.folder={tmp_path / 'file'}", "--out", str(tmp_path / "o")
+    )
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "cannot be written to" in done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_cannot_be_brought(tmp_path):
+    shared = tmp_path / "shared"
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        bring(str(shared))
+    _, there = broken_off(tmp_path / "a", str(shared))
+    broken_off(tmp_path / "b", str(shared))
+    with pytest.raises(ConfigError, match="holds several runs"):
+        bring(str(shared))
+    out = bring(there, tmp_path / "here")
+    assert bring(there, out) == out
+    (out / "run.json").write_text('{"run_id": "another"}\n')
+    with pytest.raises(ConfigError, match="holds another run"):
+        bring(there, out)
+    done = invoke("resume", str(tmp_path / "a" / "out"), "--out", str(tmp_path / "c"))
+    assert done.exit_code == 2
+    assert "--out is for a run that is resumed from a URL" in done.stderr
+
+
+def test_addresses():
+    assert below("s3://b/x/?a=1", "y") == "s3://b/x/y?a=1"
+    assert above("s3://b/x/y?a=1") == ("s3://b/x?a=1", "y")
+    assert above("/a/b") == ("/a", "b")
+    data = setting(Path("none"), checkpoint={"folder": "s3://b/x"})
+    assert experiment(data).plain()["checkpoint"]["folder"] == "s3://b/x"
+    assert np.all([experiment({**data, "checkpoint": {"folder": f"{scheme}x@y/z"}}) for scheme in ("gs://", "abfs://")])
