@@ -22,8 +22,9 @@ from .held import Far, Held
 from .host import Shared, Work
 from .hosts import DEATHS, LOOK_SECONDS, STARTS
 from .job import Job
-from .nodes import Spot, cluster
+from .nodes import cluster
 from .pieces import Joiner, Piece, cut, key, place_of
+from .room import Room
 from .sites import Given, Seat, Site, Sites, answers
 from .store import Table
 from .sums import At, Part, Shape, Sums
@@ -47,7 +48,7 @@ class Spread:
         self.job, self.table, self.check, self.tell = job, table, check, tell
         self.sites = Sites(job, data, table, tell)
         self.where = self.sites.where
-        self.desk = Desk(self.where)
+        self.desk = Desk(self.where, steps)
         self.deaths = 0
         self.over: deque[tuple[Any, Sums | Failure]] = deque()
         self.working: dict[Any, Seat] = {}  # reference -> who works on it
@@ -60,12 +61,13 @@ class Spread:
         table.gather = self.sites.gather
         table.brought = lambda rows: self.where.wrote(DRIVER, rows)
 
-    def open(self, spots: Sequence[Spot]) -> None:
+    def open(self, room: Room) -> None:
         """Start the first hosts, and wait for them."""
         nodes, sites = {node.id: node for node in cluster()}, self.sites
         sites.site(next(iter(nodes.values())))
-        for spot in spots:
-            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group))
+        sites.room = room
+        for bundle, spot in enumerate(room.spots):
+            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group, bundle))
         failed = 0
         while sites.coming:
             ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
@@ -178,6 +180,7 @@ class Spread:
                     self._survey()
                     self.desk.put(given.task)
                     return
+                self.sites.timed(seat, result.facts)
                 self.where.wrote(seat.site.number, given.task.write)
                 self.done[key(given.task)] = (given.task, seat.site.number)
         self._ended(given.task, result)
@@ -226,7 +229,7 @@ class Spread:
         for other in later:
             self.desk.put(other.task)
         self._ended(first.task, Failure(cause, where))
-        self.sites.coming.append(self.sites.seat(seat.site, seat.group))
+        self.sites.coming.append(self.sites.seat(seat.site, seat.group, seat.bundle))
 
     def _died(self, count: int, cause: str) -> None:
         self.deaths += count
