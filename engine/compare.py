@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-FREE = ("engine.backend", "engine.hosts", "engine.cpus", "engine.gpus", "engine.address", "engine.patience")
+FREE = (
+    "engine.backend",
+    "engine.hosts",
+    "engine.cpus",
+    "engine.gpus",
+    "engine.address",
+    "engine.patience",
+    "engine.placement",
+    "engine.wait",
+)
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """May change from one part of a run to the next: they move no bit of the model."""
 

@@ -102,7 +102,8 @@ class Engine(Section):
 
     `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
     removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
-    from the round. `patience`: seconds without a local step after which a host counts as dead.
+    from the round. `patience`: seconds without a local step after which a host counts as dead. On a cluster,
+    `placement`: hosts on as few nodes as hold them, or spread over all; `wait`: seconds for what others hold.
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -122,6 +123,8 @@ class Engine(Section):
     address: str | None = None
     on_failure: Literal["fail", "drop"] = "fail"
     patience: float = Field(default=600.0, gt=0)
+    placement: Literal["pack", "spread"] = "pack"
+    wait: float = Field(default=60.0, gt=0)
 
     @field_validator("device")
     @classmethod

@@ -46,6 +46,10 @@ class HostsLost(FedFleetError):
     """Hosts die as fast as they are replaced."""
 
 
+class NoRoom(FedFleetError):
+    """The cluster's nodes could have the hosts, but others hold what they need."""
+
+
 class RowsLost(FedFleetError):
     """Clients' states are gone with the node that had them; the driver goes back to its last checkpoint."""
 

@@ -22,6 +22,7 @@ from .fleet import Call, Failure
 from .host import Shared
 from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
+from .room import Room
 from .rows import Place
 from .sums import Part, Sums
 
@@ -34,6 +35,7 @@ STARTS = 3
 START_SECONDS = 120.0
 """What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
+Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 
 class Seat(NamedTuple):
@@ -44,21 +46,23 @@ class Seat(NamedTuple):
     pid: Any
     stack: int
     group: HostGroup
+    bundle: int  # of the run's room
 
 
 class RayFleet:
-    """check: called while waiting; may raise to stop. tell: is told what a log should have."""
+    """calls: (check, called while waiting, may raise to stop; tell, is told what a log should have)."""
 
-    def __init__(
-        self, job: Job, data: Sequence[Any], place: Place, check: Callable[[], None], tell: Callable[[str], None]
-    ) -> None:
-        self.job, self.data, self.place, self.check, self.tell = job, data, place, check, tell
+    def __init__(self, job: Job, data: Sequence[Any], place: Place, calls: Calls, room: Room | None = None) -> None:
+        """room: on a cluster that was there before, what has been taken of it."""
+        self.job, self.data, self.place, self.room = job, data, place, room
+        self.check, self.tell = calls
         self.handle, self.path = nameless("fedfleet-beats")
         os.ftruncate(self.handle, SEATS * 8)
         self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
         self.board = Board.make(*board_sizes(job))
         self.made, self.deaths = 0, 0
-        self.seats = [self._seat(group) for group in job.experiment.engine.groups() for _ in range(group.count)]
+        groups = [group for group in job.experiment.engine.groups() for _ in range(group.count)]
+        self.seats = [self._seat(group, bundle) for bundle, group in enumerate(groups)]
         self.waiting: deque[Any] = deque()
         self.batch: list[Any] = []  # tasks under way
         self.working: dict[Any, Seat] = {}  # reference -> who works on the batch
@@ -71,17 +75,18 @@ class RayFleet:
             self.close()
             raise
 
-    def _seat(self, group: HostGroup) -> Seat:
+    def _seat(self, group: HostGroup, bundle: int) -> Seat:
         number = self.made % SEATS
         self.made += 1
         self.beats[number] = time.monotonic()
         stack, path = nameless("fedfleet-stack")
         signs = Signs(number, self.path, path)
+        where = self.room.of(bundle) if self.room else here()
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
-        made: Any = ray.remote(**options, scheduling_strategy=here())(HostProcess)
+        made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
         job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
         actor = made.remote(job, *self.data, self.place, signs, self.board.address)
-        return Seat(actor, number, actor.ready.remote(), stack, group)
+        return Seat(actor, number, actor.ready.remote(), stack, group, bundle)
 
     def _started(self, i: int) -> None:
         """Wait for a first host; some may die on the way."""
@@ -96,7 +101,7 @@ class RayFleet:
                 cause = said(error)
                 self.tell(f"host {seat.number} died as it started: {cause}")
             os.close(seat.stack)
-            self.seats[i] = self._seat(seat.group)
+            self.seats[i] = self._seat(seat.group, seat.bundle)
         raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
 
     def start(self, call: Call, shared: Shared) -> None:
@@ -166,7 +171,7 @@ class RayFleet:
         self.tell(f"{where}: {cause}; another one starts")
         ray.kill(seat.actor)
         os.close(seat.stack)
-        another = self._seat(seat.group)
+        another = self._seat(seat.group, seat.bundle)
         self.seats[self.seats.index(seat)] = another
         self._gather()
         for task in [task for task in self.batch if self.board.claimed_by(slot_of(task)) == seat.number]:
@@ -224,6 +229,8 @@ class RayFleet:
             os.close(seat.stack)
         os.close(self.handle)
         self.board.close()
+        if self.room:
+            self.room.leave()
 
 
 def said(error: Exception) -> str:

@@ -62,13 +62,19 @@ def wanted(engine: Engine, nodes: Sequence[Node]) -> list[HostGroup]:
     return [one] * sum(node.fits(one) for node in nodes)
 
 
-def placed(hosts: Iterable[HostGroup], nodes: Sequence[Node]) -> tuple[list[Spot], list[HostGroup]]:
-    """(where they go, those that there is no room for): the first nodes are filled first, so that few are used."""
+def placed(
+    hosts: Iterable[HostGroup], nodes: Sequence[Node], spread: bool = False
+) -> tuple[list[Spot], list[HostGroup]]:
+    """(where they go, those that there is no room for): the first nodes are filled first, so that few are used; else
+    each goes where the fewest are."""
     room = [node._replace(room=dict(node.room)) for node in nodes]
     spots: list[Spot] = []
     left: list[HostGroup] = []
     for group in hosts:
-        node = next((node for node in room if node.fits(group)), None)
+        fitting = [node for node in room if node.fits(group)]
+        if spread:
+            fitting.sort(key=lambda node: sum(spot.node == node.id for spot in spots))
+        node = next(iter(fitting), None)
         if node is None:
             left.append(group)
             continue
@@ -79,17 +85,18 @@ def placed(hosts: Iterable[HostGroup], nodes: Sequence[Node]) -> tuple[list[Spot
 
 
 def planned(engine: Engine) -> list[Spot]:
-    """Where a run's hosts go: on the driver's node if it has room for all, else wherever something is free, else where
-    they will have to wait for it. ConfigError for a host that fits nowhere."""
+    """Where a run's hosts go: on the driver's node if it has room for all (unless they are to be spread), else wherever
+    something is free, else where they will have to wait for it. ConfigError for a host that fits nowhere."""
     nodes = cluster()
     hosts = wanted(engine, nodes)
     if not hosts:
         raise ConfigError(f"engine.hosts=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a host")
-    spots, left = placed(hosts, nodes[:1])
+    spread = engine.placement == "spread"
+    spots, left = placed(hosts, [] if spread else nodes[:1])
     if left:
-        spots, left = placed(hosts, cluster(free=True))
+        spots, left = placed(hosts, cluster(free=True), spread)
     if left:
-        spots, left = placed(hosts, nodes)
+        spots, left = placed(hosts, nodes, spread)
     if left:
         need = ", ".join(f"{amount:g} {name}" for name, amount in left[0].needs().items())
         labels = "".join(f", label {key}={value}" for key, value in left[0].labels.items())

@@ -22,9 +22,9 @@ from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
 from .news import News
-from .nodes import planned
 from .path import settled
 from .probe import measure
+from .room import take
 from .spread import Spread
 from .store import Table
 
@@ -59,17 +59,18 @@ class DriverProcess:
             self.news.end()
 
     def _fleet(self, data: list[Any], setup: Setup, table: Table, tell: Callable[[str], None]) -> Fleet:
-        """Hosts on this node, where they all fit; else on as many as it takes."""
-        engine, elsewhere = self.job.experiment.engine, None
-        if get_current_placement_group() is None:
-            spots = planned(engine)
-            mine = ray.get_runtime_context().get_node_id()
-            elsewhere = any(spot.node != mine for spot in spots) or (engine.hosts == "auto" and engine.address)
-        if not elsewhere:
-            return RayFleet(self.job, data, table.place, self._check, tell)
-        steps = steps_of(setup.parts.sizes, self.job.experiment.federation.local)
-        fleet = Spread(self.job, data, table, (self._check, tell), steps)
-        fleet.open(spots)
+        """Alike hosts on this node, where they all fit, pull their tasks; else the driver hands them out. On a cluster
+        that was there before they take their room at once (a trial of a search has its own)."""
+        engine, calls = self.job.experiment.engine, (self._check, tell)
+        alike = len(engine.groups()) == 1
+        if (alike and not engine.address) or get_current_placement_group() is not None:
+            return RayFleet(self.job, data, table.place, calls)
+        room = take(engine, *calls)
+        mine = ray.get_runtime_context().get_node_id()
+        if alike and engine.hosts != "auto" and all(spot.node == mine for spot in room.spots):
+            return RayFleet(self.job, data, table.place, calls, room)
+        fleet = Spread(self.job, data, table, calls, steps_of(setup.parts.sizes, self.job.experiment.federation.local))
+        fleet.open(room)
         return fleet
 
     def _data(self) -> tuple[list[Any], Setup, str]:

@@ -18,6 +18,7 @@ from .config import HostGroup
 from .hosts import said
 from .job import Job
 from .nodes import Node, cluster, placed, wanted
+from .room import Room
 from .rows import Place
 from .store import Table
 from .whereabouts import DRIVER, Whereabouts, reads
@@ -55,6 +56,8 @@ class Seat:
     group: HostGroup
     actor: Any
     ready: Any
+    bundle: int | None = None  # of the run's room; None for one that came later
+    speed: float = 1.0  # of its group, steps a second
     calls: list[Given] = field(default_factory=list)
 
     @property
@@ -75,6 +78,9 @@ class Sites:
         self.sites: list[Site] = []
         self.seats: list[Seat] = []
         self.coming: list[Seat] = []
+        self.room: Room | None = None
+        self.groups = job.experiment.engine.groups()
+        self.pace = np.zeros((len(self.groups), 2))  # steps, seconds
         self.made = 0
         self.moved = 0  # rows, since somebody asked
 
@@ -95,14 +101,29 @@ class Sites:
         self.sites.append(site)
         return site
 
-    def seat(self, site: Site, group: HostGroup) -> Seat:
+    def seat(self, site: Site, group: HostGroup, bundle: int | None = None) -> Seat:
         number, self.made = self.made, self.made + 1
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
-        actor: Any = ray.remote(**options, scheduling_strategy=on(site.id))(FarHost)
+        where = on(site.id) if bundle is None or self.room is None else self.room.of(bundle)
+        actor: Any = ray.remote(**options, scheduling_strategy=where)(FarHost)
         job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
         made = site.keeper.ready.remote()  # the files are there before the host opens them
         host = actor.remote(job, *self.data, site.place, number, made)
-        return Seat(number, site, group, host, host.ready.remote())
+        return Seat(number, site, group, host, host.ready.remote(), bundle)
+
+    def timed(self, seat: Seat, facts: dict[str, float]) -> None:
+        """A task's: where there are several groups, how quick each is."""
+        if len(self.groups) > 1:
+            self.pace[self.groups.index(seat.group)] += (facts["steps"], facts["seconds"])
+            self._set_speeds()
+
+    def _set_speeds(self) -> None:
+        """As measured; as the quickest, where nothing was."""
+        if len(self.groups) == 1:
+            return
+        known = [steps / seconds if seconds else 0.0 for steps, seconds in self.pace]
+        for seat in self.seats:
+            seat.speed = known[self.groups.index(seat.group)] or max(known) or 1.0
 
     def arrive(self) -> int:
         """Hosts that have started get work; how many died on the way."""
@@ -119,6 +140,7 @@ class Sites:
                 failed += 1
                 self.tell(f"{seat.name} died as it started: {said(error)}")
         self.coming = still
+        self._set_speeds()
         return failed
 
     def grow(self, nodes: Sequence[Node]) -> None:
@@ -166,6 +188,8 @@ class Sites:
         ray.wait(closing, num_returns=len(closing), timeout=10)
         for site in self.sites:
             ray.kill(site.keeper)
+        if self.room is not None:
+            self.room.leave()
 
 
 def on(node: str) -> Any:

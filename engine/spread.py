@@ -7,7 +7,6 @@ elsewhere. Rows that were committed there are on the driver's node too if a chec
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,19 +17,18 @@ from ray.exceptions import RayError, RayTaskError
 from .agent import UNMOVED
 from .errors import HostsLost, RowsLost
 from .fleet import Call, Failure
-from .held import Far, Held
 from .host import Shared, Work
 from .hosts import DEATHS, LOOK_SECONDS, STARTS
 from .job import Job
-from .nodes import Spot, cluster
-from .pieces import Joiner, Piece, cut, key, place_of
+from .nodes import cluster
+from .phase import Phase
+from .pieces import Piece, cut, key
+from .room import Room
 from .sites import Given, Seat, Site, Sites, answers
 from .store import Table
-from .sums import At, Part, Shape, Sums
-from .totals import shape_of
+from .sums import Part, Sums
 from .whereabouts import DRIVER, Desk, reads
 
-Key = tuple[int, int]
 Check = Callable[[], None]
 Tell = Callable[[str], None]
 
@@ -47,25 +45,21 @@ class Spread:
         self.job, self.table, self.check, self.tell = job, table, check, tell
         self.sites = Sites(job, data, table, tell)
         self.where = self.sites.where
-        self.desk = Desk(self.where)
+        self.desk = Desk(self.where, steps)
         self.deaths = 0
-        self.over: deque[tuple[Any, Sums | Failure]] = deque()
         self.working: dict[Any, Seat] = {}  # reference -> who works on it
         self.young, self.fresh = True, []  # a phase whose tasks are still being put
-        self.joiner = Joiner()
-        self.held, self.late = Held(), set()  # sums; numbers of tasks that were put after the phase's first result
-        self.done: dict[Key, tuple[Any, int]] = {}  # of this phase: (task or piece, the node that has its fresh rows)
-        self.again: set[Key] = set()  # those that are run once more, for their rows
-        self.unsummed: set[Key] = set()  # of those, they whose sums are lost too
+        self.phase = Phase()
         table.gather = self.sites.gather
         table.brought = lambda rows: self.where.wrote(DRIVER, rows)
 
-    def open(self, spots: Sequence[Spot]) -> None:
+    def open(self, room: Room) -> None:
         """Start the first hosts, and wait for them."""
         nodes, sites = {node.id: node for node in cluster()}, self.sites
         sites.site(next(iter(nodes.values())))
-        for spot in spots:
-            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group))
+        sites.room = room
+        for bundle, spot in enumerate(room.spots):
+            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group, bundle))
         failed = 0
         while sites.coming:
             ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
@@ -92,8 +86,9 @@ class Spread:
         self.version = shared.version
         self.leaves = ray.put(shared.leaves)
         self.sum_bytes = 2 * sum(leaf.nbytes for leaf in shared.leaves)  # about: float64, and like what is broadcast
-        self._forget_results()
+        self.phase.clear()
         self.young = True
+        self.fresh.clear()
         if call == "train":
             self._grow()
             self.sites.arrive()
@@ -103,29 +98,29 @@ class Spread:
         if self.young:
             self.fresh.append(task)
         else:
-            self.late.add(task.index)
+            self.phase.late.add(task.index)
             self.desk.put(task)
 
     def get(self) -> tuple[Any, Sums | Failure]:
         if self.young:
             self._begin()
-        while not self.over or self.again:  # no result before the rows of those before it are there
+        while not self.phase.over or self.phase.again:  # no result before the rows of those before it are there
             self._step()
-        return self.over.popleft()
+        return self.phase.over.popleft()
 
     def rest(self) -> Iterator[Part]:
-        while gone := self.held.missing():
+        while gone := self.phase.held.missing():
             self._survey()
-            self._redo([at for at in gone if at in self.held.fold.parts])  # on nodes that answer nevertheless
-            while self.again:
+            for task in self.phase.lose_sums(gone):
+                self.desk.put(task)
+            while self.phase.again:
                 self._step()
-        yield from self.held.rest()
+        yield from self.phase.rest()
 
     def _begin(self) -> None:
         """The phase's tasks are known."""
         self.young = False
-        self.held.begin(shape_of(self.fresh))
-        self.desk.begin(self.held.shape, self.table.width, self.sum_bytes)
+        self.desk.begin(self.phase.begin(self.fresh), self.table.width, self.sum_bytes)
         for task in cut(self.fresh, len(self.sites.seats), self.steps):
             self.desk.put(task)
         self.fresh.clear()
@@ -173,41 +168,19 @@ class Spread:
             self.where.copied(seat.site.number, reads(given.task))
             if not isinstance(result, Failure):
                 try:
-                    result = self._summed(seat.site, given, result)
+                    result = self.phase.summed(seat.site, given, result)
                 except RayError:
                     self._survey()
                     self.desk.put(given.task)
                     return
+                self.sites.timed(seat, result.facts)
                 self.where.wrote(seat.site.number, given.task.write)
-                self.done[key(given.task)] = (given.task, seat.site.number)
+                self.phase.done[key(given.task)] = (given.task, seat.site.number)
         self._ended(given.task, result)
 
-    def _summed(self, site: Site, given: Given, result: Sums) -> Sums:
-        """The result; its sums are held until all of the phase are there, but for those of late tasks."""
-        task = given.task
-        if isinstance(task, Piece) and task.index in self.joiner.failed:
-            return result
-        if key(task) in self.again and key(task) not in self.unsummed:
-            return result
-        if isinstance(task, Work) and task.index in self.late:
-            leaves = self.held.brought(Far(site, given.sums)) if result.leaves is None else result.leaves
-            return result._replace(leaves=leaves)
-        self.held.put(place_of(task, self.held.shape), site, result.leaves, given.sums)
-        return result._replace(leaves=None)
-
     def _ended(self, task: Any, result: Any) -> None:
-        if key(task) in self.again:
-            if isinstance(result, Failure):
-                self.desk.put(task)  # it went well before
-            else:
-                self.again.discard(key(task))
-                self.unsummed.discard(key(task))
-        elif not isinstance(task, Piece):
-            self.over.append((task, result))
-        elif (joined := self.joiner.add(task, result)) is not None:
-            if isinstance(result, Failure):
-                self.held.forget_task(task.index)
-            self.over.append(joined)
+        if not self.phase.ended(task, result):
+            self.desk.put(task)
 
     # --- what is lost -------------------------------------------------------------------------------------------------
     def _lost(self, seat: Seat, cause: str) -> None:
@@ -226,7 +199,7 @@ class Spread:
         for other in later:
             self.desk.put(other.task)
         self._ended(first.task, Failure(cause, where))
-        self.sites.coming.append(self.sites.seat(seat.site, seat.group))
+        self.sites.coming.append(self.sites.seat(seat.site, seat.group, seat.bundle))
 
     def _died(self, count: int, cause: str) -> None:
         self.deaths += count
@@ -255,10 +228,11 @@ class Spread:
         tasks = [call.task for seat in list(self.sites.seats) if seat.site is site for call in self._leave(seat)]
         for task in tasks:
             self.desk.put(task)
-        theirs = [task for task, number in self.done.values() if number == site.number]
-        gone = self._redo(self.held.lose(site), theirs if self.table.place.folder else [])
+        gone = self.phase.lose(site, rows=bool(self.table.place.folder))
+        for task in gone:
+            self.desk.put(task)
         self.tell(
-            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {gone} of this round are run "
+            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {len(gone)} of this round are run "
             "again for the states and sums that went with it"
         )
         committed = self.table.row[self.table.row >= 0]
@@ -266,22 +240,10 @@ class Spread:
             self._forget()
             raise RowsLost(f"the states of {len(lost)} clients were lost with node {site.name}")
 
-    def _redo(self, lost: list[At], others: Sequence[Any] = ()) -> int:
-        """Run again the tasks whose sums were at these places of the tree, and others; how many."""
-        self.held.drop([at for at in lost if at in self.held.fold.parts])
-        shape = self.held.shape
-        summed = [task for task, _ in self.done.values() if any(place_of(task, shape).within(at) for at in lost)]
-        self.unsummed |= {key(task) for task in summed}
-        tasks = {key(task): task for task in [*others, *summed]}
-        self.again |= set(tasks)
-        for task in tasks.values():
-            self.desk.put(task)
-        return len(tasks)
-
     def _forget(self) -> None:
         """Let the round go: hosts finish what they have been given, and nobody listens."""
         self.desk.forget()
-        self._forget_results()
+        self.phase.clear()
         for seat in self.sites.seats:
             if seat.calls:
                 ray.wait([given.news for given in seat.calls], num_returns=len(seat.calls))
@@ -289,18 +251,13 @@ class Spread:
                 self.working.pop(given.news, None)
             seat.calls = []
 
-    def _forget_results(self) -> None:
-        for kept in (self.over, self.fresh, self.again, self.unsummed, self.late, self.done, self.joiner):
-            kept.clear()
-        self.held.begin(Shape([1]))
-
     # --- the end ------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
         """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints); results
         on other nodes, sums that came from there, and their bytes."""
         moved, self.sites.moved = self.sites.moved, 0
         nodes = {seat.site.number for seat in self.sites.seats}
-        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width, **self.held.facts()}
+        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width, **self.phase.held.facts()}
 
     def close(self) -> None:
         self.sites.close()

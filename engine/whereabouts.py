@@ -8,6 +8,7 @@ of nodes. A row's home is wherever a copy is: on the node that wrote it, and on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,7 @@ class Waiting(NamedTuple):
     task: Any
     held: np.ndarray  # (nodes,) of the rows it reads
     at: At
+    steps: int
 
 
 def reads(task: Any) -> np.ndarray:
@@ -74,13 +76,21 @@ def reads(task: Any) -> np.ndarray:
     return task.read[task.read >= 0] if isinstance(task, Work | Piece) else np.zeros(0, dtype=np.int64)
 
 
+def steps_in(task: Any, steps: np.ndarray | None) -> int:
+    """Of a task; 1 where that is not known."""
+    work = task.work if isinstance(task, Piece) else task
+    return int(steps[work.task.clients].sum()) if steps is not None and isinstance(work, Work) else 1
+
+
 class Desk:
     """Hands out tasks, the longest first, as they were put. Among the next few, a node gets the one that spares the
     most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go home first, and
-    where a node is behind, others take its blocks, rows and all."""
+    where a node is behind, others take its blocks, rows and all. The quickest hosts choose first, and slower ones take
+    nothing that would keep the others waiting at the end."""
 
-    def __init__(self, where: Whereabouts) -> None:
-        self.where = where
+    def __init__(self, where: Whereabouts, steps: np.ndarray | None = None) -> None:
+        """steps: (N,) of each client."""
+        self.where, self.steps = where, steps
         self.waiting: list[Waiting] = []
         self.begin(Shape([1]), 0, 0)
 
@@ -93,12 +103,16 @@ class Desk:
         return len(self.waiting)
 
     def put(self, task: Any) -> None:
-        self.waiting.append(Waiting(task, self.where.held(reads(task)), place_of(task, self.shape)))
+        steps = steps_in(task, self.steps)
+        self.waiting.append(Waiting(task, self.where.held(reads(task)), place_of(task, self.shape), steps))
 
-    def take(self, node: int, among: int) -> Any:
-        """For a host on a node that is free; among: the next so many."""
-        best = max(range(min(among, len(self.waiting))), key=lambda i: (self._spared(self.waiting[i], node), -i))
-        task, _, at = self.waiting.pop(best)
+    def take(self, node: int, among: int, most: float = np.inf) -> Any:
+        """For a host on a node that is free; among: the next so many; most: steps that it may have. None: none has."""
+        few = list(islice((i for i, each in enumerate(self.waiting) if each.steps <= most), among))
+        if not few:
+            return None
+        best = max(few, key=lambda i: (self._spared(self.waiting[i], node), -i))
+        task, _, at, _ = self.waiting.pop(best)
         for above in self.shape.above(at):
             self.given[above] = node if self.given.get(above, node) == node else SEVERAL
         return task
@@ -115,11 +129,26 @@ class Desk:
         return held * self.row_bytes + share * self.sum_bytes
 
     def hand_out(self, seats: Sequence[Any], give: Callable[[Any, Any], None]) -> None:
-        """seats: hosts with a `node` and `calls`, what they have been given and not returned; give(seat, task)."""
+        """seats: hosts with a `node`, a `speed` and `calls`, what they have been given and not returned;
+        give(seat, task)."""
+        ordered = sorted(seats, key=lambda seat: -seat.speed)
+        quickest = ordered[0].speed if ordered else 1.0
         for depth in range(AHEAD):
-            for seat in seats:
+            for seat in ordered:
                 if len(seat.calls) == depth and len(self) > (len(seats) if depth else 0):
-                    give(seat, self.take(seat.node, len(seats)))
+                    most = np.inf if seat.speed >= quickest else self._left(seats) * seat.speed - self._given(seat)
+                    task = self.take(seat.node, len(seats), most)
+                    if task is not None:
+                        give(seat, task)
+
+    def _left(self, seats: Sequence[Any]) -> float:
+        """Until the phase would end, if all hosts ended together: steps over speed."""
+        left = sum(each.steps for each in self.waiting) + sum(map(self._given, seats))
+        return left / sum(seat.speed for seat in seats)
+
+    def _given(self, seat: Any) -> int:
+        """Steps that it has been given."""
+        return sum(steps_in(call.task, self.steps) for call in seat.calls)
 
     def forget(self) -> None:
         self.waiting.clear()

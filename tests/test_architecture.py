@@ -31,7 +31,9 @@ EXCEPTIONS = {
     "engine.detached": {"ray"},
     "engine.hosts": {"ray"},
     "engine.nodes": {"ray"},
+    "engine.held": {"ray"},
     "engine.ray_backend": {"ray"},
+    "engine.room": {"ray"},
     "engine.sites": {"ray"},
     "engine.spread": {"ray"},
 }

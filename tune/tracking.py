@@ -42,8 +42,9 @@ class MlflowTracker:
 
     def __post_init__(self) -> None:
         before = self._kept()
-        if self.uri == "auto" and before.get("uri", "").startswith("sqlite:///"):
-            self.uri = before["uri"]  # the file of the run's first part, wherever it is resumed from
+        file = before.get("uri", "").removeprefix("sqlite:///")
+        if self.uri == "auto" and file != before.get("uri", "") and Path(file).is_file():
+            self.uri = before["uri"]  # that of the run's first part, wherever it is resumed from on this machine
         self.uri = store(self.uri)
 
     def _kept(self) -> dict[str, str]:
@@ -57,8 +58,11 @@ class MlflowTracker:
         self.writer.start()
 
     def record(self, record: Record) -> None:
-        self.rounds += 1
-        self.waiting.put((now(), record))
+        """A round that is run again, since a node took clients' states along, has the numbers that it had, but for its
+        times: MLflow keeps those of the first time, the run's folder those of the last."""
+        if record["round"] > self.rounds:
+            self.rounds = int(record["round"])
+            self.waiting.put((now(), record))
 
     def resumed(self, records: list[Record]) -> None:
         """The store has them, but for those that a killed launcher had not written yet."""

@@ -60,6 +60,35 @@ def test_a_node_adds_up_what_it_has(start, tmp_path):
         assert row["node/bytes_sums"] == row["node/sums"] * 8 * (64 * 224 + 224 + 2240 + 10 + 1)  # and ‖delta‖²
 
 
+def test_groups_of_hosts(start, tmp_path):
+    """Half a processor on either node, spread, and a whole one that has a label."""
+    groups = [{"count": 1, "cpus": 0.5}, {"count": 1, "cpus": 0.5, "labels": {"kind": "second"}}]
+    result = ended(start(setting(tmp_path / "faults", backend="ray", hosts=groups, placement="spread")))
+    same(tmp_path / "out", result, run(small(tmp_path / "none")))
+    assert "2 hosts on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_all_hosts_at_once_or_none(start, tmp_path):
+    """While one run holds both nodes, a second one gives up, and a third one waits until the first is over."""
+    gates = Gates(tmp_path / "faults", 2)
+    first = start(setting(tmp_path / "faults", **ON_TWO), "first")
+    gates.reached(0)
+    elsewhere = setting(tmp_path / "none", backend="ray", hosts=1, cpus=1)
+    second = start({**elsewhere, "engine": {**elsewhere["engine"], "wait": 0.5}}, "second")
+    _, said = second.communicate(timeout=240)
+    assert second.returncode == 1
+    line = said.splitlines()[-1]
+    assert line.startswith("error: engine.hosts: no room for 1 hosts within 0.5 s (engine.wait)")
+    assert "they take 1 CPU, free 0;" in line
+    third = start({**elsewhere, "engine": {**elsewhere["engine"], "wait": 240}}, "third")
+    log = tmp_path / "third" / "run.log"
+    until(lambda: log.is_file() and "waits for room for 1 hosts" in log.read_text(), "the third run to wait", 120)
+    gates.open(0)
+    expected = run(small(tmp_path / "none"))
+    same(tmp_path / "first", ended(first), expected)
+    same(tmp_path / "third", ended(third), expected)
+
+
 class Gates:
     """Places in a run where it waits for the test: a client's second step in a round."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from torch.utils import _pytree as pytree
@@ -121,12 +124,58 @@ def test_a_node_gets_neighbours_of_what_it_has():
     assert order == [(0, 0), (1, 4), (1, 5), (0, 1), (1, 6), (0, 2), (0, 3), (1, 7)]
 
 
+class PretendedHost:
+    """node 0; `speed` steps a second."""
+
+    node = 0
+
+    def __init__(self, speed: float) -> None:
+        self.speed, self.calls, self.free = speed, [], 0.0
+
+
+def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float:
+    """Of single clients of so many steps; told: the speeds that the desk knows of."""
+    where = Whereabouts(10)
+    where.add()
+    desk = Desk(where, steps)
+    desk.begin(Shape([1] * len(steps)), row_bytes=0, sum_bytes=0)
+    for index in range(len(steps)):
+        desk.put(Work(cohort.Task(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+    hosts = [PretendedHost(speed) for speed in told]
+    under_way: list[tuple[float, PretendedHost, Any]] = []
+
+    def give(host: PretendedHost, task: Work) -> None:
+        call = SimpleNamespace(task=task)
+        host.calls.append(call)
+        host.free = max(host.free, now) + steps[task.task.clients[0]] / speeds[hosts.index(host)]
+        under_way.append((host.free, host, call))
+
+    now = 0.0
+    desk.hand_out(hosts, give)
+    while under_way:
+        now, host, call = under_way.pop(min(range(len(under_way)), key=lambda i: under_way[i][0]))
+        host.calls.remove(call)
+        desk.hand_out(hosts, give)
+    assert not len(desk)
+    return now
+
+
+def test_slow_hosts_take_nothing_that_the_others_would_wait_for():
+    """Three hosts, one of which has an eighth of the others' speed, and tasks of 1 to 40 steps, the longest first."""
+    steps = np.arange(40, 0, -1)
+    speeds = [1.0, 0.125, 1.0]
+    ideal = steps.sum() / sum(speeds)
+    assert makespan(speeds, speeds, steps) < 1.06 * ideal
+    assert makespan(speeds, [1.0, 1.0, 1.0], steps) > 1.3 * ideal
+
+
 def test_groups_go_where_there_is_room():
     nodes = [Node("a", "a", {"CPU": 2.0, "GPU": 1.0}, {}), Node("b", "b", {"CPU": 4.0}, {"zone": "east"})]
     four, two = HostGroup(count=4, cpus=0.25, gpus=0.25), HostGroup(count=2, cpus=1)
     spots, left = placed([four] * 4 + [two] * 2, nodes)
     assert [spot.node for spot in spots] == ["a"] * 5 + ["b"]
     assert not left
+    assert [spot.node for spot in placed([two] * 4, nodes, spread=True)[0]] == ["a", "b", "a", "b"]
     assert [spot.node for spot in placed([HostGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
     assert placed([HostGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
     assert placed([HostGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]

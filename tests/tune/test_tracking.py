@@ -21,6 +21,7 @@ import yaml
 
 from fedfleet.engine import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.launch import prepare
 from fedfleet.engine.launch import run as start
 from fedfleet.engine.storage import redacted
 from fedfleet.tune.files import load
@@ -395,6 +396,26 @@ def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest
     assert known == list(range(1, rounds + 1))
     assert not list((here / "elsewhere").iterdir())
     assert json.loads((here / "mine" / "mlflow.json").read_text())["uri"] == uri
+
+
+def test_rounds_that_are_run_again_are_there_once(here: Path):
+    """As after the loss of a node: told are rounds 1 to 4, then 3 to 6."""
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+    tracker = MlflowTracker(uri)
+    tracker.begin(prepare(load("digits"), "again"), {})
+    for time_, number in enumerate((1, 2, 3, 4, 3, 4, 5, 6)):
+        tracker.record({"round": number, "train/loss": 1 / number, "time/seconds": float(time_)})
+    tracker._close("FINISHED", "finished")
+    assert statuses(uri) == ("FINISHED", [1, 2, 3, 4, 5, 6])
+    client, run = only_run(uri)
+    history = client.get_metric_history(run.info.run_id, "time/seconds")
+    assert sorted((metric.step, metric.value) for metric in history) == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 6), (6, 7)]
+
+
+def test_another_machine_without_the_database_begins_one(here: Path):
+    """Of a run whose folder names a file that is not there."""
+    (here / "mlflow.json").write_text(json.dumps({"uri": f"sqlite:///{here / 'no' / 'such.db'}", "run_id": "x"}))
+    assert MlflowTracker(directory=str(here)).uri == f"sqlite:///{here / 'mlflow.db'}"
 
 
 def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
