@@ -52,18 +52,19 @@ float* scratch(int which, int64_t size) {
   return kept[which].data();
 }
 
-// (planes, h, w) -> (planes, h + 2 p, stride), zeros around and behind
-void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride) {
+// (planes, h, w), rows `from` apart -> (planes, h + 2 p, stride), zeros around and behind
+void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride, int64_t from = 0) {
+  from = from ? from : w;
   std::memset(to, 0, sizeof(float) * planes * (h + 2 * p) * stride);
   for (int64_t n = 0; n < planes; n++)
     for (int64_t r = 0; r < h; r++)
-      std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * w, sizeof(float) * w);
+      std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * from, sizeof(float) * w);
 }
 
-// T output channels of one example; w: (I, K, K, T)
-template <int K, int T>
-void tile(const float* x, const float* w, const float* bias, float* y, int64_t I, int64_t hp, int64_t stride,
-          int64_t oh, int64_t ow) {
+// T output channels of one example; w: (I, K, K, T); out(t, r, v, a, b, lanes): a, b of rows r, r + 1 from place v on
+template <int K, int T, class Out>
+void tile(const float* x, const float* w, const float* bias, int64_t I, int64_t hp, int64_t stride, int64_t oh,
+          int64_t ow, const Out& out) {
   for (int64_t v = 0; v < ow; v += LANES) {
     const int64_t lanes = std::min(LANES, ow - v);
     for (int64_t r = 0; r < oh; r += 2) {
@@ -83,14 +84,22 @@ void tile(const float* x, const float* w, const float* bias, float* y, int64_t I
             }
           }
         }
-      for (int t = 0; t < T; t++) {
-        float* out = y + (t * oh + r) * ow + v;
-        store(out, a[t], lanes);
-        if (pair) store(out + ow, b[t], lanes);
-      }
+      for (int t = 0; t < T; t++) out(t, r, v, a[t], b[t], lanes);
     }
   }
 }
+
+// Rows as they are, of planes (oh, ow)
+struct Plain {
+  float* y;
+  int64_t oh, ow;
+  Plain at(int64_t plane) const { return {y + plane * oh * ow, oh, ow}; }
+  void operator()(int64_t t, int64_t r, int64_t v, Lanes a, Lanes b, int64_t lanes) const {
+    float* to = y + (t * oh + r) * ow + v;
+    store(to, a, lanes);
+    if (r + 1 < oh) store(to + ow, b, lanes);
+  }
+};
 
 // The weights of T output channels in the order in which `tile` reads them. turned: w is (I, O, K, K), for the gradient
 // of the input.
@@ -116,32 +125,41 @@ inline int64_t width(int64_t left) { return left >= 8 ? 8 : left >= 6 ? 6 : left
   }
 
 template <int K>
+void pack_all(const float* w, float* to, int64_t O, int64_t I, bool turned) {
+  for (int64_t o = 0; o < O; o += width(O - o)) {
+#define CALL(t) to += pack<K, t>(w, to, o, O, I, turned)
+    BY_WIDTH(width(O - o), CALL)
+#undef CALL
+  }
+}
+
+// One example, all output channels; x: padded
+template <int K, class Out>
+void example(const float* x, const float* packed, const float* bias, int64_t I, int64_t O, int64_t hp, int64_t stride,
+             int64_t oh, int64_t ow, const Out& out) {
+  for (int64_t o = 0; o < O;) {
+    const int64_t n = width(O - o);
+    const float* add = bias ? bias + o : nullptr;
+#define CALL(t) tile<K, t>(x, packed, add, I, hp, stride, oh, ow, out.at(o))
+    BY_WIDTH(n, CALL)
+#undef CALL
+    packed += n * I * K * K;
+    o += n;
+  }
+}
+
+template <int K>
 void conv(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I, int64_t O,
           int64_t h, int64_t wd, int64_t p, bool turned) {
   const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, stride = up(ow) + K - 1;
   float* padded = scratch(0, I * hp * stride + LANES);
   float* packed = scratch(1, O * I * K * K);
   for (int64_t c = 0; c < C; c++) {
-    const float* mine = w + c * O * I * K * K;
-    float* to = packed;
-    for (int64_t o = 0; o < O; o += width(O - o)) {
-#define CALL(t) to += pack<K, t>(mine, to, o, O, I, turned)
-      BY_WIDTH(width(O - o), CALL)
-#undef CALL
-    }
+    pack_all<K>(w + c * O * I * K * K, packed, O, I, turned);
     for (int64_t b = 0; b < B; b++) {
       pad(x + (c * B + b) * I * h * wd, padded, I, h, wd, p, stride);
-      float* out = y + (c * B + b) * O * oh * ow;
-      const float* from = packed;
-      for (int64_t o = 0; o < O;) {
-        const int64_t n = width(O - o);
-        const float* add = bias ? bias + c * O + o : nullptr;
-#define CALL(t) tile<K, t>(padded, from, add, out + o * oh * ow, I, hp, stride, oh, ow)
-        BY_WIDTH(n, CALL)
-#undef CALL
-        from += n * I * K * K;
-        o += n;
-      }
+      const Plain out{y + (c * B + b) * O * oh * ow, oh, ow};
+      example<K>(padded, packed, bias ? bias + c * O : nullptr, I, O, hp, stride, oh, ow, out);
     }
   }
 }
@@ -176,9 +194,20 @@ void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int6
 }
 
 template <int K>
+void weigh_all(const float* x, const float* g, float* gw, int64_t n, int64_t I, int64_t O, int64_t hp, int64_t stride,
+               int64_t oh, int64_t gs) {
+  constexpr int T = K >= 5 ? 4 : 6;
+  int64_t o = 0;
+#define CALL(t) weigh<K, t>(x, g + o * oh * gs, gw + o * I * K * K, n, I, O, hp, stride, oh, gs)
+  for (; o + T <= O; o += T) CALL(T);
+  for (; o + 2 <= O; o += 2) CALL(2);
+  for (; o < O; o++) CALL(1);
+#undef CALL
+}
+
+template <int K>
 void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O, int64_t h,
              int64_t wd, int64_t p) {
-  constexpr int T = K >= 5 ? 4 : 6;
   const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, gs = up(ow), stride = gs + K - 1;
   const int64_t each = I * hp * stride + O * oh * gs, most = std::max<int64_t>(1, 65536 / each);
   float* xs = scratch(2, most * I * hp * stride + LANES);
@@ -190,12 +219,7 @@ void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, in
       const int64_t n = std::min(most, B - b);
       for (int64_t e = 0; e < n; e++) pad(x + (c * B + b + e) * I * h * wd, xs + e * I * hp * stride, I, h, wd, p, stride);
       pad(g + (c * B + b) * O * oh * ow, grads, n * O, oh, ow, 0, gs);
-      int64_t o = 0;
-#define CALL(t) weigh<K, t>(xs, grads + o * oh * gs, mine + o * I * K * K, n, I, O, hp, stride, oh, gs)
-      for (; o + T <= O; o += T) CALL(T);
-      for (; o + 2 <= O; o += 2) CALL(2);
-      for (; o < O; o++) CALL(1);
-#undef CALL
+      weigh_all<K>(xs, grads, mine, n, I, O, hp, stride, oh, gs);
     }
     if (gb)
       for (int64_t o = 0; o < O; o++) {

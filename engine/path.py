@@ -23,7 +23,7 @@ from ..workloads.base import Split
 from .cohort import steps_of
 from .errors import ConfigError
 from .job import Chosen, Job
-from .native import SOURCE, NoKernels, cache_folder, library, processor
+from .native import SOURCES, NoKernels, cache_folder, library, processor
 from .whole import write
 
 WORTH = 20_000
@@ -120,7 +120,7 @@ def about(job: Job, split: Split) -> dict[str, Any]:
         "cohort": plan.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
         "device": [job.device.type, processor(), torch.__version__, has_native(job)],
-        "source": hashlib.sha256(SOURCE.read_bytes() + SOURCE.with_name("kernels.py").read_bytes()).hexdigest(),
+        "source": hashlib.sha256(b"".join(source.read_bytes() for source in (*SOURCES, Path(__file__).with_name("kernels.py")))).hexdigest(),
     }
 
 
