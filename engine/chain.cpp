@@ -26,68 +26,58 @@ inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // not-a-number
 
 // --- linear layers ------------------------------------------------------------------------------------------------
 
-// Four sums at once
-inline void sums(const Lanes* a, float* to) {
-#ifdef __AVX512F__
-  const __m512 p = (__m512)a[0], q = (__m512)a[1], r = (__m512)a[2], s = (__m512)a[3];
-  const __m512 pq = _mm512_add_ps(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q));
-  const __m512 rs = _mm512_add_ps(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s));
-  const __m512 low = _mm512_shuffle_ps(pq, rs, 0x44), high = _mm512_shuffle_ps(pq, rs, 0xee);
-  const __m512 all = _mm512_add_ps(low, high);
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-#else
-  for (int t = 0; t < 4; t++) to[t] = sum(a[t]);
-#endif
-}
-
-// y (R, T) += x (R, n) . w (T, n); rows xs, ws, ys apart
+// y (R, T) += x (R, n) . w (T, n); rows xs, ws, ys apart; T: 4, or 1
 template <int R, int T>
 void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, float* y, int64_t ys) {
-  Lanes a[R][4];
+  Lanes a[R][T];
+#pragma GCC unroll 32
+  for (int m = 0; m < R * T; m++) a[m / T][m % T] = Lanes{};
+  for (int64_t v = 0; v < n; v += LANES) {
+    const Mask m = first(n - v);
+    Lanes q[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) q[t] = held(load_of(w + t * ws + v, m));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Lanes p = held(load_of(x + r * xs + v, m));
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++) a[r][t] += p * q[t];
+    }
+  }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
-    for (int t = 0; t < 4; t++) a[r][t] = Lanes{};
-  int64_t v = 0;
-  for (; v + LANES <= n; v += LANES) {
-    Lanes q[T];
-    for (int t = 0; t < T; t++) q[t] = load(w + t * ws + v);
-    for (int r = 0; r < R; r++) {
-      const Lanes p = load(x + r * xs + v);
-      for (int t = 0; t < T; t++) a[r][t] += p * q[t];
+    if constexpr (T == 4) {
+      const Four total = sums(a[r][0], a[r][1], a[r][2], a[r][3]);
+      for (int t = 0; t < T; t++) y[r * ys + t] += total[t];
+    } else {
+      y[r * ys] += sum(a[r][0]);
     }
-  }
-  if (v < n) {
-    Lanes q[T];
-    for (int t = 0; t < T; t++) q[t] = load(w + t * ws + v, n - v);
-    for (int r = 0; r < R; r++) {
-      const Lanes p = load(x + r * xs + v, n - v);
-      for (int t = 0; t < T; t++) a[r][t] += p * q[t];
-    }
-  }
-  for (int r = 0; r < R; r++) {
-    float four[4];
-    sums(a[r], four);
-    for (int t = 0; t < T; t++) y[r * ys + t] += four[t];
-  }
 }
 
-// y (R, 4 vectors of which n places) = g (R, O) . w (O, n); entries of g gs apart in a row, gr between rows
-template <int R>
-void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, int64_t n, float* y,
+// y (R, V vectors, of the last one `last`) = g (R, O) . w (O, V); entries of g gs apart in a row, gr between rows
+template <int R, int V>
+void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
             int64_t ys) {
-  Lanes a[R][4];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < 4; v++) a[r][v] = Lanes{};
+  Lanes a[R][V];
+#pragma GCC unroll 32
+  for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
   for (int64_t o = 0; o < O; o++) {
-    Lanes q[4];
-    for (int v = 0; v < 4; v++) q[v] = load(w + o * ws + v * LANES, n - v * LANES);
+    Lanes q[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) q[v] = held(v < V - 1 ? load(w + o * ws + v * LANES) : load_of(w + o * ws + v * LANES, last));
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const float d = g[r * gr + o * gs];
-      for (int v = 0; v < 4; v++) a[r][v] += q[v] * d;
+      const Lanes d = held(Lanes{} + g[r * gr + o * gs]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) a[r][v] += q[v] * d;
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < 4; v++) store(y + r * ys + v * LANES, a[r][v], n - v * LANES);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V - 1; v++) store(y + r * ys + v * LANES, a[r][v]);
+    store_of(y + r * ys + (V - 1) * LANES, a[r][V - 1], last);
+  }
 }
 
 #define BY_ROWS(n, call)      \
@@ -99,14 +89,29 @@ void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, 
     default: call(5);         \
   }
 
-// y (rows, n) = g (rows, O) . w (O, n): gradients of inputs (g as it lies), and of weights (g turned)
-void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
-  for (int64_t r = 0; r < rows; r += 5)
-    for (int64_t v = 0; v < n; v += 4 * LANES) {
-#define CALL(k) spread<k>(g + r * gr, gr, gs, w + v, n, O, n - v, y + r * n + v, n)
-      BY_ROWS(rows - r, CALL)
+template <int R>
+void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t n) {
+  for (int64_t v = 0; v < n; v += 4 * LANES) {
+    const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
+    const Mask last = first(left - (V - 1) * LANES);
+    switch (V) {
+#define CALL(k) spread<R, k>(g, gr, gs, w + v, n, O, last, y + v, n)
+      case 1: CALL(1); break;
+      case 2: CALL(2); break;
+      case 3: CALL(3); break;
+      default: CALL(4);
 #undef CALL
     }
+  }
+}
+
+// y (rows, n) = g (rows, O) . w (O, n): gradients of inputs (g as it lies), and of weights (g turned)
+void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; r += 5) {
+#define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, O, y + r * n, n)
+    BY_ROWS(rows - r, CALL)
+#undef CALL
+  }
 }
 
 constexpr int64_t CHUNK = 768;  // of a row: what x and w have of it stays in the first cache
@@ -116,15 +121,11 @@ void linear(const Layer& l, const float* p, const float* x, float* y, int64_t B)
     for (int64_t o = 0; o < l.O; o++) y[b * l.O + o] = l.bias < 0 ? 0.0f : p[l.bias + o];
   for (int64_t i = 0; i < l.I; i += CHUNK) {
     const int64_t n = l.I - i < CHUNK + LANES * 8 ? l.I - i : CHUNK;
-    for (int64_t o = 0; o < l.O; o += 4)
+    for (int64_t o = 0; o < l.O; o += l.O - o >= 4 ? 4 : 1)
       for (int64_t b = 0; b < B; b += 5) {
         const float *from = x + b * l.I + i, *w = p + l.weight + o * l.I + i;
         float* to = y + b * l.O + o;
-#define CALL(k)                                                                                            \
-  l.O - o >= 4   ? dots<k, 4>(from, l.I, w, l.I, n, to, l.O)                                               \
-  : l.O - o >= 2 ? (dots<k, 2>(from, l.I, w, l.I, n, to, l.O),                                             \
-                    l.O - o == 3 ? dots<k, 1>(from, l.I, w + 2 * l.I, l.I, n, to + 2, l.O) : (void)0)      \
-                 : dots<k, 1>(from, l.I, w, l.I, n, to, l.O)
+#define CALL(k) l.O - o >= 4 ? dots<k, 4>(from, l.I, w, l.I, n, to, l.O) : dots<k, 1>(from, l.I, w, l.I, n, to, l.O)
         BY_ROWS(B - b, CALL)
 #undef CALL
       }

@@ -23,18 +23,28 @@ inline void store(float* p, Lanes v) { *reinterpret_cast<Lanes*>(p) = v; }
 
 // Of the first n places only; n may be anything.
 #ifdef __AVX512F__
-inline __mmask16 first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
-inline Lanes load(const float* p, int64_t n) { return (Lanes)_mm512_maskz_loadu_ps(first(n), p); }
-inline void store(float* p, Lanes v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
-#else
-inline int64_t first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
-inline Lanes load(const float* p, int64_t n) {
-  Lanes v = {};
-  std::memcpy(&v, p, first(n));
+typedef __mmask16 Mask;
+inline Mask first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
+inline Lanes load_of(const float* p, Mask m) { return (Lanes)_mm512_maskz_loadu_ps(m, p); }
+inline void store_of(float* p, Lanes v, Mask m) { _mm512_mask_storeu_ps(p, m, (__m512)v); }
+// In a register: a compiler that sees several uses of a load makes it several loads.
+inline Lanes held(Lanes v) {
+  __asm__("" : "+v"(v));
   return v;
 }
-inline void store(float* p, Lanes v, int64_t n) { std::memcpy(p, &v, first(n)); }
+#else
+typedef int64_t Mask;
+inline Mask first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
+inline Lanes load_of(const float* p, Mask m) {
+  Lanes v = {};
+  std::memcpy(&v, p, m);
+  return v;
+}
+inline void store_of(float* p, Lanes v, Mask m) { std::memcpy(p, &v, m); }
+inline Lanes held(Lanes v) { return v; }
 #endif
+inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
+inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 
 inline float sum(Lanes v) {
   typedef int32_t Order __attribute__((vector_size(64)));
@@ -44,12 +54,28 @@ inline float sum(Lanes v) {
   return v[0] + v[1];
 }
 
+typedef float Four __attribute__((vector_size(16)));
+
+// Sums of four
+inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
+#ifdef __AVX512F__
+  const __m512 p = (__m512)a, q = (__m512)b, r = (__m512)c, s = (__m512)d;
+  const __m512 pq = _mm512_add_ps(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q));
+  const __m512 rs = _mm512_add_ps(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s));
+  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(pq, rs, 0x44), _mm512_shuffle_ps(pq, rs, 0xee));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+  return Four{sum(a), sum(b), sum(c), sum(d)};
+#endif
+}
+
 inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 float* scratch(int which, int64_t size) {
   static thread_local std::vector<float> kept[4];
-  if (int64_t(kept[which].size()) < size) kept[which].resize(size);
-  return kept[which].data();
+  if (int64_t(kept[which].size()) < size + LANES) kept[which].resize(size + LANES);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept[which].data()) + 63) / 64 * 64);
 }
 
 // (planes, h, w), rows `from` apart -> (planes, h + 2 p, stride), zeros around and behind
@@ -179,17 +205,19 @@ void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int6
           const float* grad = g + (b * O * oh + r) * gs;
           for (int64_t v = 0; v < gs; v += LANES) {
             Lanes d[T];
-            for (int t = 0; t < T; t++) d[t] = load(grad + t * oh * gs + v);
+            for (int t = 0; t < T; t++) d[t] = held(load(grad + t * oh * gs + v));
             for (int kw = 0; kw < K; kw++) {
-              const Lanes p = load(row + v + kw);
+              const Lanes p = held(load(row + v + kw));
               for (int t = 0; t < T; t++) acc[t][kw] += p * d[t];
             }
           }
         }
-      for (int t = 0; t < T; t++)
-        for (int kw = 0; kw < K; kw++) {
-          gw[(t * I + i) * K * K + kh * K + kw] += sum(acc[t][kw]);
-        }
+#pragma GCC unroll 32
+      for (int n = 0; n < T * K; n += 4) {
+        const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
+        const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
+        for (int m = n; m < n + 4 && m < T * K; m++) gw[(m / K * I + i) * K * K + kh * K + m % K] += total[m - n];
+      }
     }
 }
 
