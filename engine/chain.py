@@ -1,7 +1,7 @@
 """Loss and gradient of a chain of layers in one call of native.
 
-A workload may say that its losses are the cross-entropy of a chain of modules (`Workload.chained`). Where each of them is
-a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.cpp` does all of a client's forward and
+A workload may say that its losses are the cross-entropy of a chain of modules (`Workload.chained`). Where each of them
+is a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.cpp` does all of a client's forward and
 backward pass before it turns to the next client: at these sizes torch spends more on calls, fresh memory and copies
 than on arithmetic. Weights of a client and whatever comes of them stay in the processor's caches.
 """

@@ -1,4 +1,4 @@
-"""The compiled kernels of native.cpp and chain.cpp: built once with the machine's C++ compiler, kept in the cache folder.
+"""Compiled kernels, native.cpp and chain.cpp: built once with the machine's C++ compiler, kept in the cache folder.
 
 A library's name is a digest of source, compiler, flags and processor: another of any of these is another library. Two
 processes may build at once; each renames a whole file into place.

@@ -127,7 +127,7 @@ class Workload(ABC):
     what it was less what it becomes, so that a plain step of size one moves it; the server averages them."""
 
     chained: Chained | None = None
-    """Where `losses` is the cross-entropy of a network's logits and nothing else: the engine may compute it otherwise."""
+    """Where `losses` is the cross-entropy of a network's logits, nothing else: the engine may compute it otherwise."""
 
     lower: tuple[str, ...] = ("loss",)
     """Metrics that are better when they are lower: it decides which clients are worst off."""
