@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +32,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[0], torch.Size(shape[1:]).numel()) if len(shape) >= 2 else None
 
 
+@cache
 def kinds(layout: Layout, aux: tuple[str, ...] = ()) -> dict[str, tuple[int, int] | None]:
     """name -> (rows, cols) for matrices, None for the rest and for names that match one of `aux`."""
     shapes = zip(layout.names, layout.shapes, strict=True)

@@ -54,10 +54,19 @@ void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, flo
     }
 }
 
+// What becomes of a product
+struct Plus {
+  float scale = 1, share = 0;  // scale product + share z
+  const float* z = nullptr;    // laid out as the result
+  Lanes operator()(Lanes product, int64_t place, Mask m) const {
+    return z ? product * scale + load_of(z + place, m) * share : product;
+  }
+};
+
 // y (R, V vectors, of the last one `last`) = g (R, O) . w (O, V); entries of g gs apart in a row, gr between rows
 template <int R, int V>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
-            int64_t ys) {
+            int64_t ys, const Plus& plus = {}) {
   Lanes a[R][V];
 #pragma GCC unroll 32
   for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
@@ -75,8 +84,11 @@ void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, 
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-    for (int v = 0; v < V - 1; v++) store(y + r * ys + v * LANES, a[r][v]);
-    store_of(y + r * ys + (V - 1) * LANES, a[r][V - 1], last);
+    for (int v = 0; v < V; v++) {
+      const int64_t to = r * ys + v * LANES;
+      const Mask m = v < V - 1 ? first(LANES) : last;
+      store_of(y + to, plus(a[r][v], to, m), m);
+    }
   }
 }
 

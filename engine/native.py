@@ -1,4 +1,4 @@
-"""Compiled kernels, native.cpp and chain.cpp: built once with the machine's C++ compiler, kept in the cache folder.
+"""The compiled kernels of the .cpp files here: built once with the machine's C++ compiler, kept in the cache folder.
 
 A library's name is a digest of source, compiler, flags and processor: another of any of these is another library. Two
 processes may build at once; each renames a whole file into place.
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from .errors import ConfigError
 
-SOURCES = [Path(__file__).with_name(name) for name in ("chain.cpp", "native.cpp")]
-"""The first includes the others."""
+SOURCES = [Path(__file__).with_name(name) for name in ("orthogonal.cpp", "chain.cpp", "native.cpp")]
+"""The first includes the second, which includes the third."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300

@@ -15,7 +15,7 @@ from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Batch, Workload
 from .chain import chain_of
 from .forms import Forms
-from .kernels import kernels
+from .kernels import for_methods, kernels
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -73,7 +73,8 @@ class Trips:
 
     def step(self, oracle: Asked, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(next local state, loss at the first gradient)."""
-        local = self.algorithm.client_step(public, client, local, oracle)
+        with for_methods(self.kernels):
+            local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
 
