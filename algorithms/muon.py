@@ -117,18 +117,19 @@ class Spectral(Rule):
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         leaves, vectors = {}, []
+        ys, vs = dict(y.items()), dict(v.items())
         groups: dict[tuple[int, int], list[str]] = {}
         for name, kind in kinds(y.layout, self.aux).items():
             groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
         for shape, names in groups.items():
             moves = (
-                self.ball.orthogonal(v[names[0]].reshape(shape))[None]
+                self.ball.orthogonal(vs[names[0]].reshape(shape))[None]
                 if len(names) == 1
-                else (self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names])))
+                else (self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names])))
             )
             for name, move in zip(names, moves, strict=True):
                 lr = at(self.lr, name)
-                w = y[name] * (1 - lr * self.weight_decay) if self.weight_decay else y[name]
+                w = ys[name] * (1 - lr * self.weight_decay) if self.weight_decay else ys[name]
                 leaves[name] = w.add(move.reshape(w.shape), alpha=-lr * SCALES[self.scale](*shape))
         if vectors:
             rest, state = self.vectors.step(y.pick(vectors), v.pick(vectors), state)
