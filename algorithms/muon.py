@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +32,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[0], torch.Size(shape[1:]).numel()) if len(shape) >= 2 else None
 
 
+@cache
 def kinds(layout: Layout, aux: tuple[str, ...] = ()) -> dict[str, tuple[int, int] | None]:
     """name -> (rows, cols) for matrices, None for the rest and for names that match one of `aux`."""
     shapes = zip(layout.names, layout.shapes, strict=True)
@@ -115,18 +117,19 @@ class Spectral(Rule):
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         leaves, vectors = {}, []
+        ys, vs = dict(y.items()), dict(v.items())
         groups: dict[tuple[int, int], list[str]] = {}
         for name, kind in kinds(y.layout, self.aux).items():
             groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
         for shape, names in groups.items():
             moves = (
-                self.ball.orthogonal(v[names[0]].reshape(shape))[None]
+                self.ball.orthogonal(vs[names[0]].reshape(shape))[None]
                 if len(names) == 1
-                else (self.ball.orthogonal(torch.stack([v[name].reshape(shape) for name in names])))
+                else (self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names])))
             )
             for name, move in zip(names, moves, strict=True):
                 lr = at(self.lr, name)
-                w = y[name] * (1 - lr * self.weight_decay) if self.weight_decay else y[name]
+                w = ys[name] * (1 - lr * self.weight_decay) if self.weight_decay else ys[name]
                 leaves[name] = w.add(move.reshape(w.shape), alpha=-lr * SCALES[self.scale](*shape))
         if vectors:
             rest, state = self.vectors.step(y.pick(vectors), v.pick(vectors), state)

@@ -9,8 +9,8 @@ what it costs one alone. Results agree within rounding.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..algorithms.orthogonal import FASTER, Triple
 from .native import library
 
 SIDES = (1, 2, 3, 4, 5, 7)
@@ -218,6 +219,17 @@ def max_pool2d(
     return Pool.apply(input.contiguous())[0]
 
 
+def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
+    """`orthogonal.iterate`, or None where it is for torch."""
+    if not ours(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
+        return None
+    x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
+    sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
+    library().newton_schulz(at(x), at(y), coefficients, *map(ctypes.c_int64, sizes))
+    return y
+
+
 OWN: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: conv2d,
     F.linear: linear,
@@ -233,6 +245,20 @@ class Native(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if result is None else result
 
 
+def for_methods(name: str) -> AbstractContextManager[Any]:
+    """What of a method's own arithmetic is ours: a context, as `kernels`."""
+    return _faster() if name != "torch" else nullcontext()
+
+
+@contextmanager
+def _faster() -> Iterator[None]:
+    token = FASTER.set(polynomials)
+    try:
+        yield
+    finally:
+        FASTER.reset(token)
+
+
 def kernels(name: str) -> AbstractContextManager[Any]:
-    """name: torch or native."""
-    return Native() if name == "native" else nullcontext()
+    """name: torch, native, or chain, outside of whose gradients native is used."""
+    return Native() if name != "torch" else nullcontext()

@@ -30,7 +30,7 @@ from .host import Data
 from .job import Job
 from .keeping import discard
 from .native import NoKernels, library
-from .path import settled
+from .path import has_chain, settled
 from .probe import measure
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
-    if engine.kernels == "native":
+    if engine.kernels in ("native", "chain"):
         refused(job)
     if job.precision is not None and (engine.dtype != "float32" or job.buffers or not halves(job.workload)):
         raise ConfigError(
@@ -147,13 +147,19 @@ def halves(workload: Workload) -> bool:
 
 def refused(job: Job) -> None:
     """ConfigError where the kernels that are asked for cannot be had."""
+    kernels = job.experiment.engine.kernels
     if job.device.type != "cpu" or job.experiment.engine.dtype != "float32":
         where = f"device={job.device.type}, dtype={job.experiment.engine.dtype}"
-        raise ConfigError(f"engine.kernels=native is for float32 on processors, got {where}; choose torch")
+        raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
     try:
         library()
     except NoKernels as error:
-        raise ConfigError(f"engine.kernels=native: {error}; choose torch") from error
+        raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
+    if kernels == "chain" and not has_chain(job):
+        raise ConfigError(
+            "engine.kernels=chain is for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear "
+            "layers, with precision=same; choose native or torch"
+        )
 
 
 def run(

@@ -23,18 +23,28 @@ inline void store(float* p, Lanes v) { *reinterpret_cast<Lanes*>(p) = v; }
 
 // Of the first n places only; n may be anything.
 #ifdef __AVX512F__
-inline __mmask16 first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
-inline Lanes load(const float* p, int64_t n) { return (Lanes)_mm512_maskz_loadu_ps(first(n), p); }
-inline void store(float* p, Lanes v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
-#else
-inline int64_t first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
-inline Lanes load(const float* p, int64_t n) {
-  Lanes v = {};
-  std::memcpy(&v, p, first(n));
+typedef __mmask16 Mask;
+inline Mask first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
+inline Lanes load_of(const float* p, Mask m) { return (Lanes)_mm512_maskz_loadu_ps(m, p); }
+inline void store_of(float* p, Lanes v, Mask m) { _mm512_mask_storeu_ps(p, m, (__m512)v); }
+// In a register: a compiler that sees several uses of a load makes it several loads.
+inline Lanes held(Lanes v) {
+  __asm__("" : "+v"(v));
   return v;
 }
-inline void store(float* p, Lanes v, int64_t n) { std::memcpy(p, &v, first(n)); }
+#else
+typedef int64_t Mask;
+inline Mask first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
+inline Lanes load_of(const float* p, Mask m) {
+  Lanes v = {};
+  std::memcpy(&v, p, m);
+  return v;
+}
+inline void store_of(float* p, Lanes v, Mask m) { std::memcpy(p, &v, m); }
+inline Lanes held(Lanes v) { return v; }
 #endif
+inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
+inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 
 inline float sum(Lanes v) {
   typedef int32_t Order __attribute__((vector_size(64)));
@@ -44,26 +54,43 @@ inline float sum(Lanes v) {
   return v[0] + v[1];
 }
 
+typedef float Four __attribute__((vector_size(16)));
+
+// Sums of four
+inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
+#ifdef __AVX512F__
+  const __m512 p = (__m512)a, q = (__m512)b, r = (__m512)c, s = (__m512)d;
+  const __m512 pq = _mm512_add_ps(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q));
+  const __m512 rs = _mm512_add_ps(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s));
+  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(pq, rs, 0x44), _mm512_shuffle_ps(pq, rs, 0xee));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+  return Four{sum(a), sum(b), sum(c), sum(d)};
+#endif
+}
+
 inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 float* scratch(int which, int64_t size) {
   static thread_local std::vector<float> kept[4];
-  if (int64_t(kept[which].size()) < size) kept[which].resize(size);
-  return kept[which].data();
+  if (int64_t(kept[which].size()) < size + LANES) kept[which].resize(size + LANES);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept[which].data()) + 63) / 64 * 64);
 }
 
-// (planes, h, w) -> (planes, h + 2 p, stride), zeros around and behind
-void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride) {
+// (planes, h, w), rows `from` apart -> (planes, h + 2 p, stride), zeros around and behind
+void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride, int64_t from = 0) {
+  from = from ? from : w;
   std::memset(to, 0, sizeof(float) * planes * (h + 2 * p) * stride);
   for (int64_t n = 0; n < planes; n++)
     for (int64_t r = 0; r < h; r++)
-      std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * w, sizeof(float) * w);
+      std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * from, sizeof(float) * w);
 }
 
-// T output channels of one example; w: (I, K, K, T)
-template <int K, int T>
-void tile(const float* x, const float* w, const float* bias, float* y, int64_t I, int64_t hp, int64_t stride,
-          int64_t oh, int64_t ow) {
+// T output channels of one example; w: (I, K, K, T); out(t, r, v, a, b, lanes): a, b of rows r, r + 1 from place v on
+template <int K, int T, class Out>
+void tile(const float* x, const float* w, const float* bias, int64_t I, int64_t hp, int64_t stride, int64_t oh,
+          int64_t ow, const Out& out) {
   for (int64_t v = 0; v < ow; v += LANES) {
     const int64_t lanes = std::min(LANES, ow - v);
     for (int64_t r = 0; r < oh; r += 2) {
@@ -83,14 +110,22 @@ void tile(const float* x, const float* w, const float* bias, float* y, int64_t I
             }
           }
         }
-      for (int t = 0; t < T; t++) {
-        float* out = y + (t * oh + r) * ow + v;
-        store(out, a[t], lanes);
-        if (pair) store(out + ow, b[t], lanes);
-      }
+      for (int t = 0; t < T; t++) out(t, r, v, a[t], b[t], lanes);
     }
   }
 }
+
+// Rows as they are, of planes (oh, ow)
+struct Plain {
+  float* y;
+  int64_t oh, ow;
+  Plain at(int64_t plane) const { return {y + plane * oh * ow, oh, ow}; }
+  void operator()(int64_t t, int64_t r, int64_t v, Lanes a, Lanes b, int64_t lanes) const {
+    float* to = y + (t * oh + r) * ow + v;
+    store(to, a, lanes);
+    if (r + 1 < oh) store(to + ow, b, lanes);
+  }
+};
 
 // The weights of T output channels in the order in which `tile` reads them. turned: w is (I, O, K, K), for the gradient
 // of the input.
@@ -116,32 +151,41 @@ inline int64_t width(int64_t left) { return left >= 8 ? 8 : left >= 6 ? 6 : left
   }
 
 template <int K>
+void pack_all(const float* w, float* to, int64_t O, int64_t I, bool turned) {
+  for (int64_t o = 0; o < O; o += width(O - o)) {
+#define CALL(t) to += pack<K, t>(w, to, o, O, I, turned)
+    BY_WIDTH(width(O - o), CALL)
+#undef CALL
+  }
+}
+
+// One example, all output channels; x: padded
+template <int K, class Out>
+void example(const float* x, const float* packed, const float* bias, int64_t I, int64_t O, int64_t hp, int64_t stride,
+             int64_t oh, int64_t ow, const Out& out) {
+  for (int64_t o = 0; o < O;) {
+    const int64_t n = width(O - o);
+    const float* add = bias ? bias + o : nullptr;
+#define CALL(t) tile<K, t>(x, packed, add, I, hp, stride, oh, ow, out.at(o))
+    BY_WIDTH(n, CALL)
+#undef CALL
+    packed += n * I * K * K;
+    o += n;
+  }
+}
+
+template <int K>
 void conv(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I, int64_t O,
           int64_t h, int64_t wd, int64_t p, bool turned) {
   const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, stride = up(ow) + K - 1;
   float* padded = scratch(0, I * hp * stride + LANES);
   float* packed = scratch(1, O * I * K * K);
   for (int64_t c = 0; c < C; c++) {
-    const float* mine = w + c * O * I * K * K;
-    float* to = packed;
-    for (int64_t o = 0; o < O; o += width(O - o)) {
-#define CALL(t) to += pack<K, t>(mine, to, o, O, I, turned)
-      BY_WIDTH(width(O - o), CALL)
-#undef CALL
-    }
+    pack_all<K>(w + c * O * I * K * K, packed, O, I, turned);
     for (int64_t b = 0; b < B; b++) {
       pad(x + (c * B + b) * I * h * wd, padded, I, h, wd, p, stride);
-      float* out = y + (c * B + b) * O * oh * ow;
-      const float* from = packed;
-      for (int64_t o = 0; o < O;) {
-        const int64_t n = width(O - o);
-        const float* add = bias ? bias + c * O + o : nullptr;
-#define CALL(t) tile<K, t>(padded, from, add, out + o * oh * ow, I, hp, stride, oh, ow)
-        BY_WIDTH(n, CALL)
-#undef CALL
-        from += n * I * K * K;
-        o += n;
-      }
+      const Plain out{y + (c * B + b) * O * oh * ow, oh, ow};
+      example<K>(padded, packed, bias ? bias + c * O : nullptr, I, O, hp, stride, oh, ow, out);
     }
   }
 }
@@ -161,24 +205,37 @@ void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int6
           const float* grad = g + (b * O * oh + r) * gs;
           for (int64_t v = 0; v < gs; v += LANES) {
             Lanes d[T];
-            for (int t = 0; t < T; t++) d[t] = load(grad + t * oh * gs + v);
+            for (int t = 0; t < T; t++) d[t] = held(load(grad + t * oh * gs + v));
             for (int kw = 0; kw < K; kw++) {
-              const Lanes p = load(row + v + kw);
+              const Lanes p = held(load(row + v + kw));
               for (int t = 0; t < T; t++) acc[t][kw] += p * d[t];
             }
           }
         }
-      for (int t = 0; t < T; t++)
-        for (int kw = 0; kw < K; kw++) {
-          gw[(t * I + i) * K * K + kh * K + kw] += sum(acc[t][kw]);
-        }
+#pragma GCC unroll 32
+      for (int n = 0; n < T * K; n += 4) {
+        const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
+        const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
+        for (int m = n; m < n + 4 && m < T * K; m++) gw[(m / K * I + i) * K * K + kh * K + m % K] += total[m - n];
+      }
     }
+}
+
+template <int K>
+void weigh_all(const float* x, const float* g, float* gw, int64_t n, int64_t I, int64_t O, int64_t hp, int64_t stride,
+               int64_t oh, int64_t gs) {
+  constexpr int T = K >= 5 ? 4 : 6;
+  int64_t o = 0;
+#define CALL(t) weigh<K, t>(x, g + o * oh * gs, gw + o * I * K * K, n, I, O, hp, stride, oh, gs)
+  for (; o + T <= O; o += T) CALL(T);
+  for (; o + 2 <= O; o += 2) CALL(2);
+  for (; o < O; o++) CALL(1);
+#undef CALL
 }
 
 template <int K>
 void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O, int64_t h,
              int64_t wd, int64_t p) {
-  constexpr int T = K >= 5 ? 4 : 6;
   const int64_t hp = h + 2 * p, oh = hp - K + 1, ow = wd + 2 * p - K + 1, gs = up(ow), stride = gs + K - 1;
   const int64_t each = I * hp * stride + O * oh * gs, most = std::max<int64_t>(1, 65536 / each);
   float* xs = scratch(2, most * I * hp * stride + LANES);
@@ -190,12 +247,7 @@ void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, in
       const int64_t n = std::min(most, B - b);
       for (int64_t e = 0; e < n; e++) pad(x + (c * B + b + e) * I * h * wd, xs + e * I * hp * stride, I, h, wd, p, stride);
       pad(g + (c * B + b) * O * oh * ow, grads, n * O, oh, ow, 0, gs);
-      int64_t o = 0;
-#define CALL(t) weigh<K, t>(xs, grads + o * oh * gs, mine + o * I * K * K, n, I, O, hp, stride, oh, gs)
-      for (; o + T <= O; o += T) CALL(T);
-      for (; o + 2 <= O; o += 2) CALL(2);
-      for (; o < O; o++) CALL(1);
-#undef CALL
+      weigh_all<K>(xs, grads, mine, n, I, O, hp, stride, oh, gs);
     }
     if (gb)
       for (int64_t o = 0; o < O; o++) {

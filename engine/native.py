@@ -1,4 +1,4 @@
-"""The compiled kernels of native.cpp: built once with the machine's C++ compiler, kept in the cache folder.
+"""The compiled kernels of the .cpp files here: built once with the machine's C++ compiler, kept in the cache folder.
 
 A library's name is a digest of source, compiler, flags and processor: another of any of these is another library. Two
 processes may build at once; each renames a whole file into place.
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from .errors import ConfigError
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("orthogonal.cpp", "chain.cpp", "native.cpp")]
+"""The first includes the second, which includes the third."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300
@@ -42,7 +43,7 @@ def library() -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
     if compiler is None:
         raise NoKernels(f"no C++ compiler: none of {given or ', '.join(COMPILERS)} is here")
-    told = "\0".join([SOURCE.read_text("utf-8"), version(compiler), *FLAGS, processor()])
+    told = "\0".join([*(source.read_text("utf-8") for source in SOURCES), version(compiler), *FLAGS, processor()])
     path = cache_folder() / "kernels" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
     try:
         if not path.is_file():
@@ -58,13 +59,13 @@ def build(compiler: str, path: Path) -> None:
         made = Path(beside) / path.name
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
+                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
             )
         except subprocess.TimeoutExpired as error:
             raise NoKernels(f"{compiler} took more than {SECONDS} s") from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            raise NoKernels(f"{compiler} does not compile {SOURCE.name}: {last[:200]}")
+            raise NoKernels(f"{compiler} does not compile {SOURCES[0].name}: {last[:200]}")
         os.replace(made, path)
 
 

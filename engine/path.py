@@ -20,16 +20,19 @@ import numpy as np
 import torch
 
 from ..workloads.base import Split
+from .chain import chain_of
 from .cohort import steps_of
 from .errors import ConfigError
 from .job import Chosen, Job
-from .native import SOURCE, NoKernels, cache_folder, library, processor
+from .native import SOURCES, NoKernels, cache_folder, library, processor
 from .whole import write
 
 WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
 BLOCKS = (48, 24, 12, 8, 4)
 """Numbers of blocks a round that are tried: such that two, four or eight hosts end together."""
+MADE_OF = [*SOURCES, *(Path(__file__).with_name(name) for name in ("kernels.py", "chain.py", "trip.py"))]
+"""What runs on a path: where it changes, what was measured no longer holds."""
 
 Measure = Callable[[Job, Split, list[Chosen]], dict[Chosen, float]]
 """(job, data, candidates) -> seconds a client of those that ran."""
@@ -84,13 +87,22 @@ def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
 
 
 def candidates(job: Job) -> list[Chosen]:
-    """Small blocks first."""
+    """Small blocks first, of each torch's kernels first."""
     engine, cohort = job.experiment.engine, job.experiment.federation.cohort
     blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
-    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *(["native"] if has_native(job) else [])]
-    return [Chosen(block, name) for name in names for block in blocks]
+    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job)]
+    return [Chosen(block, name) for block in blocks for name in names]
+
+
+def own(job: Job) -> list[str]:
+    """Kernels beside torch's: where a chain is had, it leaves nothing to the others."""
+    return [] if not has_native(job) else ["chain"] if has_chain(job) else ["native"]
+
+
+def has_chain(job: Job) -> bool:
+    return job.precision is None and chain_of(job.workload, job.start().layout) is not None
 
 
 def has_native(job: Job) -> bool:
@@ -119,8 +131,8 @@ def about(job: Job, split: Split) -> dict[str, Any]:
         "local": plan.local.model_dump(),
         "cohort": plan.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
-        "device": [job.device.type, processor(), torch.__version__, has_native(job)],
-        "source": hashlib.sha256(SOURCE.read_bytes() + SOURCE.with_name("kernels.py").read_bytes()).hexdigest(),
+        "device": [job.device.type, processor(), torch.__version__, own(job)],
+        "source": hashlib.sha256(b"".join(source.read_bytes() for source in MADE_OF)).hexdigest(),
     }
 
 
@@ -139,7 +151,7 @@ def read(file: Path) -> Chosen:
         path = Chosen(int(found["block"]), str(found["kernels"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({error}); remove it") from error
-    if path.block < 1 or path.kernels not in ("torch", "native"):
+    if path.block < 1 or path.kernels not in ("torch", "native", "chain"):
         raise ConfigError(f"{file} is damaged ({path}); remove it")
     return path
 

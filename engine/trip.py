@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Batch, Workload
+from .chain import chain_of
 from .forms import Forms
-from .kernels import kernels
+from .kernels import for_methods, kernels
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -58,6 +59,7 @@ class Trips:
         """kernels: see `kernels`; precision: of losses and their gradients' computation, x's unless given."""
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.forms = Forms(algorithm, x)
+        self.chain = chain_of(workload, x.layout) if kernels == "chain" else None
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
@@ -71,7 +73,8 @@ class Trips:
 
     def step(self, oracle: Asked, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(next local state, loss at the first gradient)."""
-        local = self.algorithm.client_step(public, client, local, oracle)
+        with for_methods(self.kernels):
+            local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
 
@@ -130,6 +133,8 @@ class Gradient(torch.autograd.Function):
     def forward(
         point: Tensor, trips: Trips, layout: Layout, names: tuple[str, ...], *columns: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if trips.chain is not None:
+            return trips.chain.gradient(point, dict(zip(names, columns, strict=True)))
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
             loss = trips.loss(Tree(leaf, layout), dict(zip(names, columns, strict=True)))
@@ -148,6 +153,8 @@ class Gradient(torch.autograd.Function):
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((point, *columns), (in_dims[0], *in_dims[4:]), strict=True)
         ]
+        if trips.chain is not None:
+            return trips.chain.gradient(first, dict(zip(names, others, strict=True))), (0, 0)
         with torch.enable_grad():
             leaf = first.detach().requires_grad_()
             losses = vmap(lambda flat, batch: trips.loss(Tree(flat, layout), batch))(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "algorithms": (r"algorithms\b", r"workloads\.counted$"),
     "workloads": (r"workloads\b",),
-    "engine": (r"engine\b", r"algorithms\.(contract|tree)$", r"workloads\.(base|counted)$"),
+    "engine": (r"engine\b", r"algorithms\.(contract|orthogonal|tree)$", r"workloads\.(base|counted)$"),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }
 """folder -> patterns of the modules it may import, as in the layout of the design."""

@@ -9,7 +9,7 @@ nothing in place, no branch on values, randomness only from `batch["key"]`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +89,15 @@ class Model(ABC):
         """The module for inputs of `shape` (channels, height, width) and logits (B, classes)."""
 
 
+class Chained(NamedTuple):
+    """A loss that is the cross-entropy of `network(inputs)` and the column "label". `shape`: of an example's input;
+    `inputs`: (batch, dtype) -> (B, *shape), from the column "input" alone, each example by itself."""
+
+    network: nn.Module
+    shape: tuple[int, ...]
+    inputs: Callable[[Batch, torch.dtype], Tensor]
+
+
 class Workload(ABC):
     table: ClassVar[str] = "WORKLOADS"
 
@@ -116,6 +125,9 @@ class Workload(ABC):
     buffers: tuple[str, ...] = ()
     """Those of `init`'s tensors that are running statistics: no method sees them. The gradient of `losses` at one is
     what it was less what it becomes, so that a plain step of size one moves it; the server averages them."""
+
+    chained: Chained | None = None
+    """Where `losses` is the cross-entropy of a network's logits, nothing else: the engine may compute it otherwise."""
 
     lower: tuple[str, ...] = ("loss",)
     """Metrics that are better when they are lower: it decides which clients are worst off."""
@@ -283,6 +295,12 @@ class Classification(Workload):
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
         return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
+
+    @property
+    def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        plain = type(self).losses is Classification.losses and type(self).logits is Classification.logits
+        network = self.network.module
+        return Chained(network, self.shape, self.inputs) if plain and isinstance(network, nn.Sequential) else None
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits, label = self.logits(p, batch), batch["label"]

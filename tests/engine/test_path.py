@@ -140,7 +140,9 @@ def test_candidates():
     plan = job.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
     job = Job.of("run", job.experiment.model_copy(update={"federation": plan}))
     blocks = (1, 3, 5, 9, 13, 25)
-    assert path.candidates(job) == [Chosen(block, name) for name in ("torch", "native") for block in blocks]
+    assert path.candidates(job) == [Chosen(block, name) for block in blocks for name in ("torch", "chain")]
+    other = Job.of("run", job.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}}))
+    assert {c.kernels for c in path.candidates(other)} == {"torch", "native"}
     double = job.experiment.model_copy(update={"engine": job.experiment.engine.model_copy(update={"dtype": "float64"})})
     assert {c.kernels for c in path.candidates(Job.of("run", double))} == {"torch"}
 

@@ -1,0 +1,74 @@
+// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread, float32. Half of
+// what is symmetric is computed, and a column of tiles is finished while what it reads is in the first cache.
+
+#include "chain.cpp"
+
+namespace {
+
+template <int R>
+void columns(int64_t V, const float* g, const float* w, int64_t O, Mask last, float* y, int64_t n, const Plus& plus) {
+  switch (V) {
+#define CALL(k) spread<R, k>(g, O, 1, w, n, O, last, y, n, plus)
+    case 1: CALL(1); break;
+    case 2: CALL(2); break;
+    case 3: CALL(3); break;
+    default: CALL(4);
+#undef CALL
+  }
+}
+
+// y (rows, n) = plus(g (rows, O) . w (O, n)); symmetric: the lower half alone
+void times(const float* g, const float* w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
+  for (int64_t v = 0; v < n; v += 4 * LANES) {
+    const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
+    const Mask last = first(left - (V - 1) * LANES);
+    for (int64_t r = symmetric ? v / 5 * 5 : 0; r < rows; r += 5) {
+      Plus plus = all;
+      if (plus.z) plus.z += r * n + v;
+#define CALL(k) columns<k>(V, g + r * O, w + v, O, last, y + r * n + v, n, plus)
+      BY_ROWS(rows - r, CALL)
+#undef CALL
+    }
+  }
+}
+
+// The lower half of y (m, m) = x (m, n) . x^T
+void gram(const float* x, float* y, int64_t m, int64_t n) {
+  std::memset(y, 0, sizeof(float) * m * m);
+  for (int64_t o = 0; o < m; o += m - o >= 4 ? 4 : 1)
+    for (int64_t r = o / 5 * 5; r < m; r += 5) {
+      const float *from = x + r * n, *w = x + o * n;
+      float* to = y + r * m + o;
+#define CALL(k) m - o >= 4 ? dots<k, 4>(from, n, w, n, n, to, m) : dots<k, 1>(from, n, w, n, n, to, m)
+      BY_ROWS(m - r, CALL)
+#undef CALL
+    }
+}
+
+void mirror(float* y, int64_t m) {
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t o = 0; o < r; o++) y[o * m + r] = y[r * m + o];
+}
+
+}  // namespace
+
+extern "C" {
+
+// C matrices (m, n), m <= n; triples: (iterations, 3) of a, b, c; at least one
+void newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m, int64_t n) {
+  float *g = scratch(0, m * m), *p = scratch(1, m * m), *other = scratch(2, m * n);
+  for (int64_t c = 0; c < C; c++) {
+    const float* from = x + c * m * n;
+    for (int64_t k = 0; k < iterations; k++) {
+      const float *t = triples + 3 * k;
+      float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last one is y
+      gram(from, g, m, n);
+      mirror(g, m);
+      times(g, g, p, m, m, m, Plus{t[2], t[1], g}, true);
+      mirror(p, m);
+      times(p, from, to, m, m, n, Plus{1, t[0], from}, false);
+      from = to;
+    }
+  }
+}
+}

@@ -1,0 +1,225 @@
+"""A chain of layers in one native call is torch's loss and gradient: alone, in a block, and in whole runs.
+
+TOLERANCE: float32 sums in another order, relative to the largest entry of a tensor, as in test_kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.tree import Tree
+from fedfleet.engine import native, run
+from fedfleet.engine.chain import chain_of
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.launch import prepare
+from fedfleet.engine.trip import Gradient, Trips
+from fedfleet.workloads.base import Classification, Model
+from fedfleet.workloads.partitions import Iid
+
+from .setups import STEPS, digits
+from .test_kernels import lenet
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _built():
+    try:
+        native.library()
+    except native.NoKernels as error:
+        pytest.skip(str(error))
+
+
+@dataclass(frozen=True)
+class Fixed(Model):
+    """The same modules whatever the inputs."""
+
+    layers: tuple[nn.Module, ...]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(*self.layers)
+
+
+def workload(shape: tuple[int, ...], *layers: nn.Module, normalised: bool = False) -> Classification:
+    class Made(Classification):
+        def load(self) -> Any:
+            raise AssertionError("not asked for")
+
+    Made.shape, Made.classes = shape, 7
+    if normalised:
+        Made.mean, Made.std = (0.3,) * shape[0], (0.5,) * shape[0]
+    return Made(Fixed(layers), Iid())
+
+
+def conv(*sizes: int, **more: Any) -> nn.Conv2d:
+    return nn.Conv2d(*sizes, **more)
+
+
+CHAINS = {  # every tile width, odd sizes, rows beyond a vector's lanes, sides of kernels, with and without what follows
+    "linear": ((5,), nn.Linear(5, 7)),
+    "mlp": ((3, 5, 7), nn.Flatten(), nn.Linear(105, 66), nn.ReLU(), nn.Linear(66, 7, bias=False)),
+    "wide": ((1, 41, 50), nn.Flatten(), nn.Linear(2050, 13), nn.ReLU(), nn.Linear(13, 7)),
+    "pooled first": (
+        (2, 13, 11),
+        *(conv(2, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), conv(5, 9, 2), nn.Flatten(), nn.Linear(180, 7)),
+    ),
+    "unpooled": (
+        (1, 9, 40),
+        conv(1, 6, 5, padding=2),
+        nn.ReLU(),
+        conv(6, 4, 1, bias=False),
+        nn.Flatten(),
+        nn.Linear(1440, 7),
+    ),
+    "pool alone": ((3, 17, 36), conv(3, 2, 7, padding=3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 7)),
+    "nested": ((1, 8, 8), nn.Sequential(conv(1, 3, 4), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(75, 7))),
+}
+
+
+def both(made: Classification) -> tuple[Tree, Trips, Trips]:
+    x = Tree.of(made.init(3))
+    method = fedavg()
+    own = Trips(method, made, x, "chain")
+    assert own.chain is not None
+    return x, Trips(method, made, x, "torch"), own
+
+
+def batch_of(made: Classification, clients: int, examples: int, weighted: bool = False) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(examples)
+    batch = {
+        "input": torch.randn(clients, examples, *made.shape, generator=draw),
+        "label": torch.randint(made.classes, (clients, examples), generator=draw),
+        "key": torch.arange(clients),
+    }
+    if weighted:
+        share = torch.rand(clients, examples, generator=draw)
+        share[0, 1:2] = 0
+        batch["weight"] = share / share.sum(-1, keepdim=True)
+    return batch
+
+
+def at(trips: Trips, x: Tree, flat: torch.Tensor, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return Gradient.forward(flat, trips, x.layout, tuple(batch), *batch.values())
+
+
+def apart(x: Tree, first: torch.Tensor, second: torch.Tensor) -> float:
+    pairs = zip(Tree(first, x.layout).views(), Tree(second, x.layout).views(), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("examples", [1, 4, 13])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_loss_and_gradient_are_torchs(chain, examples, weighted):
+    made = workload(*chain)
+    x, torchs, own = both(made)
+    points = x.flat + 0.01 * torch.randn(3, len(x.flat), generator=torch.Generator().manual_seed(1))
+    batch = batch_of(made, 3, examples, weighted)
+    gradients, losses = torch.func.vmap(
+        lambda flat, columns: Gradient.apply(flat, own, x.layout, tuple(columns), *columns.values())
+    )(points, batch)
+    for i in range(3):
+        mine = {name: column[i] for name, column in batch.items()}
+        expected, loss = at(torchs, x, points[i], mine)
+        alone, alone_loss = at(own, x, points[i], mine)
+        assert torch.equal(alone, gradients[i])
+        assert torch.equal(alone_loss, losses[i])
+        assert apart(x, alone, expected) < TOLERANCE
+        assert float((alone_loss - loss).abs()) < TOLERANCE * max(1.0, float(loss))
+
+
+def test_bytes_are_normalised_as_the_workload_says():
+    made = workload(*CHAINS["nested"], normalised=True)
+    x, torchs, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 6).items()}
+    batch["input"] = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, *made.shape), dtype=np.uint8))
+    assert apart(x, at(own, x, x.flat, batch)[0], at(torchs, x, x.flat, batch)[0]) < TOLERANCE
+
+
+def test_what_is_no_number_stays_none():
+    """A run that diverges is known by it."""
+    made = workload(*CHAINS["unpooled"])
+    x, _, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
+    batch["input"][2, 0, 3, 3] = torch.nan
+    gradient, loss = at(own, x, x.flat, batch)
+    assert loss.isnan()
+    assert gradient.isnan().any()
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_a_label_that_is_no_class_is_told(label):
+    made = workload(*CHAINS["linear"])
+    x, _, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
+    batch["label"][2] = label
+    with pytest.raises(IndexError, match="out of bounds: classes 0 … 6"):
+        at(own, x, x.flat, batch)
+
+
+UNFIT = {
+    "stride": ((1, 9, 9), conv(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(32, 7)),
+    "groups": ((2, 9, 9), conv(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(98, 7)),
+    "dilation": ((1, 9, 9), conv(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(50, 7)),
+    "reflection": ((1, 9, 9), conv(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(162, 7)),
+    "windows of 3": ((1, 9, 9), conv(1, 2, 4), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(8, 7)),
+    "windows that overlap": ((1, 9, 9), conv(1, 2, 2), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(98, 7)),
+    "another module": ((5,), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 7)),
+    "relu at the end": ((5,), nn.Linear(5, 7), nn.ReLU()),
+    "relu first": ((5,), nn.ReLU(), nn.Linear(5, 7)),
+    "pool twice": ((1, 9, 9), conv(1, 2, 2), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 7)),
+    "linear on rows": ((3, 5), nn.Linear(5, 7), nn.Flatten(), nn.Linear(21, 7)),
+    "no layer": ((7,), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("chain", UNFIT.values(), ids=UNFIT)
+def test_what_does_not_fit_is_no_chain(chain):
+    made = workload(*chain)
+    layout = Tree.of(made.init(0) or {"none": torch.zeros(1)}).layout
+    assert chain_of(made, layout) is None
+
+
+def test_a_workload_with_losses_of_its_own_is_no_chain():
+    class Other(type(workload(*CHAINS["linear"]))):
+        def losses(self, p: Any, batch: Any) -> torch.Tensor:
+            return 2 * super().losses(p, batch)
+
+    made = workload(*CHAINS["linear"])
+    other = Other(made.model, made.partition)
+    assert chain_of(other, Tree.of(other.init(0)).layout) is None
+
+
+def test_a_run_by_chain_is_the_run_by_torch(ray_here):
+    paths = (("chain", 2), ("chain", 1), ("torch", 2))
+    results = [run(lenet(kernels=kernels, block=block)) for kernels, block in paths]
+    own, alone, torchs = (torch.cat([t.flatten() for t in result.model.values()]) for result in results)
+    assert not torch.equal(own, torchs)  # it was used
+    for other in (own, alone):
+        assert float((other - torchs).abs().max() / torchs.abs().max()) < TOLERANCE
+    for hosts in (1, 2):
+        assert run(lenet("ray", hosts, kernels="chain")).model_sha256 == results[0].model_sha256
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"precision": "bfloat16"}, "precision=same"), ({"dtype": "float64"}, "float32 on processors")],
+)
+def test_where_it_cannot_be_had(change, sentence):
+    with pytest.raises(ConfigError, match=f"engine.kernels=chain.*{sentence}.*choose"):
+        prepare(lenet(kernels="chain", **change), "run")
+
+
+def test_a_network_that_is_no_chain_is_told():
+    other = digits("fedavg", STEPS, kernels="chain").model_copy(
+        update={"workload": {"name": "regularised", "of": "digits"}}
+    )
+    with pytest.raises(ConfigError, match=r"engine.kernels=chain is for .*choose"):
+        prepare(other, "run")

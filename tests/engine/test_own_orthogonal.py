@@ -1,0 +1,63 @@
+"""Newton-Schulz iterations by our own kernel are the method's, alone and in a block; TOLERANCE as in test_kernels, but
+Polar Express stretches a matrix's small singular values by 8 an iteration, and rounding with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import vmap
+
+from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz
+from fedfleet.engine import native, run
+from fedfleet.engine.kernels import for_methods
+
+from .test_kernels import lenet
+
+TOLERANCE = {scheme: 1e-4 if "polar" in scheme else 2e-5 for scheme in SCHEMES}
+SHAPES = [(1, 5), (7, 7), (6, 25), (10, 84), (84, 120), (66, 65), (120, 401), (133, 64)]
+
+
+@pytest.fixture(autouse=True)
+def _built():
+    try:
+        native.library()
+    except native.NoKernels as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 4, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_iterations_are_torchs(shape, scheme, iterations):
+    m = torch.randn(3, *shape, generator=torch.Generator().manual_seed(sum(shape)))
+    expected = newton_schulz(m.double(), scheme, iterations)
+    with for_methods("native"):
+        alone = torch.stack([newton_schulz(one, scheme, iterations) for one in m])
+        block = vmap(lambda one: newton_schulz(one, scheme, iterations))(m)
+    for own in (alone, block):
+        assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE[scheme]
+
+
+def test_they_are_used_inside_only_and_for_float32_only():
+    m = torch.randn(20, 31)
+    expected = newton_schulz(m, "jordan", 5)
+    with for_methods("native"):
+        assert not torch.equal(newton_schulz(m, "jordan", 5), expected)
+        assert torch.equal(
+            newton_schulz(m.double(), "jordan", 5), newton_schulz(m.double(), "jordan", 5, torch.float64)
+        )
+        halves = newton_schulz(m, "jordan", 5, torch.bfloat16)
+    assert torch.equal(newton_schulz(m, "jordan", 5), expected)
+    assert torch.equal(newton_schulz(m, "jordan", 5, torch.bfloat16), halves)
+
+
+def muon(**engine):
+    made = lenet(**engine)
+    method = {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.05}
+    return type(made).model_validate({**made.model_dump(), "method": method})
+
+
+def test_a_run_with_own_kernels_is_the_run_with_torchs():
+    own, torchs = (run(muon(kernels=kernels)).model for kernels in ("chain", "torch"))
+    for name, value in torchs.items():
+        assert float((own[name] - value).abs().max() / value.abs().max()) < 1e-5
