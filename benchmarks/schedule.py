@@ -2,11 +2,16 @@
 
     python -m benchmarks.schedule record            block times of this machine, into benchmarks/block_times.json
     python -m benchmarks.schedule                   8 nodes x 8 hosts, 10,000 clients a round, 5 rounds
+    python -m benchmarks.schedule record --times benchmarks/block_times_held_out.json --seed 1 --beta 0.2 --epochs 3
+    python -m benchmarks.schedule --times benchmarks/block_times_held_out.json --seed 1 --epochs 3
+
+The second recording is one that nothing was fitted to: other clients, of more unequal sizes, other numbers of steps.
 
 The driver, its dispatch and the fleet of several nodes (engine/spread.py) are the real ones. In Ray's place is a clock:
 a call to a host takes the recorded times of its blocks, and 2 ms on the way; rows that move take their bytes at 1 GB/s.
-What the driver's process spends is measured, less what the stand-in does; Ray's own calls are not in it. Bounds: all
-work over all hosts, and longest-first of single blocks at no cost.
+What the driver's process takes of the processor is measured, less what the stand-in does; Ray's own calls are not in
+it. Bounds: all work over all hosts, and longest-first of single blocks at no cost. Of tasks and pieces on other nodes
+than the driver's there are `results`, and `sums` that come from there.
 """
 
 from __future__ import annotations
@@ -22,32 +27,34 @@ from typing import Any
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import cohort, sites, spread
+from fedfleet.engine import cohort, held, sites, spread
 from fedfleet.engine.config import HostGroup, experiment
 from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.host import Data, Host, Shared, Sums, Work
+from fedfleet.engine.host import Data, Host, Shared, Work
 from fedfleet.engine.launch import prepare
 from fedfleet.engine.pieces import Piece, whole_blocks
 from fedfleet.engine.store import Table
+from fedfleet.engine.sums import Sums
 from fedfleet.workloads.base import Parts
 
 RECORDED = Path(__file__).parent / "block_times.json"
 CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes a second
-BLOCK, BATCH, EPOCHS = 16, 8, 5
+BLOCK, BATCH = 16, 8
 TIMES = 5
 """That each block is run as it is recorded; the shortest counts."""
 
 
-def setting(workload: Any, clients: int, rounds: int) -> Any:
+def setting(workload: Any, clients: int, asked: argparse.Namespace) -> Any:
     return experiment(
         {
+            "seed": asked.seed,
             "workload": workload,
             "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
             "federation": {
                 "clients": clients,
                 "cohort": clients,
-                "rounds": rounds,
-                "local": {"epochs": EPOCHS, "batch": BATCH},
+                "rounds": asked.rounds,
+                "local": {"epochs": asked.epochs, "batch": BATCH},
             },
             "engine": {"backend": "local", "block": BLOCK},
             "evaluate": {"every": 0},
@@ -57,9 +64,10 @@ def setting(workload: Any, clients: int, rounds: int) -> Any:
 
 
 # --- block times ------------------------------------------------------------------------------------------------------
-def record() -> None:
+def record(asked: argparse.Namespace) -> None:
     """Steps and seconds of the blocks of a real round: unequal clients of the digits."""
-    job = prepare(setting({"name": "digits", "partition": {"name": "quantity", "beta": 0.5}}, 160, 1), "record")
+    partition = {"name": "quantity", "beta": asked.beta}
+    job = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = job.split(), job.start()
     driver = Driver(job, Setup(split.parts, 1))
     host = Host(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
@@ -76,8 +84,8 @@ def record() -> None:
             times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
     driver.table.remove()
     found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
-    RECORDED.write_text(json.dumps(found) + "\n")
-    print(f"{len(times)} blocks of {min(times)[0]} to {max(times)[0]} steps, in {RECORDED}")
+    asked.times.write_text(json.dumps(found) + "\n")
+    print(f"{len(times)} blocks of {min(times)[0]} to {max(times)[0]} steps, in {asked.times}")
 
 
 def seconds_of(host: Host, work: Work, shared: Shared) -> float:
@@ -110,10 +118,10 @@ class Clock:
     def kill(self, actor: Any) -> None: ...
 
     def wait(self, calls: list[Call], **how: Any) -> tuple[list[Call], list[Call]]:
-        began = time.perf_counter()
+        began = time.process_time()
         first = min(calls, key=lambda call: call.end)
         self.now = max(self.now, first.end)
-        self.spent += time.perf_counter() - began
+        self.spent += time.process_time() - began
         return [first], []
 
 
@@ -130,8 +138,8 @@ class PretendedHost:
         self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(forms.message)]
         self.do = Remote(self._do)
 
-    def _do(self, call: str, task: Any, version: int, leaves: Any, moves: list[Call]) -> Call:
-        began = time.perf_counter()
+    def _do(self, call: str, task: Any, version: int, leaves: Any, moves: list[Call]) -> tuple[Call, Call]:
+        began = time.process_time()
         clock = self.clock
         start = max([self.free, clock.now + CALL, *(move.end for move in moves)])
         work = task.work if isinstance(task, Piece) else task
@@ -142,24 +150,27 @@ class PretendedHost:
             clock.units.append(clock.seconds[steps])
             clock.blocks += 1
         self.free = start + took
-        parts = task.blocks() if isinstance(task, Piece) else [task]
-        sums = [self._sums(part) for part in parts]
-        clock.spent += time.perf_counter() - began
-        return Call(self.free + CALL, sums if isinstance(task, Piece) else sums[0])
+        news, sums = Call(self.free + CALL, self._sums(work)), Call(self.free, self.leaves)
+        clock.spent += time.process_time() - began
+        return news, sums
 
     def _sums(self, work: Work) -> Sums:
         count = len(work.task.clients)
-        facts = dict.fromkeys(("loss", "steps", "gradients", "weight", "state", "seconds"), float(count))
+        names = ("loss", "steps", "gradients", "weight", "state", "data", "reduce", "seconds")
+        facts = dict.fromkeys(names, float(count))
         none = np.zeros(count)
-        return Sums(
-            work.index, self.leaves, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none}
-        )
+        return Sums(work.index, None, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none})
 
 
 class PretendedKeeper:
     def __init__(self, clock: Clock, row_bytes: float) -> None:
+        self.add = Remote(self._add)
         self.read = Remote(lambda rows: rows)
         self.write = Remote(lambda rows, packed: Call(clock.now + 2 * CALL + len(rows) * row_bytes / BANDWIDTH, None))
+
+    def _add(self, left: Call, right: Call) -> Call:
+        """Both are there: it was said so."""
+        return Call(max(left.end, right.end), left.result)
 
 
 class Pretended(spread.Spread):
@@ -192,17 +203,17 @@ def longest_first(blocks: list[float], hosts: int) -> float:
 
 
 def simulate(asked: argparse.Namespace) -> None:
-    recorded = json.loads(RECORDED.read_text())
-    draw = np.random.default_rng(0)
+    recorded = json.loads(asked.times.read_text())
+    draw = np.random.default_rng(asked.seed)
     sizes = draw.choice(np.array(recorded["sizes"]), asked.clients)
     parts = Parts(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
-    job = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked.rounds), "schedule")
+    job = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked), "schedule")
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)
     known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
     most = int(cohort.steps_of(sizes, job.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
-    spread.ray = sites.ray = clock  # type: ignore[attr-defined]
+    spread.ray = sites.ray = held.ray = clock  # type: ignore[attr-defined]
     driver = Driver(job, Setup(parts, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, hosts=asked.hosts // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.forms = sizes, driver.forms
@@ -211,18 +222,19 @@ def simulate(asked: argparse.Namespace) -> None:
     print(
         f"{asked.nodes} nodes, {asked.hosts} hosts, {asked.clients:,} clients a round, rows of {asked.row_bytes:,.0f} B"
     )
-    print("round  blocks  driver ms/block  seconds  over ideal  over longest first  rows moved")
+    print("round  blocks  driver ms/block  seconds  over ideal  over longest first  rows moved  results  sums")
     try:
         for number in range(1, asked.rounds + 1):
             clock.units, clock.spent, clock.blocks = [], 0.0, 0
-            before, began = clock.now, time.perf_counter()
+            before, began = clock.now, time.process_time()
             record = driver._next({})
-            wall, took = time.perf_counter() - began - clock.spent, clock.now - before
+            wall, took = time.process_time() - began - clock.spent, clock.now - before
             ideal, bound = sum(clock.units) / asked.hosts, longest_first(clock.units, asked.hosts)
             moved = record["node/bytes_moved"] / driver.table.width
             print(
                 f"{number:5}  {clock.blocks:6}  {1000 * wall / clock.blocks:15.3f}  {took:7.3f}"
                 f"  {took / ideal - 1:10.1%}  {took / bound - 1:18.1%}  {moved:10.0f}"
+                f"  {record['node/results']:7.0f}  {record['node/sums']:4.0f}"
             )
     finally:
         driver.table.remove()
@@ -233,5 +245,9 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", choices=["record", "simulate"], default="simulate")
     for name, default in (("nodes", 8), ("hosts", 64), ("clients", 10_000), ("rounds", 5), ("row-bytes", 250_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--times", type=Path, default=RECORDED)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--beta", type=float, default=0.5, help="of the clients' sizes that are recorded")
     given = parser.parse_args()
-    record() if given.what == "record" else simulate(given)
+    record(given) if given.what == "record" else simulate(given)

@@ -67,7 +67,7 @@ class Whereabouts:
 class Waiting(NamedTuple):
     task: Any
     held: np.ndarray  # (nodes,) of the rows it reads
-    at: At
+    above: tuple[At, ...]
     steps: int
 
 
@@ -104,7 +104,8 @@ class Desk:
 
     def put(self, task: Any) -> None:
         steps = steps_in(task, self.steps)
-        self.waiting.append(Waiting(task, self.where.held(reads(task)), place_of(task, self.shape), steps))
+        at = place_of(task, self.shape)
+        self.waiting.append(Waiting(task, self.where.held(reads(task)), tuple(self.shape.above(at)), steps))
 
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
         """For a host on a node that is free; among: the next so many; most: steps that it may have. None: none has."""
@@ -112,20 +113,21 @@ class Desk:
         if not few:
             return None
         best = max(few, key=lambda i: (self._spared(self.waiting[i], node), -i))
-        task, _, at, _ = self.waiting.pop(best)
-        for above in self.shape.above(at):
+        taken = self.waiting.pop(best)
+        for above in taken.above:
             self.given[above] = node if self.given.get(above, node) == node else SEVERAL
-        return task
+        return taken.task
 
     def _spared(self, waiting: Waiting, node: int) -> float:
         """Bytes. A neighbour's sums count whole, those of the neighbour of both a half, and so on; where they are
         another node's, they are what it would lose."""
-        held = int(waiting.held[node]) if node < len(waiting.held) else 0  # the node came later
-        up, whose = next(
-            ((up, self.given[above]) for up, above in enumerate(self.shape.above(waiting.at)) if above in self.given),
-            (0, SEVERAL),
-        )
-        share = 0.0 if whose == SEVERAL else 0.5**up if whose == node else -(0.5**up)
+        held = int(waiting.held[node]) if self.row_bytes and node < len(waiting.held) else 0  # the node came later
+        share = 0.0
+        if self.sum_bytes:
+            for up, above in enumerate(waiting.above):
+                if (whose := self.given.get(above)) is not None:
+                    share = 0.0 if whose == SEVERAL else 0.5**up if whose == node else -(0.5**up)
+                    break
         return held * self.row_bytes + share * self.sum_bytes
 
     def hand_out(self, seats: Sequence[Any], give: Callable[[Any, Any], None]) -> None:
