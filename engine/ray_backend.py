@@ -65,7 +65,7 @@ class DriverProcess:
         alike = len(engine.groups()) == 1
         if (alike and not engine.address) or get_current_placement_group() is not None:
             return RayFleet(self.job, data, table.place, calls)
-        room = take(engine, *calls)
+        room = take(engine, self._check, self.news.tell)  # at once: no round is near
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.hosts != "auto" and all(spot.node == mine for spot in room.spots):
             return RayFleet(self.job, data, table.place, calls, room)

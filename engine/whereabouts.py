@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .host import Work
-from .pieces import Piece, place_of
+from .pieces import Piece, key, place_of
 from .sums import At, Shape
 
 AHEAD = 2
@@ -85,18 +85,20 @@ def steps_in(task: Any, steps: np.ndarray | None) -> int:
 class Desk:
     """Hands out tasks, the longest first, as they were put. Among the next few, a node gets the one that spares the
     most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go home first, and
-    where a node is behind, others take its blocks, rows and all. The quickest hosts choose first, and slower ones take
-    nothing that would keep the others waiting at the end."""
+    where a node is behind, others take its blocks, rows and all. The quickest hosts choose first; slower ones, and
+    those that have one already, take nothing that would keep the others waiting at the end."""
 
     def __init__(self, where: Whereabouts, steps: np.ndarray | None = None) -> None:
         """steps: (N,) of each client."""
         self.where, self.steps = where, steps
         self.waiting: list[Waiting] = []
+        self.left = 0  # steps that wait
         self.begin(Shape([1]), 0, 0)
 
     def begin(self, shape: Shape, row_bytes: int, sum_bytes: int) -> None:
         """Of a new phase."""
         self.shape, self.row_bytes, self.sum_bytes = shape, row_bytes, sum_bytes
+        self.sizes: dict[tuple[int, int], int] = {}  # steps of what was put
         self.given: dict[At, int] = {}  # the node that all tasks below it went to, so far; SEVERAL
 
     def __len__(self) -> int:
@@ -106,6 +108,8 @@ class Desk:
         steps = steps_in(task, self.steps)
         at = place_of(task, self.shape)
         self.waiting.append(Waiting(task, self.where.held(reads(task)), tuple(self.shape.above(at)), steps))
+        self.sizes[key(task)] = steps
+        self.left += steps
 
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
         """For a host on a node that is free; among: the next so many; most: steps that it may have. None: none has."""
@@ -114,6 +118,7 @@ class Desk:
             return None
         best = max(few, key=lambda i: (self._spared(self.waiting[i], node), -i))
         taken = self.waiting.pop(best)
+        self.left -= taken.steps
         for above in taken.above:
             self.given[above] = node if self.given.get(above, node) == node else SEVERAL
         return taken.task
@@ -134,23 +139,27 @@ class Desk:
         """seats: hosts with a `node`, a `speed` and `calls`, what they have been given and not returned;
         give(seat, task)."""
         ordered = sorted(seats, key=lambda seat: -seat.speed)
-        quickest = ordered[0].speed if ordered else 1.0
+        if not ordered:
+            return
+        quickest, slower = ordered[0].speed, ordered[-1].speed < ordered[0].speed
         for depth in range(AHEAD):
+            fair = self._left(seats) if depth or slower else np.inf
             for seat in ordered:
                 if len(seat.calls) == depth and len(self) > (len(seats) if depth else 0):
-                    most = np.inf if seat.speed >= quickest else self._left(seats) * seat.speed - self._given(seat)
-                    task = self.take(seat.node, len(seats), most)
+                    free = depth == 0 and seat.speed >= quickest
+                    task = self.take(seat.node, len(seats), np.inf if free else fair * seat.speed - self._given(seat))
                     if task is not None:
                         give(seat, task)
 
     def _left(self, seats: Sequence[Any]) -> float:
         """Until the phase would end, if all hosts ended together: steps over speed."""
-        left = sum(each.steps for each in self.waiting) + sum(map(self._given, seats))
+        left = self.left + sum(map(self._given, seats))
         return left / sum(seat.speed for seat in seats)
 
     def _given(self, seat: Any) -> int:
         """Steps that it has been given."""
-        return sum(steps_in(call.task, self.steps) for call in seat.calls)
+        return sum(self.sizes.get(key(call.task), 1) for call in seat.calls)
 
     def forget(self) -> None:
         self.waiting.clear()
+        self.left = 0

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "engine.hosts": {"ray"},
     "engine.nodes": {"ray"},
     "engine.held": {"ray"},
+    "engine.phase": {"ray"},
     "engine.ray_backend": {"ray"},
     "engine.room": {"ray"},
     "engine.sites": {"ray"},

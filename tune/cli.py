@@ -110,6 +110,7 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
 @click.option("--clients", type=int, help="Clients, in the place of the study's; the cohort in proportion.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Cells at once (default: processors).")
 @click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
+@click.option("--address", hidden=True)
 @told
 def study(
     study: str, overrides: tuple[str, ...], out: Path | None, jobs: int | None, keep_models: bool, **reduced: Any
@@ -118,6 +119,11 @@ def study(
     from .study.command import run_named
 
     given = {key: value for key, value in reduced.items() if value is not None}
+    if address := given.pop("address", None):
+        raise ConfigError(
+            f"--address {address}: a study's cells run in processes of this machine; leave it out, or give it to "
+            "`fedfleet run` or `fedfleet search`"
+        )
     if failed := run_named(study, overrides, given, out, jobs, keep_models):
         raise FedFleetError(f"{failed} of the study's cells failed; the report says why, the same command tries again")
 

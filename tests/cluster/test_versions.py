@@ -1,0 +1,47 @@
+"""What is said where versions differ, and of commands that a cluster does not help."""
+
+from __future__ import annotations
+
+import pytest
+from ray._private.utils import check_version_info
+
+from fedfleet.engine.connect import mismatch
+from fedfleet.engine.nodes import Node
+from fedfleet.tune.cluster.doctor import PACKAGES, look, of_node
+
+from ..tune.commands import invoke
+
+NODE = Node("1", "10.0.0.6 (1)", {"CPU": 4.0}, {})
+
+
+def test_a_cluster_of_another_ray():
+    """By the lines that Ray itself writes as a process joins."""
+    theirs = {"ray_version": "2.9.0", "python_version": "3.9.1"}
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info(theirs, "process 1", raise_on_mismatch=True)
+    said = mismatch(str(caught.value))
+    assert said.startswith("versions differ: the cluster has Ray: 2.9.0, Python: 3.9.1, here is Ray: ")
+    assert said.endswith("; install the cluster's here, or use another")
+    assert "\n" not in said
+
+
+def test_a_node_with_another_fedfleet():
+    report = look("", PACKAGES)
+    ours = dict(report["versions"])
+    (same,) = of_node(NODE, report, ours, [])
+    assert same.well
+    assert str(same).endswith("4 CPU, 0 GPU; versions as here")
+    report["versions"]["fedfleet"] = "9.9"
+    (other,) = of_node(NODE, report, ours, [])
+    assert other.well is False
+    assert str(other).startswith("PROBLEM node 10.0.0.6 (1): ")
+    assert str(other).endswith(f"fedfleet 9.9 (here {ours['fedfleet']})")
+    report["versions"]["fedfleet"] = "none"
+    (none,) = of_node(NODE, report, ours, [])
+    assert "install fedfleet there, or use `fedfleet submit`" in str(none)
+
+
+def test_a_study_stays_here():
+    done = invoke("study", "nosuch", "--address", "auto")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "--address auto: a study's cells run in processes of this machine" in done.stderr
