@@ -19,6 +19,10 @@ from .sums import At, Shape
 
 AHEAD = 2
 """Calls that a host has at a time while there are many tasks: it need not wait for the driver in between."""
+ALIKE = 0.9
+"""Share of the longest task's steps from which on another may go before it: one that waits is late at the end."""
+SMALL = 1 / 8
+"""Share of a host's work in a phase: with so much left to do it is given its next task, and need not wait for it."""
 MOST_NODES = 256
 SEVERAL = -1
 DRIVER = 0
@@ -99,6 +103,7 @@ class Desk:
         """Of a new phase."""
         self.shape, self.row_bytes, self.sum_bytes = shape, row_bytes, sum_bytes
         self.sizes: dict[tuple[int, int], int] = {}  # steps of what was put
+        self.all = 0  # their sum
         self.given: dict[At, int] = {}  # the node that all tasks below it went to, so far; SEVERAL
 
     def __len__(self) -> int:
@@ -109,13 +114,16 @@ class Desk:
         at = place_of(task, self.shape)
         self.waiting.append(Waiting(task, self.where.held(reads(task)), tuple(self.shape.above(at)), steps))
         self.sizes[key(task)] = steps
+        self.all += steps
         self.left += steps
 
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
-        """For a host on a node that is free; among: the next so many; most: steps that it may have. None: none has."""
+        """For a host on a node that is free; among: the next so many, of those nearly as long as the longest; most:
+        steps that it may have. None: none has."""
         few = list(islice((i for i, each in enumerate(self.waiting) if each.steps <= most), among))
         if not few:
             return None
+        few = [i for i in few if self.waiting[i].steps >= ALIKE * self.waiting[few[0]].steps]
         best = max(few, key=lambda i: (self._spared(self.waiting[i], node), -i))
         taken = self.waiting.pop(best)
         self.left -= taken.steps
@@ -142,12 +150,14 @@ class Desk:
         if not ordered:
             return
         quickest, slower = ordered[0].speed, ordered[-1].speed < ordered[0].speed
+        small = SMALL * self.all / sum(seat.speed for seat in seats)
+        fair = self._left(seats) if slower else np.inf
         for depth in range(AHEAD):
-            fair = self._left(seats) if depth or slower else np.inf
             for seat in ordered:
-                if len(seat.calls) == depth and len(self) > (len(seats) if depth else 0):
-                    free = depth == 0 and seat.speed >= quickest
-                    task = self.take(seat.node, len(seats), np.inf if free else fair * seat.speed - self._given(seat))
+                given = self._given(seat)
+                if len(seat.calls) == depth and given <= small * seat.speed and len(self) > depth * len(seats):
+                    most = np.inf if seat.speed >= quickest else fair * seat.speed - given
+                    task = self.take(seat.node, len(seats), most)
                     if task is not None:
                         give(seat, task)
 
