@@ -87,10 +87,10 @@ def steps_in(task: Any, steps: np.ndarray | None) -> int:
 
 
 class Desk:
-    """Hands out tasks, the longest first, as they were put. Among the next few, a node gets the one that spares the
-    most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go home first, and
-    where a node is behind, others take its blocks, rows and all. The quickest hosts choose first; slower ones, and
-    those that have one already, take nothing that would keep the others waiting at the end."""
+    """Hands out tasks, the longest first, as they were put. Among the next few that are nearly as long, a node gets the
+    one that spares the most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go
+    home first, and where a node is behind, others take its blocks, rows and all. The quickest hosts choose first;
+    slower ones take nothing that would keep the others waiting at the end."""
 
     def __init__(self, where: Whereabouts, steps: np.ndarray | None = None) -> None:
         """steps: (N,) of each client."""
