@@ -31,7 +31,7 @@ def test_a_host_is_light(ray_here):
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
     driver = Driver(job, Setup(split.parts, examples(split.test)))
     try:
-        driver.start(lambda table: RayFleet(job, data, table.place, lambda: None, driver.tell))
+        driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
         assert len(list(driver.rounds())) == 3
         pid = ray.get(driver.fleet.seats[0].pid)
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
