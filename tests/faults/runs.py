@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ WORKLOADS: dict[str, dict[str, Any]] = {"fed_nsgda_m": {"name": "faulty_auc", "o
 def setting(
     faults: Path, method: str = "scaffold", rounds: int = 6, checkpoint: Any = None, **engine: Any
 ) -> dict[str, Any]:
-    """30 clients with states, 9 a round; the faults that `plan` puts into the folder."""
+    """30 clients with states, 9 a round; the faults that `plan` puts into the folder. The caller's own, to change."""
     return {
         "plugins": [PLUGIN],
-        "workload": {**WORKLOADS.get(method, {"name": "faulty", **SMALL}), "faults": str(faults)},
-        "method": METHODS[method],
+        "workload": deepcopy({**WORKLOADS.get(method, {"name": "faulty", **SMALL}), "faults": str(faults)}),
+        "method": deepcopy(METHODS[method]),
         "federation": {
             "clients": CLIENTS,
             "cohort": COHORT,

@@ -222,10 +222,8 @@ def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp
         request.getfixturevalue("ray_here")
     out, folder = tmp_path / "out", disk(96)
     chosen = small(tmp_path, store=str(folder), backend=backend, hosts=1)
-    with pytest.raises(StoreFull) as caught:
+    with pytest.raises(StoreFull, match=r"^no room for the states of .*No space left.*engine\.store"):
         run(chosen, out)
-    assert str(caught.value).startswith("no room for the states of ")
-    assert "engine.store" in str(caught.value)
     assert names(out)
     enlarge(folder)
     same(resume(chosen, out), expected)
