@@ -169,7 +169,7 @@ class Host:
                 steps = batches.steps[at : at + 1]
                 client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients)
                 outcome = trips.alone(public, client, int(steps), self._batches_alone(batches, at))
-                total.add_one(outcome, steps, weights[i : i + 1])
+                total.add_one(outcome, steps, weights[i : i + 1], only=len(read) == 1)
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
         total.end_block()

@@ -42,9 +42,10 @@ class Total:
     def _join(self, left: Found, right: Found) -> Found:
         for name, value in right[1].items():
             left[1][name] += value
-        for a, b in zip(left[0], right[0], strict=True):
-            a.add_(b)
-        self.spare.append(right[0])
+        if right[0]:  # else it has gone there at once
+            for a, b in zip(left[0], right[0], strict=True):
+                a.add_(b)
+            self.spare.append(right[0])
         return left
 
     def whole(self) -> Found:
@@ -61,16 +62,31 @@ class Total:
         for name, values in (("loss", loss), ("norm2", norm2), ("steps", steps)):
             self.clients[name].append(values.cpu().numpy())
 
-    def add_one(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
-        """steps, weights: (1,)."""
+    def add_one(self, outcome: Any, steps: Tensor, weights: Tensor, only: bool) -> None:
+        """steps, weights: (1,). only: the block has no other client."""
         began = time.perf_counter()
-        if not self.leaves:
-            used = self.spare.pop() if self.spare else [torch.empty(s, dtype=torch.float64) for s in self.shapes]
-            self.leaves = [leaf.zero_() for leaf in used]
-        for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
+        leaves = pytree.tree_leaves(outcome.message)
+        if only and float(weights) == 1:
+            self._add_only(leaves)
+        else:
+            self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
+            for i, leaf in enumerate(leaves):
+                self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
         self._count(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
+
+    def _add_only(self, leaves: list[Tensor]) -> None:
+        """Straight to the neighbour's sum where that waits for it: the same bits, since neither has a weight, and half
+        the memory's work, which is what large models wait for."""
+        if self.blocks % 2:
+            for total, leaf in zip(self.fold.parts[At(0, self.blocks - 1)][0], leaves, strict=True):
+                total.add_(leaf.to(total.device))
+        else:
+            self.leaves = [total.copy_(leaf) for total, leaf in zip(self._memory(), leaves, strict=True)]
+
+    def _memory(self) -> list[Tensor]:
+        """Of a block's sums, with anything in it."""
+        return self.spare.pop() if self.spare else [torch.empty(s, dtype=torch.float64) for s in self.shapes]
 
     def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
         """All of a block at once."""
