@@ -74,10 +74,14 @@ def mlp(asked: argparse.Namespace) -> None:
 def ratio(asked: argparse.Namespace) -> None:
     """Early, when the many are on their first visits and the files grow, and late, when most have been met."""
     sizes, plan = (1_000, asked.clients or 100_000), {"cohort": 500, "rounds": asked.rounds or 600}
+    each = 4 * 9_985 * asked.written  # bytes of a client
     spans = {"early": (10, 50), "late": (plan["rounds"] - 100, plan["rounds"] - 10)}
     found: dict[str, list[float]] = {}
     for _ in range(asked.repeats):
-        runs = [watch(config("many_mlp", {**plan, "clients": clients})) for clients in sizes]
+        runs = [
+            watch(config("many_mlp", {**plan, "clients": clients}), written=each * (clients + 1_000))
+            for clients in sizes
+        ]
         for when, (begin, end) in spans.items():
             clock = [statistics.median(row["time/seconds"] for row in seen.rows[begin:end]) for seen in runs]
             cpu = [(seen.memory[end]["cpu"] - seen.memory[begin]["cpu"]) / (end - begin) for seen in runs]
@@ -123,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
+    parser.add_argument("--written", action="store_true", help="ratio: files of states are in memory before the runs")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--folder", help="where the folders of runs are made; the disk matters")
     asked = parser.parse_args()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,10 @@ import psutil
 
 from fedfleet.engine import run
 from fedfleet.engine.config import experiment
+from fedfleet.engine.job import Job
+from fedfleet.engine.keeping import state_folder
+from fedfleet.engine.launch import new_run_id
+from fedfleet.engine.rows import FILES, paths
 
 MIB = 2**20
 
@@ -39,9 +44,10 @@ class Seen(NamedTuple):
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
-def watch(config: dict[str, Any], out: Path | None = None, every: int = 1) -> Seen:
-    """out: the run's folder; every: rounds between looks at memory."""
-    command = [sys.executable, __file__, json.dumps(config), "--every", str(every)]
+def watch(config: dict[str, Any], out: Path | None = None, every: int = 1, written: int = 0) -> Seen:
+    """out: the run's folder; every: rounds between looks at memory; written: bytes of clients' states that are in files
+    before the run, so that the machine has found the memory for them."""
+    command = [sys.executable, __file__, json.dumps(config), "--every", str(every), "--written", str(written)]
     command += ["--out", str(out)] if out is not None else []
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Seen(*json.loads(told.stdout.splitlines()[-1]))
@@ -109,14 +115,29 @@ def spent(pid: int) -> float:
     return times.user + times.system
 
 
+def write_states(folder: Path, size: int) -> None:
+    """Files of rows of `size` bytes together, as an interrupted run leaves them; on the disk when this returns."""
+    folder.mkdir(parents=True)
+    for path in paths(str(folder)):
+        with open(path, "wb") as file:
+            for begin in range(0, size // FILES, MIB):
+                file.write(bytes(min(MIB, size // FILES - begin)))
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("experiment")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--written", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
     asked = parser.parse_args()
     watched = Watch(asked.every)
-    run(experiment(json.loads(asked.experiment)), asked.out, [watched])
+    chosen, run_id = experiment(json.loads(asked.experiment)), new_run_id()
+    if asked.written:
+        write_states(state_folder(Job.of(run_id, chosen)), asked.written)
+    run(chosen, asked.out, [watched], run_id)
     print(json.dumps(watched.seen))
 
 
