@@ -121,7 +121,7 @@ def rest(memory: Sequence[memoryview], moved: int) -> list[memoryview]:
 
 # --- the files --------------------------------------------------------------------------------------------------------
 def paths(folder: str) -> list[str]:
-    """None where there is no folder: the method's clients keep nothing."""
+    """The files of a folder of rows; an empty list where `folder` is "": the method's clients keep nothing."""
     if not folder:
         return []
     return [str(Path(folder) / f"rows{i:02}.bin") for i in range(FILES)]

@@ -76,8 +76,8 @@ class Total:
         self.times["reduce"] += time.perf_counter() - began
 
     def _add_only(self, leaves: list[Tensor]) -> None:
-        """Straight to the neighbour's sum where that waits for it: the same bits, since neither has a weight, and half
-        the memory's work, which is what large models wait for."""
+        """Leaves of the message's own shapes, of weight 1: straight to the neighbour's sum where that waits for them. The
+        same bits, since a product would be rounded elsewhere, and half the memory's work, which large models wait for."""
         if self.blocks % 2:
             for total, leaf in zip(self.fold.parts[At(0, self.blocks - 1)][0], leaves, strict=True):
                 total.add_(leaf.to(total.device))
