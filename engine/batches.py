@@ -29,38 +29,40 @@ class Stream(NamedTuple):
 
 def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int) -> Stream:
     """`visits`: (c,) how often each client took part before."""
-    offsets = torch.from_numpy(parts.offsets[clients].astype(np.int64))
-    sizes = torch.from_numpy(parts.offsets[clients + 1].astype(np.int64)) - offsets
-    steps = torch.from_numpy(steps_of(sizes.numpy(), local).astype(np.int64))
-    who, first = torch.from_numpy(clients.astype(np.int64)), torch.from_numpy(visits.astype(np.int64)) * steps
+    offsets = parts.offsets[clients].astype(np.int64)
+    sizes = parts.offsets[clients + 1].astype(np.int64) - offsets
+    steps = steps_of(sizes, local).astype(np.int64)
+    who, first = clients.astype(np.int64), visits.astype(np.int64) * steps
     batch = min(local.batch, int(sizes.max()))
-    step = torch.arange(int(steps.max())) + torch.zeros_like(steps).unsqueeze(1)  # (c, K)
-    passes = -(-sizes // local.batch).unsqueeze(1)
-    number = first.unsqueeze(1) + torch.minimum(step, steps.unsqueeze(1) - 1)  # (c, K) batches of the whole stream
-    shuffled, start = _shuffles(who, sizes, first, steps, passes[:, 0], seed)
-    origin = start.unsqueeze(1) + (number // passes - number[:, :1] // passes) * sizes.unsqueeze(1)
-    within = ((number % passes) * local.batch).unsqueeze(-1) + torch.arange(batch)  # (c, K, B)
-    real = within < sizes.view(-1, 1, 1)
-    within = torch.where(real, within, within[..., :1])
-    chosen = shuffled[origin.unsqueeze(-1) + within] + offsets.view(-1, 1, 1)
-    rows = torch.from_numpy(parts.rows)[chosen]
-    weight = None if bool(real.all()) else real.to(torch.float64) / real.sum(-1, keepdim=True)
-    return Stream(rows, weight, steps, counted.key(seed, "step", who.unsqueeze(1), first.unsqueeze(1) + step))
+    passes = -(-sizes // local.batch)
+    shuffled, start = _shuffles(who, sizes, first, steps, passes, seed)
+    step, held = np.arange(int(steps.max())), passes[:, None]
+    number = first[:, None] + np.minimum(step, steps[:, None] - 1)  # (c, K) batches of the whole stream
+    origin = start[:, None] + (number // held - number[:, :1] // held) * sizes[:, None]
+    within = ((number % held) * local.batch)[..., None] + np.arange(batch)  # (c, K, B)
+    real = within < sizes[:, None, None]
+    full = bool(real.all())
+    if not full:
+        within = np.where(real, within, within[..., :1])
+    rows = parts.rows[shuffled[origin[..., None] + within] + offsets[:, None, None]]
+    weight = None if full else torch.from_numpy(real / real.sum(-1, keepdims=True))
+    keys = counted.key(seed, "step", who[:, None], first[:, None] + step)
+    return Stream(torch.from_numpy(rows), weight, torch.from_numpy(steps), torch.from_numpy(keys))
 
 
 def _shuffles(
-    who: Tensor, sizes: Tensor, first: Tensor, steps: Tensor, passes: Tensor, seed: int
-) -> tuple[Tensor, Tensor]:
+    who: np.ndarray, sizes: np.ndarray, first: np.ndarray, steps: np.ndarray, passes: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(all permutations that the visits need, end to end; (c,) where each client's first one begins)."""
     begin = first // passes
     counts = (first + steps - 1) // passes - begin + 1  # passes that a visit touches
-    client = torch.repeat_interleave(torch.arange(len(who)), counts)
-    epoch = begin[client] + torch.arange(len(client)) - (counts.cumsum(0) - counts)[client]
+    client = np.repeat(np.arange(len(who)), counts)
+    epoch = begin[client] + np.arange(len(client)) - (counts.cumsum() - counts)[client]
     lengths = sizes[client]
-    ends = lengths.cumsum(0)
-    segment = torch.repeat_interleave(torch.arange(len(client)), lengths)
-    place = torch.arange(len(segment)) - (ends - lengths)[segment]
+    starts = lengths.cumsum() - lengths
+    segment = np.repeat(np.arange(len(client)), lengths)
+    place = np.arange(len(segment)) - starts[segment]
     draws = counted.key(counted.key(seed, "order", who[client], epoch)[segment], place)
     # One sort for all: the segment in the high bits, 43 random ones below.
-    order = torch.sort((segment << 43) | counted.high_bits(draws, 43), stable=True).indices
-    return place[order], (ends - lengths)[counts.cumsum(0) - counts]
+    order = np.argsort((segment << 43) | counted.high_bits(draws, 43), kind="stable")
+    return place[order], starts[counts.cumsum() - counts]

@@ -156,20 +156,17 @@ class Host:
         began = time.perf_counter()
         clients = self._states(trips.algorithm, public, read)
         total.times["state"] += time.perf_counter() - began
-        weights = torch.from_numpy(work.weights[part])
+        steps, weights = batches.steps[part], work.weights[part]
         if self.vectorise and len(read) > 1:
-            steps = batches.steps[part]
             outcome = trips.together(public, clients, steps, lambda k: self._batch(batches, part, k))
-            total.add_block(outcome, steps, weights)
+            total.add_block(outcome, steps.numpy(), weights)
             kept = outcome.client
         else:
             states = []
-            for i in range(len(read)):
-                at = part.start + i
-                steps = batches.steps[at : at + 1]
-                client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients)
-                outcome = trips.alone(public, client, int(steps), self._batches_alone(batches, at))
-                total.add_one(outcome, steps, weights[i : i + 1], only=len(read) == 1)
+            for i, taken in enumerate(steps.tolist()):
+                client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients) if self.rows else clients
+                outcome = trips.alone(public, client, taken, self._batches_alone(batches, part.start + i))
+                total.add_one(outcome, steps[i : i + 1].numpy(), weights[i : i + 1], only=len(read) == 1)
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
         total.end_block()
@@ -181,7 +178,9 @@ class Host:
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""
         fresh = algorithm.client_init(public)
-        if self.rows is None or bool((read < 0).all()):
+        if self.rows is None:
+            return fresh  # which has no leaf
+        if bool((read < 0).all()):
             return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
         return self.rows.read(read, fresh)
 

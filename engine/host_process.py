@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import signal
 import time
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ class Order(NamedTuple):
     """What every host is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
 
     call: Call
-    tasks: list[Any]
+    slots: list[int]
+    tasks: bytes  # of a list, as pickle gives them: Ray takes ten times as long over so many small arrays
     version: int
     specs: list[Spec]  # of what is broadcast
 
@@ -63,11 +65,11 @@ class HostProcess(Host):
         """Do tasks until none is left."""
         if self.read.version != order.version:
             self.read = Shared(order.version, self.board.posted(order.specs))
-        slots = [slot_of(task) for task in order.tasks]
+        slots, tasks = order.slots, pickle.loads(order.tasks)  # of this run's own driver, by way of Ray
         while (place := self.board.claim(slots, self.number)) is not None:
             self.beat()
             try:
-                sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
+                sums: Sums | Failure = getattr(self, order.call)(tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
                 sums = Failure(f"{type(error).__name__}: {error}"[:2000], f"host {self.number}, process {os.getpid()}")
             if isinstance(sums, Failure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections import deque
@@ -35,6 +36,8 @@ STARTS = 3
 START_SECONDS = 120.0
 """What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
+INLINE = 64 * 1024
+"""Bytes of tasks that go along with each host's call, for which Ray has 100 kB; more of them are put where all can read."""
 Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 
@@ -133,8 +136,11 @@ class RayFleet:
             (later if slot_of(task) in taken else self.batch).append(task)
             taken.add(slot_of(task))
         self.waiting.extendleft(reversed(later))
-        self.board.open([slot_of(task) for task in self.batch])
-        self.order = ray.put(Order(self.call, list(self.batch), self.version, self.specs))
+        slots = [slot_of(task) for task in self.batch]
+        self.board.open(slots)
+        told = pickle.dumps(self.batch, protocol=5)
+        order = Order(self.call, slots, told, self.version, self.specs)
+        self.order = order if len(told) < INLINE else ray.put(order)
         self.began = time.monotonic()
         for seat in self.seats[: len(self.batch)]:
             self.working[seat.actor.work.remote(self.order)] = seat

@@ -52,26 +52,27 @@ class Total:
         """Once all blocks have ended."""
         return self.fold.whole()
 
-    def _count(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+    def _count(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """steps, weights: (c,)."""
-        loss, norm2 = outcome.loss.reshape(-1), outcome.message.facts["norm2"].reshape(-1)
+        loss, norm2 = (leaf.reshape(-1).cpu().numpy() for leaf in (outcome.loss, outcome.message.facts["norm2"]))
+        taken = int(steps.sum())
         self.facts["loss"] += float(loss.sum())
-        self.facts["steps"] += int(steps.sum())
-        self.facts["gradients"] += int(steps.sum()) * outcome.gradients
+        self.facts["steps"] += taken
+        self.facts["gradients"] += taken * outcome.gradients
         self.facts["weight"] += float(weights.sum())
         for name, values in (("loss", loss), ("norm2", norm2), ("steps", steps)):
-            self.clients[name].append(values.cpu().numpy())
+            self.clients[name].append(values)
 
-    def add_one(self, outcome: Any, steps: Tensor, weights: Tensor, only: bool) -> None:
+    def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
         """steps, weights: (1,). only: the block has no other client."""
         began = time.perf_counter()
-        leaves = pytree.tree_leaves(outcome.message)
-        if only and float(weights) == 1:
+        leaves, weight = pytree.tree_leaves(outcome.message), float(weights[0])
+        if only and weight == 1:
             self._add_only(leaves)
         else:
             self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
             for i, leaf in enumerate(leaves):
-                self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=float(weights) if i == 0 else 1.0)
+                self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=weight if i == 0 else 1.0)
         self._count(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
@@ -88,13 +89,14 @@ class Total:
         """Of a block's sums, with anything in it."""
         return self.spare.pop() if self.spare else [torch.empty(s, dtype=torch.float64) for s in self.shapes]
 
-    def add_block(self, outcome: Any, steps: Tensor, weights: Tensor) -> None:
+    def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """All of a block at once."""
         began = time.perf_counter()
         uniform = bool((weights == 1).all())
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
             if i == 0 and not uniform:
-                total = weights.to(leaf.device) @ leaf.to(torch.float64)  # the first leaf is delta's vector
+                # the first leaf is delta's vector
+                total = torch.from_numpy(weights).to(leaf.device) @ leaf.to(torch.float64)
             else:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves.append(total.cpu())

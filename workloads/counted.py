@@ -11,10 +11,14 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
+from typing import TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Words = TypeVar("Words", Tensor, np.ndarray)
+"""int64s; small arrays are quicker by numpy."""
 
 # 64-bit constants as torch's signed integers; arithmetic wraps modulo 2^64.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -22,12 +26,12 @@ _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's `>>` copies the sign."""
+def _shift(x: Words, bits: int) -> Words:
+    """Logical shift to the right: `>>` copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: Words) -> Words:
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
@@ -41,17 +45,22 @@ def _word(part: int | str) -> int:
     return (int(part) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def key(*parts: int | str | Tensor) -> Tensor:
-    """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw."""
-    lead = next((i for i, part in enumerate(parts) if isinstance(part, Tensor)), len(parts))
-    folded = torch.tensor(_constant(parts[:lead]))
+@overload
+def key(*parts: int | str | Tensor) -> Tensor: ...
+@overload
+def key(*parts: int | str | np.ndarray) -> np.ndarray: ...
+def key(*parts):
+    """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw. Arrays of numpy (of one
+    axis or more) give an array, all else a tensor."""
+    lead = next((i for i, part in enumerate(parts) if isinstance(part, Tensor | np.ndarray)), len(parts))
+    folded = _constant(parts[:lead])
     for part in parts[lead:]:
-        if isinstance(part, Tensor):
-            folded = folded.to(part.device)
-        else:
+        if not isinstance(part, Tensor | np.ndarray):
             part = _word(part)
+        elif isinstance(part, Tensor) and isinstance(folded, Tensor):
+            folded = folded.to(part.device)
         folded = _mix((folded ^ part) + _GOLDEN)
-    return folded
+    return torch.tensor(folded) if isinstance(folded, int) else folded
 
 
 @lru_cache(256)
@@ -69,7 +78,7 @@ def bits(key: Tensor, count: int) -> Tensor:
     return _mix(key.unsqueeze(-1) + counter * _GOLDEN)
 
 
-def high_bits(draws: Tensor, count: int) -> Tensor:
+def high_bits(draws: Words, count: int) -> Words:
     """The upper `count` bits of uniform int64 draws, as non-negative integers."""
     return _shift(draws, 64 - count)
 
