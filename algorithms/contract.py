@@ -9,6 +9,7 @@ dtypes that do not change from step to step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -29,6 +30,19 @@ class Oracle(Protocol):
     @property
     def done(self) -> Tensor:
         """(), float64: the share of the round's local steps that lie behind, 0 at the first."""
+        ...
+
+
+class Visit(Protocol):
+    """A client's local steps of a round, K in all: their oracles one after the other, or plain descent at once."""
+
+    steps: int
+
+    def __iter__(self) -> Iterator[Oracle]: ...
+
+    def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
+        """(y, total) after K steps y <- y - lr (g + shift), total <- total + g, where g is the gradient at y; either of
+        shift and total may be (). None where that is no quicker than step by step."""
         ...
 
 
@@ -122,6 +136,12 @@ class Algorithm(ABC):
 
     @abstractmethod
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local: ...
+
+    def client_steps(self, public: Public, client: Client, local: Local, visit: Visit) -> Local:
+        """All of a visit's steps. What is here is what is meant; a method of plain descent may have it done at once."""
+        for oracle in visit:
+            local = self.client_step(public, client, local, oracle)
+        return local
 
     @abstractmethod
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]: ...

@@ -30,6 +30,9 @@ class Plain(Estimator):
     def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
         return oracle(y), trace
 
+    def constant(self, c: Any, c_i: Any) -> tuple[()]:
+        return ()
+
 
 def fedavg(
     rule: Rule = Sgd(0.1),

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server, Visit
 from .opening import Opened, Opening
 from .tree import Tree
 
@@ -40,6 +41,11 @@ class Estimator(ABC):
     @abstractmethod
     def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
         """(direction at y, next trace)."""
+
+    def constant(self, c: Any, c_i: Any) -> Any:
+        """s, where every direction is the gradient + s, and the trace the sum of the gradients; () for none of either.
+        The engine may then take the steps of a rule that is `plain` at once. None: it is not so."""
+        return None
 
     def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor) -> tuple[Any, Any]:
         """(next c_i, what is sent beside delta); `steps`: (), local steps really taken."""
@@ -66,6 +72,10 @@ class Rule(ABC):
     def init(self, x: Tree) -> Any:
         return ()
 
+    def plain(self) -> float | None:
+        """lr, where a step is y - lr v and nothing is kept."""
+        return None
+
     @abstractmethod
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         """(next y, next state) from the direction v."""
@@ -85,6 +95,13 @@ class ServerRule(ABC):
     def model(self, x: Tree, state: Any) -> Tree:
         """What to evaluate."""
         return x
+
+
+@lru_cache
+def beside(kind: type, step: str, other: str) -> bool:
+    """Whether one class of these defines both functions."""
+    first, second = (next(made for made in kind.__mro__ if name in vars(made)) for name in (step, other))
+    return first is second
 
 
 class PublicState(NamedTuple):
@@ -139,6 +156,16 @@ class LocalMethod(Opened):
         v, trace = self.estimator.estimate(oracle, local.y, public.shared, client.own, local.trace)
         y, rule = self.rule.step(local.y, v, local.rule)
         return Trip(y, trace, rule, local.steps + 1)
+
+    def client_steps(self, public: Public, client: Client, local: Local, visit: Visit) -> Local:
+        """At once where estimator and rule say that this is plain descent; a class that defines how a step goes and
+        nothing of the kind beside it does not say so."""
+        says = (self, "client_step", "client_steps"), (self.rule, "step", "plain")
+        if all(beside(type(part), *names) for part, *names in (*says, (self.estimator, "estimate", "constant"))):
+            shift, lr = self.estimator.constant(public.shared, client.own), self.rule.plain()
+            if shift is not None and lr is not None and (found := visit.descend(local.y, lr, shift, local.trace)):
+                return Trip(*found, local.rule, local.steps + visit.steps)
+        return super().client_steps(public, client, local, visit)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .groups import Number, both
+from .groups import Number, PerGroup, both
 from .local import Rule
 from .tree import Tree
 
@@ -50,6 +50,9 @@ class Sgd(Rule):
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         return y.add(v, -self.lr), state
+
+    def plain(self) -> float | None:
+        return None if isinstance(self.lr, PerGroup) else self.lr
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class ControlVariates(Estimator):
         g = oracle(y)
         return g - c_i + c, trace + g if self.control == "mean" else g
 
+    def constant(self, c: Tree, c_i: Tree) -> Tree | None:
+        return c - c_i if self.control == "mean" else None
+
     def finish(self, c: Tree, c_i: Tree, trace: Tree, steps: Tensor) -> tuple[Tree, Tree]:
         new = trace / steps if self.control == "mean" else trace
         return new, new - c_i

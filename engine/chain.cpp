@@ -314,8 +314,10 @@ struct Room {
   }
 };
 
+// One client's loss and gradient gp at p; after(l) once layer l of p is not read any more
+template <class After>
 float client(const Layer* layers, int64_t n, Room& room, const float* p, const float* x, const int64_t* label,
-             const float* share, float* gp, int64_t B) {
+             const float* share, float* gp, int64_t B, After after) {
   for (int64_t l = 0; l < n; l++) {
     const float* from = l ? room.y[l - 1].data() : x;
     if (layers[l].kind == LINEAR) {
@@ -339,8 +341,36 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const f
 #undef CALL
     }
     if (l && layers[l - 1].relu) masked(from, gx, B * layers[l].in());
+    after(layers[l]);
   }
   return loss;
+}
+
+// y <- y - lr (g + shift), total <- total + g; shift and total may be missing
+void walk(float* y, const float* g, const float* shift, float* total, float lr, int64_t n) {
+  if (shift)
+    for (int64_t i = 0; i < n; i++) y[i] -= lr * (g[i] + shift[i]);
+  else
+    for (int64_t i = 0; i < n; i++) y[i] -= lr * g[i];
+  if (total)
+    for (int64_t i = 0; i < n; i++) total[i] += g[i];
+}
+
+bool classes(const int64_t* label, int64_t count, int64_t n) {
+  return std::all_of(label, label + count, [n](int64_t each) { return each >= 0 && each < n; });
+}
+
+// For batches of B, as long as it is asked for the same
+Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
+  static thread_local std::vector<int64_t> told;
+  static thread_local std::unique_ptr<Room> room;
+  std::vector<int64_t> now(layers, layers + n * (sizeof(Layer) / sizeof(int64_t)));
+  now.push_back(B);
+  if (now != told) {
+    room = std::make_unique<Room>(reinterpret_cast<const Layer*>(layers), n, B);
+    told = now;
+  }
+  return *room;
 }
 
 }  // namespace
@@ -351,19 +381,33 @@ extern "C" {
 int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
                        const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  for (int64_t i = 0; i < C * B; i++)
-    if (label[i] < 0 || label[i] >= all[n - 1].O) return 1;
-  static thread_local std::vector<int64_t> told;
-  static thread_local std::unique_ptr<Room> room;
-  std::vector<int64_t> now(layers, layers + n * (sizeof(Layer) / sizeof(int64_t)));
-  now.push_back(B);
-  if (now != told) {
-    room = std::make_unique<Room>(all, n, B);
-    told = now;
-  }
+  if (!classes(label, C * B, all[n - 1].O)) return 1;
+  Room& room = room_of(layers, n, B);
   for (int64_t c = 0; c < C; c++)
-    loss[c] = client(all, n, *room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
-                     gp + c * P, B);
+    loss[c] = client(all, n, room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
+                     gp + c * P, B, [](const Layer&) {});
+  return 0;
+}
+
+// One client's K steps y <- y - lr (g + shift); total <- total + g. y, shift, total: (P,), the last two may be missing;
+// x: (K, B, ...); label, share: (K, B); loss: (K,). 1 where a label is no class.
+int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label, const float* share,
+                      float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B, int64_t P, float lr) {
+  const Layer* all = reinterpret_cast<const Layer*>(layers);
+  if (!classes(label, K * B, all[n - 1].O)) return 1;
+  Room& room = room_of(layers, n, B);
+  static thread_local std::vector<float> gradient;
+  gradient.resize(P);
+  float* g = gradient.data();
+  const auto part = [&](int64_t at, int64_t size) {
+    walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
+  };
+  for (int64_t k = 0; k < K; k++)
+    loss[k] = client(all, n, room, y, x + k * B * all[0].in(), label + k * B, share ? share + k * B : nullptr, g, B,
+                     [&](const Layer& l) {
+                       part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
+                       if (l.bias >= 0) part(l.bias, l.O);
+                     });
   return 0;
 }
 }

@@ -61,17 +61,35 @@ class Chain:
 
     def gradient(self, points: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """(gradients (c, P), losses (c,)) at points (c, P), for columns (c, B, …); all without c for one client."""
-        points, label = points.contiguous(), batch["label"].contiguous()
-        x = self.chained.inputs({"input": batch["input"].flatten(0, label.ndim - 1)}, points.dtype).contiguous()
-        share = batch.get("weight")
-        share = None if share is None else share.to(points.dtype).contiguous()
+        points, columns = points.contiguous(), self._columns(batch, points.dtype)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
-        sizes = (len(self.layers), losses.numel(), label.shape[-1], points.shape[-1])
-        layers = ctypes.c_void_p(self.layers.ctypes.data)
-        pointers = [at(tensor) for tensor in (points, x, label, share, gradients, losses)]
-        if library().chain_gradient(*pointers, layers, *map(ctypes.c_int64, sizes)):
-            raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
+        self._call("chain_gradient", (points, *columns, gradients, losses), points.shape[-1])
         return gradients, losses
+
+    def descend(
+        self, y: Tensor, batches: Batch, lr: float, shift: Tensor | None, total: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(y (P,), losses (K,)) after a step y <- y - lr (gradient + shift) on each of a client's batches (K, B, …);
+        total (P,), if there is one, is written to: the gradients are added to it."""
+        columns, losses = self._columns(batches, y.dtype), y.new_empty(len(batches["label"]))
+        y, shift = y.clone(), None if shift is None else shift.contiguous()
+        self._call("chain_descend", (y, shift, total, *columns, losses), len(y), ctypes.c_float(lr))
+        return y, losses
+
+    def _columns(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(inputs, labels, each example's share of the loss), as chain.cpp reads them."""
+        label, share = batch["label"].contiguous(), batch.get("weight")
+        x = self.chained.inputs({"input": batch["input"].flatten(0, label.ndim - 1)}, dtype).contiguous()
+        return x, label, None if share is None else share.to(dtype).contiguous()
+
+    def _call(self, name: str, tensors: tuple[Tensor | None, ...], parameters: int, *more: ctypes.c_float) -> None:
+        """tensors: losses last, one for every row of labels."""
+        label = next(tensor for tensor in tensors if tensor is not None and tensor.dtype == torch.int64)
+        losses, layers = tensors[-1], ctypes.c_void_p(self.layers.ctypes.data)
+        assert losses is not None
+        sizes = (len(self.layers), losses.numel(), label.shape[-1], parameters)
+        if getattr(library(), name)(*map(at, tensors), layers, *map(ctypes.c_int64, sizes), *more):
+            raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
 
 
 def chain_of(workload: Workload, layout: Layout) -> Chain | None:

@@ -99,6 +99,23 @@ def keep_heap() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
+class OneClient:
+    """Batches of the client at a place of a task's stream, see `trip.OwnBatches`."""
+
+    def __init__(self, host: Host, batches: Stream, at: int) -> None:
+        self.host, self.batches, self.at = host, batches, at
+
+    def __call__(self, step: int) -> dict[str, Tensor]:
+        rows, weight = self.batches.rows[self.at, step], self.batches.weight
+        if weight is not None:
+            rows = rows[weight[self.at, step] > 0]
+        return self.host.gather(rows, self.batches.keys[self.at, step])
+
+    def together(self, steps: slice) -> dict[str, Tensor]:
+        rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight
+        return self.host.padded(rows, keys, weight, (self.at, steps))
+
+
 class Host:
     def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
         """place: of the clients' states; beat: called before every local step, a sign of life."""
@@ -165,7 +182,7 @@ class Host:
             states = []
             for i, taken in enumerate(steps.tolist()):
                 client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients) if self.rows else clients
-                outcome = trips.alone(public, client, taken, self._batches_alone(batches, part.start + i))
+                outcome = trips.alone(public, client, taken, OneClient(self, batches, part.start + i))
                 total.add_one(outcome, steps[i : i + 1].numpy(), weights[i : i + 1], only=len(read) == 1)
                 states.append(outcome.client)
             kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
@@ -186,21 +203,18 @@ class Host:
 
     def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
         """Step k of a block's clients, short batches padded."""
-        rows = batches.rows[part, k]
-        batch = self._gather(rows.reshape(-1), batches.keys[part, k])
+        return self.padded(batches.rows[part, k], batches.keys[part, k], batches.weight, (part, k))
+
+    def padded(self, rows: Tensor, key: Tensor, weight: Tensor | None, where: tuple[Any, Any]) -> dict[str, Tensor]:
+        """rows: (n, B); key: (n,); weight: of all batches, those at `where` are these."""
+        batch = self.gather(rows.reshape(-1), key)
         batch = {name: c if name == "key" else c.view(*rows.shape, *c.shape[1:]) for name, c in batch.items()}
-        if batches.weight is not None:
-            batch["weight"] = batches.weight[part, k].to(self.device, self.x.flat.dtype)
+        if weight is not None:
+            batch["weight"] = weight[where].to(self.device, self.x.flat.dtype)
         return batch
 
-    def _batches_alone(self, batches: Stream, client: int) -> Callable[[int], dict[str, Tensor]]:
-        """One client's batches without the padding."""
-        rows, keys = batches.rows[client].unbind(), batches.keys[client].unbind()
-        if batches.weight is not None:
-            rows = [row[weight > 0] for row, weight in zip(rows, batches.weight[client], strict=True)]
-        return lambda k: self._gather(rows[k], keys[k])
-
-    def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
+    def gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """rows: (n,) of the training set, whatever they are for; key: goes with them."""
         self.beat()
         began = time.perf_counter()
         batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}

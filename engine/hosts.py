@@ -37,7 +37,7 @@ START_SECONDS = 120.0
 """What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
 INLINE = 64 * 1024
-"""Bytes of tasks that go along with each host's call, for which Ray has 100 kB; more of them are put where all can read."""
+"""Bytes of tasks that go along with a host's call, which may have 100 kB; more lie where all hosts can read them."""
 Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 

@@ -77,8 +77,8 @@ class Total:
         self.times["reduce"] += time.perf_counter() - began
 
     def _add_only(self, leaves: list[Tensor]) -> None:
-        """Leaves of the message's own shapes, of weight 1: straight to the neighbour's sum where that waits for them. The
-        same bits, since a product would be rounded elsewhere, and half the memory's work, which large models wait for."""
+        """Leaves of the message's own shapes, of weight 1: straight to the neighbour's sum where that waits for it.
+        Half the memory's work, which large models wait for, and the same bits."""
         if self.blocks % 2:
             for total, leaf in zip(self.fold.parts[At(0, self.blocks - 1)][0], leaves, strict=True):
                 total.add_(leaf.to(total.device))

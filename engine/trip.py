@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,20 @@ from .kernels import for_methods, kernels
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
+AT_ONCE = 32
+"""Steps whose batches are gathered together, at most: a sign of life in between, and no more memory."""
+
+
+class OwnBatches(Protocol):
+    """A client's."""
+
+    def __call__(self, step: int) -> dict[str, Tensor]:
+        """Of a step, without the clients' axis and without padding."""
+        ...
+
+    def together(self, steps: slice) -> dict[str, Tensor]:
+        """Each column (K, B, …), "weight" (K, B) where there are short batches, which are padded."""
+        ...
 
 
 class Outcome(NamedTuple):
@@ -45,6 +59,35 @@ class Asked:
         gradient, loss = self.gradient_of(y.flat, self.trips, y.layout, tuple(self.batch), *self.batch.values())
         self.losses.append(loss)
         return Tree(gradient, y.layout)
+
+
+class Visit:
+    """One client's steps of a round. `losses`: of those that were taken, one tensor or several."""
+
+    def __init__(self, trips: Trips, steps: int, batches: OwnBatches) -> None:
+        self.trips, self.steps, self.batches = trips, steps, batches
+        self.losses: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[Asked]:
+        for k in range(self.steps):
+            done = torch.tensor(k / self.steps, dtype=torch.float64)
+            oracle = Asked(Gradient.forward, self.trips, self.batches(k), done)
+            yield oracle
+            self.trips.gradients = len(oracle.losses)
+            self.losses.append(oracle.losses[0])
+
+    def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
+        chain, flat = self.trips.chain, y.flat
+        if chain is None:
+            return None
+        added = total.flat.clone() if isinstance(total, Tree) else None
+        constant = shift.flat if isinstance(shift, Tree) else None
+        for begin in range(0, self.steps, AT_ONCE):
+            batches = self.batches.together(slice(begin, min(begin + AT_ONCE, self.steps)))
+            flat, losses = chain.descend(flat, batches, lr, constant, added)
+            self.losses.append(losses)
+        self.trips.gradients = 1
+        return Tree(flat, y.layout), total if added is None else Tree(added, y.layout)
 
 
 class Trips:
@@ -84,16 +127,14 @@ class Trips:
         return self.algorithm.decode(public, message), client
 
     # --- one client ---------------------------------------------------------------------------------------------
-    def alone(self, public: Any, client: Any, steps: int, batches: Batches) -> Outcome:
+    def alone(self, public: Any, client: Any, steps: int, batches: OwnBatches) -> Outcome:
         """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
+        visit = Visit(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
-        losses = []
-        for k in range(steps):
-            done = torch.tensor(k / steps, dtype=torch.float64)
-            local, loss = self.step(Asked(Gradient.forward, self, batches(k), done), public, client, local)
-            losses.append(loss)
+        with for_methods(self.kernels):
+            local = self.algorithm.client_steps(public, client, local, visit)
         message, client = self.finish(public, client, local)
-        return Outcome(message, client, torch.stack(losses).mean(dtype=torch.float64), self.gradients)
+        return Outcome(message, client, torch.hstack(visit.losses).mean(dtype=torch.float64), self.gradients)
 
     # --- a block --------------------------------------------------------------------------------------------------
     def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> Outcome:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -50,10 +50,10 @@ def key(*parts: int | str | Tensor) -> Tensor: ...
 @overload
 def key(*parts: int | str | np.ndarray) -> np.ndarray: ...
 def key(*parts):
-    """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw. Arrays of numpy (of one
-    axis or more) give an array, all else a tensor."""
+    """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw. Arrays of numpy, of
+    one axis or more, give an array, all else a tensor."""
     lead = next((i for i, part in enumerate(parts) if isinstance(part, Tensor | np.ndarray)), len(parts))
-    folded = _constant(parts[:lead])
+    folded: Any = _constant(parts[:lead])
     for part in parts[lead:]:
         if not isinstance(part, Tensor | np.ndarray):
             part = _word(part)

@@ -1,0 +1,102 @@
+"""A round's time among 100,000 clients to that among 1,000, the cohort alike: two runs in turn, a round each.
+
+    python benchmarks/populations.py                    states on the disk
+    python benchmarks/populations.py --store /dev/shm   in memory
+    python benchmarks/populations.py --written          their files are there before, as an interrupted run leaves them
+
+SCAFFOLD, 9,985 parameters, on Ray with two hosts each, of which two at a time are idle. What disturbs the machine
+disturbs both rounds of a pair. In windows of rounds, the first while nearly all of the many are on their first visit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from scale import config, spread
+
+from fedfleet.engine.columns import to_arrow
+from fedfleet.engine.config import experiment
+from fedfleet.engine.connect import start_ray
+from fedfleet.engine.driver import Driver, Setup
+from fedfleet.engine.hosts import RayFleet
+from fedfleet.engine.job import Job
+from fedfleet.engine.keeping import state_folder
+from fedfleet.engine.launch import new_run_id
+from fedfleet.engine.ray_backend import examples
+from fedfleet.engine.rows import FILES, paths
+
+MIB = 2**20
+WARMUP = 10
+ROW = 4 * 9_985  # bytes
+
+
+def job_of(clients: int, asked: argparse.Namespace) -> Job:
+    plan = config("many_mlp", {"clients": clients, "cohort": asked.cohort, "rounds": asked.rounds})
+    plan["engine"] |= {"store": asked.store, "block": 1, "kernels": "chain"}
+    return Job.of(new_run_id(), experiment(plan))
+
+
+def play(job: Job) -> Iterator[dict[str, float]]:
+    """The records of a run whose driver is this process."""
+    split = job.split()
+    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
+    driver = Driver(job, Setup(split.parts, examples(split.test)))
+    driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
+    try:
+        for told in driver.rounds():
+            if isinstance(told, dict):
+                yield told
+    finally:
+        driver.close()
+
+
+def write_states(folder: Path, size: int) -> None:
+    """Files of rows of `size` bytes together; on the disk when this returns."""
+    folder.mkdir(parents=True)
+    for path in paths(str(folder)):
+        with open(path, "wb") as file:
+            for begin in range(0, size // FILES, MIB):
+                file.write(bytes(min(MIB, size // FILES - begin)))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs=2, default=[1_000, 100_000])
+    parser.add_argument("--cohort", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=610)
+    parser.add_argument("--window", type=int, default=100)
+    parser.add_argument("--store", default=tempfile.gettempdir())
+    parser.add_argument("--written", action="store_true")
+    asked = parser.parse_args()
+    jobs = [job_of(size, asked) for size in asked.sizes]
+    if asked.written:
+        for job, size in zip(jobs, asked.sizes, strict=True):
+            write_states(state_folder(job), ROW * (size + 2 * asked.cohort))
+    ray.init("local", num_cpus=2 * len(jobs), include_dashboard=False, log_to_driver=False)
+    start_ray(jobs[0])
+    pairs: list[Any] = []
+    for few, many in zip(*map(play, jobs), strict=True):
+        pairs.append((few["time/seconds"], many["time/seconds"]))
+        if len(pairs) > WARMUP and (len(pairs) - WARMUP) % asked.window == 0:
+            last = pairs[-asked.window :]
+            ratios = statistics.quantiles([many / few for few, many in last], n=4)
+            seconds = [spread([pair[i] for pair in last], 3) for i in (0, 1)]
+            print(
+                f"rounds {len(pairs) - asked.window + 1} to {len(pairs)}: {seconds[0]} s, {seconds[1]} s; "
+                f"ratio {ratios[1]:.3f}, quartiles {ratios[0]:.3f} and {ratios[2]:.3f}",
+                flush=True,
+            )
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

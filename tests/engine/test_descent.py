@@ -1,0 +1,167 @@
+"""Plain descent at once (`Visit.descend`) is its steps one after the other, and is taken where it is meant only.
+
+TOLERANCE: float32 sums in another order, as in test_chain, some steps on. Steps are small where there are many: a ReLU
+that opens for one and stays shut for the other is no rounding any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fedfleet.algorithms.fedavg import Plain, fedavg
+from fedfleet.algorithms.fedprox import fedprox
+from fedfleet.algorithms.local import LocalMethod
+from fedfleet.algorithms.rules import Momentum, Sgd
+from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.servers import Mean
+from fedfleet.algorithms.tree import Tree
+from fedfleet.engine import native, run
+from fedfleet.engine.trip import AT_ONCE, Trips
+
+from .test_chain import CHAINS, workload
+from .test_kernels import lenet
+
+TOLERANCE = 2e-5
+KERNELS = "chain", "torch"
+
+
+@pytest.fixture(autouse=True)
+def _built():
+    try:
+        native.library()
+    except native.NoKernels as error:
+        pytest.skip(str(error))
+
+
+class Drawn:
+    """A client's batches of 4 rows, every third with three real ones."""
+
+    def __init__(self, shape: tuple[int, ...], steps: int, ragged: bool) -> None:
+        draw = torch.Generator().manual_seed(steps)
+        self.input = torch.randn(steps, 4, *shape, generator=draw)
+        self.label = torch.randint(7, (steps, 4), generator=draw)
+        self.weight = torch.full((steps, 4), 0.25)
+        self.ragged = ragged
+        if ragged:
+            self.weight[::3] = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0])
+        self.asked: list[int] = []
+
+    def __call__(self, step: int) -> dict[str, torch.Tensor]:
+        self.asked.append(1)
+        real = self.weight[step] > 0
+        return {"input": self.input[step][real], "label": self.label[step][real], "key": torch.tensor(step)}
+
+    def together(self, steps: slice) -> dict[str, torch.Tensor]:
+        batches = {"input": self.input[steps], "label": self.label[steps]}
+        self.asked.append(len(batches["label"]))
+        return {**batches, "weight": self.weight[steps]} if self.ragged else batches
+
+
+def outcome(method: Any, chain: tuple[Any, ...], kernels: str, batches: Drawn, steps: int) -> Any:
+    made = workload(*chain)
+    x = Tree.of(made.init(3))
+    server = method.server_init(x)
+    own = torch.Generator().manual_seed(0)
+
+    def noise(leaf: torch.Tensor) -> torch.Tensor:
+        return 0.1 * torch.randn(leaf.shape, generator=own)  # control variates that are not 0
+
+    public = server.public._replace(shared=pytree.tree_map(noise, server.public.shared))
+    client = pytree.tree_map(noise, method.client_init(public))
+    with torch.no_grad():
+        return Trips(method, made, x, kernels).alone(public, client, steps, batches)
+
+
+@pytest.mark.parametrize("method", [fedavg(Sgd(0.01)), scaffold(Sgd(0.01))], ids=["fedavg", "scaffold"])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("steps", [1, 5, AT_ONCE + 3])
+@pytest.mark.parametrize("chain", ["mlp", "pooled first"])
+def test_at_once_is_step_by_step(chain, steps, ragged, method):
+    shape = CHAINS[chain][0]
+    batches = Drawn(shape, steps, ragged), Drawn(shape, steps, ragged)
+    own, torchs = (outcome(method, CHAINS[chain], *each, steps) for each in zip(KERNELS, batches, strict=True))
+    assert len(batches[0].asked) == -(-steps // AT_ONCE)  # it was used
+    assert len(batches[1].asked) == steps
+    assert own.gradients == torchs.gradients == 1
+    torch.testing.assert_close(own.loss, torchs.loss, rtol=TOLERANCE, atol=0)
+    for mine, theirs in zip(*(pytree.tree_leaves((o.message, o.client)) for o in (own, torchs)), strict=True):
+        assert mine.shape == theirs.shape
+        assert float((mine - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
+
+
+def test_nothing_of_the_server_or_the_client_is_written_to():
+    made = workload(*CHAINS["mlp"])
+    x = Tree.of(made.init(3))
+    method = scaffold(Sgd(0.1))
+    public = method.server_init(x).public
+    client = method.client_init(public)
+    before = [leaf.clone() for leaf in pytree.tree_leaves((public, client))]
+    Trips(method, made, x, "chain").alone(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
+    assert all(torch.equal(a, b) for a, b in zip(before, pytree.tree_leaves((public, client)), strict=True))
+
+
+@dataclass(frozen=True)
+class Doubled(Plain):
+    """Says nothing of its own about being plain."""
+
+    def estimate(self, oracle: Any, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
+        return 2 * oracle(y), trace
+
+
+@dataclass(frozen=True)
+class Halved(Sgd):
+    def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        return y.add(v, -self.lr / 2), state
+
+
+@dataclass(frozen=True)
+class Shrunk(LocalMethod):
+    def client_step(self, public: Any, client: Any, local: Any, oracle: Any) -> Any:
+        after = super().client_step(public, client, local, oracle)
+        return after._replace(y=0.9 * after.y)
+
+
+OTHERWISE = {
+    "another direction": LocalMethod(Sgd(0.1), Doubled(), Mean(1.0)),
+    "another step": LocalMethod(Halved(0.1), Plain(), Mean(1.0)),
+    "another method": Shrunk(Sgd(0.1), Plain(), Mean(1.0)),
+    "momentum": fedavg(Momentum(0.1)),
+    "a proximal term": fedprox(rule=Sgd(0.1)),
+    "the last gradient": scaffold(Sgd(0.1), control="last"),
+    "the gradient at the server's model": scaffold(Sgd(0.1), control="server"),
+}
+
+
+@pytest.mark.parametrize("method", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_is_no_plain_descent_goes_step_by_step(method):
+    batches = Drawn(CHAINS["mlp"][0], 4, False), Drawn(CHAINS["mlp"][0], 4, False)
+    own, torchs = (outcome(method, CHAINS["mlp"], *each, 4) for each in zip(KERNELS, batches, strict=True))
+    assert len(batches[0].asked) == 4
+    assert float((own.message.delta - torchs.message.delta).norm()) <= TOLERANCE * float(torchs.message.delta.norm())
+
+
+def test_a_label_that_is_no_class_is_told():
+    batches = Drawn(CHAINS["mlp"][0], 3, False)
+    batches.label[2, 1] = 7
+    with pytest.raises(IndexError, match="out of bounds: classes 0 … 6"):
+        outcome(fedavg(Sgd(0.1)), CHAINS["mlp"], "chain", batches, 3)
+
+
+@pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_whole_runs(name, local):
+    made = lenet(kernels="chain", block=1)
+    method = {"name": name, "rule": {"name": "sgd", "lr": 0.05}}
+    federation = made.federation.model_copy(update={"local": type(made.federation.local)(batch=8, **local)})
+    results = [
+        run(made.model_copy(update={"method": method, "federation": federation, "engine": engine}))
+        for engine in (made.engine, made.engine.model_copy(update={"kernels": "torch"}))
+    ]
+    own, torchs = (torch.cat([t.flatten() for t in result.model.values()]) for result in results)
+    assert not torch.equal(own, torchs)
+    assert float((own - torchs).abs().max() / torchs.abs().max()) < TOLERANCE
