@@ -146,7 +146,7 @@ class Host:
         self.gathering, began = 0.0, time.perf_counter()
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
         drawn = time.perf_counter() - began
-        total = Total(trips.forms, len(work.task.cuts))
+        total = Total(trips.forms, len(work.task.cuts), self.kernels)
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
@@ -185,7 +185,7 @@ class Host:
                 outcome = trips.alone(public, client, taken, OneClient(self, batches, part.start + i))
                 total.add_one(outcome, steps[i : i + 1].numpy(), weights[i : i + 1], only=len(read) == 1)
                 states.append(outcome.client)
-            kept = pytree.tree_map(lambda *leaves: torch.stack(leaves), *states) if self.rows else ()
+            kept = pytree.tree_map(lambda *leaves: stacked(leaves), *states) if self.rows else ()
         total.end_block()
         if self.rows is not None:
             began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
@@ -249,3 +249,8 @@ class Host:
             if isinstance(part, Slice):
                 return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
             return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))
+
+
+def stacked(leaves: tuple[Tensor, ...]) -> Tensor:
+    """On a first axis; one alone stays where it is."""
+    return leaves[0].unsqueeze(0) if len(leaves) == 1 else torch.stack(leaves)

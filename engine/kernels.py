@@ -9,7 +9,7 @@ what it costs one alone. Results agree within rounding.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -243,6 +243,23 @@ class Native(TorchFunctionMode):
         own = OWN.get(func)
         result = own(*args, **(kwargs or {})) if own is not None else None
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+FOUR = 4
+"""Parts that `add_up` takes at once."""
+
+
+def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> None:
+    """total, float64, <- (a + b) + (c + d) of up to FOUR parts, or what there is of them; plus what total was if
+    `more`. The same bits whatever kernels `name` means."""
+    own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
+        call("add_up", (*parts, *[None] * (FOUR - len(parts)), total), len(parts), more, total.numel())
+        return
+    sums = [part.to(total.device, total.dtype) for part in parts]
+    while len(sums) > 1:
+        sums = [sums[i] + sums[i + 1] if i + 1 < len(sums) else sums[i] for i in range(0, len(sums), 2)]
+    total.copy_(total + sums[0] if more else sums[0])
 
 
 def for_methods(name: str) -> AbstractContextManager[Any]:

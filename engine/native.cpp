@@ -289,6 +289,23 @@ inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
     case 7: call(7);    \
   }
 
+namespace {
+
+// total <- (a + b) + (c + d), or what there is of them, plus what total was if MORE
+template <int N, bool MORE>
+void add_up_of(const float* const* p, double* total, int64_t size) {
+  const float *a = p[0], *b = p[1], *c = p[2], *d = p[3];
+  for (int64_t i = 0; i < size; i++) {
+    double sum = a[i];
+    if (N > 1) sum += double(b[i]);
+    if (N == 3) sum += double(c[i]);
+    if (N == 4) sum += double(c[i]) + double(d[i]);
+    total[i] = MORE ? total[i] + sum : sum;
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
 void conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
@@ -343,5 +360,16 @@ void pool_backward(const float* g, const int32_t* place, float* gx, int64_t plan
           if (left > LANES) store(to + LANES, HIGH(even, odd), left - LANES);
         }
       }
+}
+
+// n: 1 to 4 of a, b, c, d; total: float64
+void add_up(const float* a, const float* b, const float* c, const float* d, double* total, int64_t n, int64_t more,
+            int64_t size) {
+  const float* parts[] = {a, b, c, d};
+  void (*const all[4][2])(const float* const*, double*, int64_t) = {{add_up_of<1, false>, add_up_of<1, true>},
+                                                                    {add_up_of<2, false>, add_up_of<2, true>},
+                                                                    {add_up_of<3, false>, add_up_of<3, true>},
+                                                                    {add_up_of<4, false>, add_up_of<4, true>}};
+  all[n - 1][more](parts, total, size);
 }
 }
