@@ -256,10 +256,14 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (FOUR - len(parts)), total), len(parts), more, total.numel())
         return
-    sums = [part.to(total.device, total.dtype) for part in parts]
-    while len(sums) > 1:
-        sums = [sums[i] + sums[i + 1] if i + 1 < len(sums) else sums[i] for i in range(0, len(sums), 2)]
-    total.copy_(total + sums[0] if more else sums[0])
+    a, *others = (part.to(total.device) for part in parts)
+    first = a.to(total.dtype, copy=True) if more else total.copy_(a)
+    if len(others) == FOUR - 1:
+        others[1:] = [others[1].to(total.dtype, copy=True).add_(others[2])]
+    for other in others:
+        first.add_(other)
+    if more:
+        total.add_(first)
 
 
 def for_methods(name: str) -> AbstractContextManager[Any]:
