@@ -2,7 +2,10 @@
 
     python benchmarks/populations.py                    states on the disk
     python benchmarks/populations.py --store /dev/shm   in memory
-    python benchmarks/populations.py --written          their files are there before, as an interrupted run leaves them
+    python benchmarks/populations.py --held             their files are there before, and locked in memory
+
+The last is for virtual machines whose memory is taken back while it is not in use: there a state's first writing, and
+any use of it after a while, waits for the host of the machine.
 
 SCAFFOLD, 9,985 parameters, on Ray with two hosts each, of which two at a time are idle. What disturbs the machine
 disturbs both rounds of a pair. In windows of rounds, the first while nearly all of the many are on their first visit.
@@ -11,6 +14,8 @@ disturbs both rounds of a pair. In windows of rounds, the first while nearly all
 from __future__ import annotations
 
 import argparse
+import ctypes
+import mmap
 import os
 import statistics
 import tempfile
@@ -57,15 +62,21 @@ def play(job: Job) -> Iterator[dict[str, float]]:
         driver.close()
 
 
-def write_states(folder: Path, size: int) -> None:
-    """Files of rows of `size` bytes together; on the disk when this returns."""
+def hold_states(folder: Path, size: int) -> list[mmap.mmap]:
+    """Files of rows of `size` bytes together, written and locked in memory as long as what is returned is kept."""
     folder.mkdir(parents=True)
+    held, libc = [], ctypes.CDLL(None, use_errno=True)
     for path in paths(str(folder)):
-        with open(path, "wb") as file:
+        with open(path, "w+b") as file:
             for begin in range(0, size // FILES, MIB):
                 file.write(bytes(min(MIB, size // FILES - begin)))
             file.flush()
             os.fsync(file.fileno())
+            held.append(mmap.mmap(file.fileno(), 0))
+        place = ctypes.addressof(ctypes.c_char.from_buffer(held[-1]))
+        if libc.mlock(ctypes.c_void_p(place), ctypes.c_size_t(len(held[-1]))):
+            raise OSError(ctypes.get_errno(), "memory cannot be locked, see `ulimit -l`")
+    return held
 
 
 def main() -> None:
@@ -75,12 +86,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=610)
     parser.add_argument("--window", type=int, default=100)
     parser.add_argument("--store", default=tempfile.gettempdir())
-    parser.add_argument("--written", action="store_true")
+    parser.add_argument("--held", action="store_true")
     asked = parser.parse_args()
     jobs = [job_of(size, asked) for size in asked.sizes]
-    if asked.written:
-        for job, size in zip(jobs, asked.sizes, strict=True):
-            write_states(state_folder(job), ROW * (size + 2 * asked.cohort))
+    held = []
+    for job, size in zip(jobs, asked.sizes, strict=True):
+        held += hold_states(state_folder(job), ROW * (size + 2 * asked.cohort)) if asked.held else []
     ray.init("local", num_cpus=2 * len(jobs), include_dashboard=False, log_to_driver=False)
     start_ray(jobs[0])
     pairs: list[Any] = []

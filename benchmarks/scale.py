@@ -2,7 +2,6 @@
 
     python benchmarks/scale.py lenet          10,000 SCAFFOLD clients with LeNet: memory, share of state in a round
     python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
-    python benchmarks/scale.py ratio          a round's time among 100,000 clients to that among 1,000, cohort alike
     python benchmarks/scale.py checkpoints    what checkpoints cost the 10,000 clients
 
 Each run is a process of its own, on Ray with two hosts; of what is compared, runs alternate. Data are synthetic, so
@@ -71,27 +70,6 @@ def mlp(asked: argparse.Namespace) -> None:
         tell(f"mlp, {plan['clients']:,} clients", seen)
 
 
-def ratio(asked: argparse.Namespace) -> None:
-    """Early, when the many are on their first visits and the files grow, and late, when most have been met."""
-    sizes, plan = (1_000, asked.clients or 100_000), {"cohort": 500, "rounds": asked.rounds or 600}
-    each = 4 * 9_985 * asked.written  # bytes of a client
-    spans = {"early": (10, 50), "late": (plan["rounds"] - 100, plan["rounds"] - 10)}
-    found: dict[str, list[float]] = {}
-    for _ in range(asked.repeats):
-        runs = [
-            watch(config("many_mlp", {**plan, "clients": clients}), written=each * (clients + 1_000))
-            for clients in sizes
-        ]
-        for when, (begin, end) in spans.items():
-            clock = [statistics.median(row["time/seconds"] for row in seen.rows[begin:end]) for seen in runs]
-            cpu = [(seen.memory[end]["cpu"] - seen.memory[begin]["cpu"]) / (end - begin) for seen in runs]
-            for what, (few, many) in (("clock", clock), ("processor", cpu)):
-                found.setdefault(f"{when}, {what}", []).append(many / few)
-                print(f"{when}, {what}: {few:.3f} s a round of {sizes[0]:,}, {many:.3f} of {sizes[1]:,}", flush=True)
-    for what, ratios in found.items():
-        print(f"ratio, {what}: {spread(ratios, 3)}")
-
-
 def checkpoints(asked: argparse.Namespace) -> None:
     """Where checkpoints come every `often` rounds, one costs what the runs differ by, over their number; with one every
     50 rounds the share of a run's time is that over the time of 50 rounds."""
@@ -117,7 +95,7 @@ def checkpoints(asked: argparse.Namespace) -> None:
     print(f"the driver pauses {spread(pauses, 0)} ms for one")
 
 
-COMMANDS = {"lenet": lenet, "mlp": mlp, "ratio": ratio, "checkpoints": checkpoints}
+COMMANDS = {"lenet": lenet, "mlp": mlp, "checkpoints": checkpoints}
 
 
 def main() -> None:
@@ -127,7 +105,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
-    parser.add_argument("--written", action="store_true", help="ratio: files of states are in memory before the runs")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--folder", help="where the folders of runs are made; the disk matters")
     asked = parser.parse_args()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,10 +17,6 @@ import psutil
 
 from fedfleet.engine import run
 from fedfleet.engine.config import experiment
-from fedfleet.engine.job import Job
-from fedfleet.engine.keeping import state_folder
-from fedfleet.engine.launch import new_run_id
-from fedfleet.engine.rows import FILES, paths
 
 MIB = 2**20
 
@@ -30,8 +25,7 @@ class Seen(NamedTuple):
     rows: list[dict[str, float]]
     arrivals: list[float]  # seconds from the start of the process to each record
     memory: list[dict[str, float]]
-    """By round: MiB of the driver, of the hosts together, and of what they share; "cpu", their processors' seconds so
-    far, which other work on the machine disturbs less than the clock's."""
+    """By round: MiB of the driver, of the hosts together, and of what they share."""
 
     @property
     def startup(self) -> float:
@@ -44,10 +38,9 @@ class Seen(NamedTuple):
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
-def watch(config: dict[str, Any], out: Path | None = None, every: int = 1, written: int = 0) -> Seen:
-    """out: the run's folder; every: rounds between looks at memory; written: bytes of clients' states that are in files
-    before the run, so that the machine has found the memory for them."""
-    command = [sys.executable, __file__, json.dumps(config), "--every", str(every), "--written", str(written)]
+def watch(config: dict[str, Any], out: Path | None = None, every: int = 1) -> Seen:
+    """out: the run's folder; every: rounds between looks at memory."""
+    command = [sys.executable, __file__, json.dumps(config), "--every", str(every)]
     command += ["--out", str(out)] if out is not None else []
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Seen(*json.loads(told.stdout.splitlines()[-1]))
@@ -82,8 +75,7 @@ class Watch:
         if not all("RssAnon" in weight for weight in together):
             return {}
         found = {name: sum(weight["RssAnon"] for weight in some) for name, some in weights.items()}
-        cpu = sum(spent(pid) for pids in self.found.values() for pid in pids)
-        return {**found, "shared": max(weight["RssShmem"] for weight in together), "cpu": cpu}
+        return {**found, "shared": max(weight["RssShmem"] for weight in together)}
 
     def end(self, result: Any) -> None: ...
 
@@ -106,38 +98,14 @@ def status(pid: int) -> dict[str, float]:
     return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines if words[-1] == "kB"}
 
 
-def spent(pid: int) -> float:
-    """Processor seconds of a process so far, 0 of one that is gone."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return times.user + times.system
-
-
-def write_states(folder: Path, size: int) -> None:
-    """Files of rows of `size` bytes together, as an interrupted run leaves them; on the disk when this returns."""
-    folder.mkdir(parents=True)
-    for path in paths(str(folder)):
-        with open(path, "wb") as file:
-            for begin in range(0, size // FILES, MIB):
-                file.write(bytes(min(MIB, size // FILES - begin)))
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("experiment")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--written", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
     asked = parser.parse_args()
     watched = Watch(asked.every)
-    chosen, run_id = experiment(json.loads(asked.experiment)), new_run_id()
-    if asked.written:
-        write_states(state_folder(Job.of(run_id, chosen)), asked.written)
-    run(chosen, asked.out, [watched], run_id)
+    run(experiment(json.loads(asked.experiment)), asked.out, [watched])
     print(json.dumps(watched.seen))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,18 +191,21 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
 @main.command()
 @click.argument("works", nargs=-1, metavar="[w1|w2|w3|engine.a=b …]")
 @click.option("--method", "methods", multiple=True, help="Beside fedavg, on the first work (default: scaffold, …).")
+@click.option("--peer", "peers", multiple=True, metavar="NAME=COMMAND", help="Another simulator's, see the README.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of every line.")
 @click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds timed in a run.")
 @click.option("--hosts", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also draw the ratios: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print all pairs as one JSON object on the last line.")
 @told
-def bench(works: tuple[str, ...], methods: tuple[str, ...], out: Path | None, as_json: bool, **how: int) -> None:
+def bench(
+    works: Sequence[str], methods: Sequence[str], peers: Sequence[str], out: Path | None, as_json: bool, **how: int
+) -> None:
     """Time the engine on this machine beside a plain two-process PyTorch loop, in turn: minutes."""
     from .bench.command import bench as start
-    from .bench.command import summary, told_of
+    from .bench.command import lines_of, summary, told_of
 
-    found = start(works, methods, how, out, functools.partial(click.echo, err=True))
+    found = start(lines_of(works, methods, peers), how, out, functools.partial(click.echo, err=True))
     click.echo(json.dumps(summary(found)) if as_json else told_of(found))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from fedfleet.tune.bench.command import costs, draw, lines_of, told_of
+from fedfleet.engine.errors import FedFleetError
+from fedfleet.tune.bench import measure
+from fedfleet.tune.bench.command import costs, draw, lines_of, peer_of, told_of
 from fedfleet.tune.bench.measure import PARTS, Line, Pair, shares_of
 
 from .commands import invoke
@@ -72,12 +75,35 @@ def test_lines():
         (["w9"], "bench has no work w9; choose from w1, w2, w3"),
         (["w1", "--method", "sgd"], "bench has no method sgd; choose from fedavg"),
         (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
+        (["w1", "--peer", "pfl"], "--peer pfl: no command; give NAME=COMMAND"),
+        (["w1", "--peer", "pfl=python {rounds"], "--peer pfl=python {rounds: no command"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words, sentence):
     done = invoke("bench", *words)
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A command of its own, on the works of the loop; of it no more is known than its speed."""
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import json, sys\nprint('a log')\n"
+        "print(json.dumps({'clients_per_s': [1.0, 7.0, 3.0] if sys.argv[1:] == ['w2', '4'] else []}))\n"
+    )
+    peer = peer_of(f"slow={sys.executable} {script} {{work}} {{rounds}}")
+    monkeypatch.setattr(measure, "plain", lambda work, rounds: 6.0)
+    (line,) = [line for line in lines_of(["w2"], [], [f"{peer.name}={peer.command}"]) if line.peer]
+    timed = measure.pair(line, 4, 2)
+    assert timed.ratio == 0.5
+    text = told_of(found((line, [timed])))
+    assert "w2 slow" in text
+    assert "0.50 (0.50 … 0.50)" in text
+    with pytest.raises(FedFleetError, match="slow did not tell its clients_per_s: a log"):
+        measure.pair(line._replace(peer=peer._replace(command=f"{sys.executable} -c 'print(\"a log\")'")), 4, 2)
+    with pytest.raises(FedFleetError, match="slow cannot be run: "):
+        measure.pair(line._replace(peer=peer._replace(command=f"{tmp_path}/absent")), 4, 2)
 
 
 def test_medians_spreads_and_the_cost_of_a_method(tmp_path: Path):

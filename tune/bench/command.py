@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from ...engine.config import experiment
 from ...engine.errors import ConfigError
 from ..files import override
 from ..listing import columns
-from .measure import METHODS, PARTS, Line, Pair, alternate
+from .measure import METHODS, PARTS, Line, Pair, Peer, alternate
 
 WORKS = ("w1", "w2", "w3")
 OTHERS = ("scaffold", "fedmuon_bc")
@@ -25,28 +26,40 @@ Found = dict[str, tuple[Line, list[Pair]]]
 """By the line's name."""
 
 
-def lines_of(asked: Sequence[str], methods: Sequence[str]) -> list[Line]:
-    """Of every work FedAvg, a client at a time and as the engine chooses; on the first work the other methods too.
-    asked: works and settings."""
+def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] = ()) -> list[Line]:
+    """Of every work FedAvg, a client at a time and as the engine chooses, and the peers; on the first work the other
+    methods too. asked: works and settings; peers: NAME=COMMAND."""
     works = [word for word in asked if "=" not in word]
     for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple(METHODS))):
         if unknown := set(words) - set(valid):
             raise ConfigError(f"bench has no {kind} {', '.join(sorted(unknown))}; choose from {', '.join(valid)}")
     data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])
     experiment(data)  # ConfigError for what is no setting
-    engine, lines = data["engine"], []
+    engine, lines, others = data["engine"], [], [peer_of(word) for word in peers]
     for number, work in enumerate(works or WORKS):
         lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
         lines += [Line(work, method, engine) for method in methods or OTHERS if number == 0]
+        lines += [Line(work, peer=peer) for peer in others]
     return lines
 
 
-def bench(
-    asked: Sequence[str], methods: Sequence[str], how: dict[str, int], out: Path | None, tell: Callable[[str], None]
-) -> Found:
+def peer_of(word: str) -> Peer:
+    name, _, command = word.partition("=")
+    try:
+        if name and shlex.split(command.format(work="w1", rounds=1)):
+            return Peer(name, command)
+    except (ValueError, KeyError, IndexError):
+        pass
+    raise ConfigError(
+        f"--peer {word}: no command; give NAME=COMMAND, one that prints a JSON line with clients_per_s; {{work}} and "
+        "{rounds} in it are filled in"
+    )
+
+
+def bench(lines: list[Line], how: dict[str, int], out: Path | None, tell: Callable[[str], None]) -> Found:
     """how: repeats, rounds, hosts."""
     found: Found = {}
-    for line, pair in alternate(lines_of(asked, methods), **how, tell=tell):
+    for line, pair in alternate(lines, **how, tell=tell):
         found.setdefault(line.name, (line, []))[1].append(pair)
     if out is not None:
         draw(found, out)
@@ -56,9 +69,10 @@ def bench(
 def told_of(found: Found) -> str:
     """Ratios to the plain loop, where a round's time goes, what a method costs, the machine."""
     rows: list[tuple[str, ...]] = [("line", "of the plain loop", "clients/s", "first round, s", *PARTS)]
-    for name, (_, pairs) in found.items():
-        shares = [f"{100 * median(p.parts[part] for p in pairs):.1f} %" for part in PARTS]
-        first = f"{median(p.first for p in pairs):.1f}"
+    for name, (line, pairs) in found.items():
+        shares = [f"{100 * median(p.parts[part] for p in pairs):.1f} %" for part in PARTS if not line.peer]
+        first = "" if line.peer else f"{median(p.first for p in pairs):.1f}"
+        shares = shares or [""] * len(PARTS)
         rows.append((name, spread([p.ratio for p in pairs]), f"{median(p.ours for p in pairs):.0f}", first, *shares))
     return "\n".join([columns(rows), *(f"\n{line}" for line in costs(found)), "", machine()])
 

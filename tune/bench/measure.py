@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from math import nan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,13 +33,24 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+class Peer(NamedTuple):
+    """Another simulator: `command` prints, last, a JSON line with "clients_per_s", one number or one a round; {work}
+    and {rounds} in it are filled in."""
+
+    name: str
+    command: str
+
+
 class Line(NamedTuple):
     work: str
     method: str = "fedavg"
     engine: dict[str, Any] = {}  # noqa: RUF012 never written to
+    peer: Peer | None = None
 
     @property
     def name(self) -> str:
+        if self.peer:
+            return f"{self.work} {self.peer.name}"
         settings = " ".join(f"{key} {value}" for key, value in self.engine.items())
         return " ".join([self.work, self.method, settings]).strip()
 
@@ -46,7 +59,7 @@ class Pair(NamedTuple):
     """The plain loop and a run beside it, medians over rounds."""
 
     plain: float  # clients/s
-    ours: float
+    ours: float  # or a peer's, of which no more is known
     first: float  # seconds from the call to the end of the first round
     parts: dict[str, float]  # share of each of PARTS, of hosts x round
     chosen: str  # what was measured of the path, nothing where it is given
@@ -77,10 +90,22 @@ class Watch:
 def plain(work: str, rounds: int) -> float:
     """Median clients per second of the plain loop, in processes of its own."""
     command = [sys.executable, "-m", f"{__package__}.plain_loop", "--work", work, "--rounds", str(rounds)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    if told.returncode:
-        raise FedFleetError(f"the plain loop failed: {told.stderr.strip().splitlines()[-1]}")
-    return median(json.loads(told.stdout.splitlines()[-1])["clients_per_s"])
+    return speed_of("the plain loop", command)
+
+
+def speed_of(name: str, command: list[str]) -> float:
+    """What a `Peer` tells, or the plain loop. FedFleetError where it does not."""
+    try:
+        told = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise FedFleetError(f"{name} cannot be run: {error}") from None
+    lines = told.stdout.splitlines()
+    try:
+        found = json.loads(lines[-1])["clients_per_s"] if told.returncode == 0 else None
+        return median(found) if isinstance(found, list) else float(found)
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = [line.strip() for line in (told.stderr or told.stdout).splitlines() if line.strip()] or ["nothing said"]
+        raise FedFleetError(f"{name} did not tell its clients_per_s: {last[-1]}") from None
 
 
 def settled(made: Experiment) -> tuple[Experiment, str]:
@@ -96,6 +121,9 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
 
 def pair(line: Line, rounds: int, hosts: int) -> Pair:
     yardstick = plain(line.work, rounds)
+    if line.peer:
+        words = [word.format(work=line.work, rounds=rounds) for word in shlex.split(line.peer.command)]
+        return Pair(yardstick, speed_of(line.peer.name, words), nan, {}, "")
     made = experiment(
         {
             "plugins": [f"{__package__}.works"],
@@ -132,7 +160,8 @@ def alternate(
         for line in lines:
             found = pair(line, rounds, hosts)
             tell(
-                f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}, "
-                f"first round after {found.first:.1f} s" + (f"; {found.chosen}" if found.chosen else "")
+                f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}"
+                + ("" if line.peer else f", first round after {found.first:.1f} s")
+                + (f"; {found.chosen}" if found.chosen else "")
             )
             yield line, found
