@@ -29,7 +29,7 @@ from .kernels import kernels
 from .rows import Place, Rows
 from .sums import Sums
 from .total import Total
-from .trip import Trips
+from .trip import AT_ONCE, Trips
 
 
 class Data(NamedTuple):
@@ -104,12 +104,17 @@ class OneClient:
 
     def __init__(self, host: Host, batches: Stream, at: int) -> None:
         self.host, self.batches, self.at = host, batches, at
+        self.ahead: dict[str, Tensor] = {}  # the next steps'
 
     def __call__(self, step: int) -> dict[str, Tensor]:
-        rows, weight = self.batches.rows[self.at, step], self.batches.weight
-        if weight is not None:
-            rows = rows[weight[self.at, step] > 0]
-        return self.host.gather(rows, self.batches.keys[self.at, step])
+        self.host.beat()
+        if step % AT_ONCE == 0:
+            self.ahead = self.together(slice(step, step + AT_ONCE))
+        batch = {name: column[step % AT_ONCE] for name, column in self.ahead.items()}
+        if (weight := batch.pop("weight", None)) is None:
+            return batch
+        real = int((weight > 0).sum())
+        return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
     def together(self, steps: slice) -> dict[str, Tensor]:
         rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight

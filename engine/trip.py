@@ -31,7 +31,7 @@ class OwnBatches(Protocol):
         ...
 
     def together(self, steps: slice) -> dict[str, Tensor]:
-        """Each column (K, B, …), "weight" (K, B) where there are short batches, which are padded."""
+        """Each column (K, B, …), "weight" (K, B) where there are short batches, which are padded behind."""
         ...
 
 

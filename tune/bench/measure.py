@@ -101,8 +101,8 @@ def speed_of(name: str, command: list[str]) -> float:
         raise FedFleetError(f"{name} cannot be run: {error}") from None
     lines = told.stdout.splitlines()
     try:
-        found = json.loads(lines[-1])["clients_per_s"] if told.returncode == 0 else None
-        return median(found) if isinstance(found, list) else float(found)
+        found = json.loads(lines[-1] if told.returncode == 0 else "")["clients_per_s"]
+        return float(median(found) if isinstance(found, list) else found)
     except (IndexError, ValueError, KeyError, TypeError):
         last = [line.strip() for line in (told.stderr or told.stdout).splitlines() if line.strip()] or ["nothing said"]
         raise FedFleetError(f"{name} did not tell its clients_per_s: {last[-1]}") from None
