@@ -1,0 +1,53 @@
+"""Seconds from a command to the end of its first round, as a terminal shows it.
+
+python benchmarks/first_round.py            w1 on Ray with two hosts, three times, then in process
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FILE = """
+plugins: [fedfleet.tune.bench.works]
+workload: w1
+method: {name: fedavg, rule: {name: sgd, lr: 0.05}}
+federation: {clients: 1000, cohort: 100, rounds: 2, local: {steps: 5, batch: 10}}
+engine: {hosts: 2}
+evaluate: {every: 0}
+tracking: {uri: none}
+"""
+
+
+def first_round(backend: str, folder: Path) -> float:
+    file = folder / "w1.yaml"
+    file.write_text(FILE)
+    command = [str(Path(sys.executable).with_name("fedfleet")), "run", str(file), f"engine.backend={backend}"]
+    began, (ours, theirs) = time.perf_counter(), pty.openpty()
+    run = subprocess.Popen([*command, "--out", str(folder / backend)], stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    found, told = 0.0, b""
+    try:
+        while told := told[-20:] + os.read(ours, 65536):
+            if not found and b"round 1/" in told:
+                found = time.perf_counter() - began
+    except OSError:  # the terminal has gone with the command
+        os.close(ours)
+    if run.wait():
+        sys.exit(f"{' '.join(command)} failed")
+    return found
+
+
+def main() -> None:
+    for backend in ("ray", "ray", "ray", "local"):
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{backend}: the first round ends after {first_round(backend, Path(folder)):.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
