@@ -57,7 +57,7 @@ def tell(name: str, seen: Seen) -> None:
 
 def lenet(asked: argparse.Namespace) -> None:
     plan = {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 60}
-    for name, out in (("without a folder", None), ("with a folder, digests of rows", asked.folder / "lenet")):
+    for name, out in (("without a folder", None), ("with a folder", asked.folder / "lenet")):
         if out is None and asked.short:
             continue
         tell(f"lenet, {plan['clients']:,} clients, {name}", watch(config("many_lenet", plan), out))

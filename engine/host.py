@@ -156,22 +156,16 @@ class Host:
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
             begin = end
-        clients = self._clients(work, total)
+        known = {name: np.concatenate(parts) for name, parts in total.clients.items()}
         total.times["data"] = drawn + self.gathering
         leaves, facts = total.whole()
         seconds = time.perf_counter() - started
         return Sums(
-            work.index, [leaf.numpy() for leaf in leaves], {**facts, **total.times, "seconds": seconds}, clients
+            work.index,
+            [leaf.numpy() for leaf in leaves],
+            {**facts, **total.times, "seconds": seconds},
+            {"id": work.task.clients, **known},
         )
-
-    def _clients(self, work: Work, total: Total) -> dict[str, np.ndarray]:
-        """What is known of each client, in the task's order."""
-        known = {"id": work.task.clients, **{name: np.concatenate(parts) for name, parts in total.clients.items()}}
-        if self.rows is not None and self.place.digests:
-            began = time.perf_counter()
-            known["digest"] = self.rows.digests(torch.from_numpy(work.write))
-            total.times["state"] += time.perf_counter() - began
-        return known
 
     def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
         read, write = torch.from_numpy(work.read[part]), torch.from_numpy(work.write[part])
@@ -194,7 +188,9 @@ class Host:
         total.end_block()
         if self.rows is not None:
             began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
-            self.rows.write(write, kept)
+            digests = self.rows.write(write, kept)
+            if self.place.digests:
+                total.clients.setdefault("digest", []).append(digests)
             total.times["state"] += time.perf_counter() - began
 
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from .checkpoint import Checkpoints, Snapshot, written
 from .compare import differences
@@ -103,6 +102,6 @@ def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:
         return ""
     if int(snapshot.row.max()) >= table.capacity:
         return "rows beyond the store"
-    found = Rows(table.place, forms.client).digests(torch.from_numpy(snapshot.row[held]))
+    found = Rows(table.place, forms.client).digests(snapshot.row[held])
     bad = int((found != snapshot.digest[held]).any(1).sum())
     return f"the states of {bad} clients are not what was written" if bad else ""

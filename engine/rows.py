@@ -7,7 +7,6 @@ costs a page fault every 4 KiB, which came to several times the copying.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -16,10 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-DIGEST = 32  # bytes of a SHA-256
+DIGEST = 16
+"""Bytes of a row's digest, XXH3's of 128 bits: it finds damage, in a fortieth of the time of SHA-256, which took 8 % of
+a round. Checkpoints' own files have SHA-256."""
 FILES = 16
 AT_ONCE = os.sysconf("SC_IOV_MAX")
 """Pieces of memory that one call reads or writes."""
@@ -62,10 +64,13 @@ class Rows:
             found.append(states)
         return pytree.tree_unflatten(found, self.spec)
 
-    def write(self, rows: Tensor, states: Any) -> None:
+    def write(self, rows: Tensor, states: Any) -> np.ndarray:
+        """(c, DIGEST) bytes: of each row."""
         leaves = zip(pytree.tree_leaves(states), self.kinds, strict=True)
         columns = [leaf.to("cpu", kind).contiguous() for leaf, kind in leaves]
-        self._transfer(os.pwritev, zip(rows.tolist(), pieces(columns), strict=True))
+        parts = list(pieces(columns))
+        self._transfer(os.pwritev, zip(rows.tolist(), parts, strict=True))
+        return digests(parts)
 
     def packed(self, rows: np.ndarray) -> np.ndarray:
         """(c, bytes of a row): as they are stored."""
@@ -77,14 +82,10 @@ class Rows:
         """What another node's `packed` gave, into the same rows here."""
         self._transfer(os.pwritev, ((row, [data.data]) for row, data in zip(rows.tolist(), packed, strict=True)))
 
-    def digests(self, rows: Tensor) -> np.ndarray:
-        """(c, 32) bytes: of each row as it is stored."""
-        data = np.empty(self.width, dtype=np.uint8)
-        found = np.empty((len(rows), DIGEST), dtype=np.uint8)
-        for i, row in enumerate(rows.tolist()):
-            self._transfer(os.preadv, [(row, [data.data])])
-            found[i] = np.frombuffer(hashlib.sha256(data.data).digest(), dtype=np.uint8)
-        return found
+    def digests(self, rows: np.ndarray) -> np.ndarray:
+        """(c, DIGEST) bytes: of each row as it is stored."""
+        found = [digests([[row.data]]) for at in range(len(rows)) for row in self.packed(rows[at : at + 1])]
+        return np.concatenate([digests([]), *found])
 
     def _columns(self, clients: int) -> list[Tensor]:
         return [torch.empty(clients, *leaf.shape, dtype=k) for leaf, k in zip(self.leaves, self.kinds, strict=True)]
@@ -102,6 +103,17 @@ class Rows:
                     raise OSError(f"row {row} of a clients' state ends after {done} of {self.width} bytes")
                 done += moved
                 left = rest(left, moved) if done < self.width else []
+
+
+def digests(rows: Sequence[Sequence[memoryview]]) -> np.ndarray:
+    """(c, DIGEST) bytes: of each row, given as pieces."""
+    found = []
+    for row in rows:
+        made = xxhash.xxh3_128()
+        for piece in row:
+            made.update(piece)
+        found.append(made.digest())
+    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(len(rows), DIGEST)
 
 
 def pieces(columns: Sequence[Tensor]) -> Iterator[list[memoryview]]:

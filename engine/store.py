@@ -73,7 +73,7 @@ class Table:
     def commit(self, digests: np.ndarray | None = None, without: tuple[int, ...] = ()) -> None:
         """The fresh rows become the clients' rows, but for those of clients `without`; the old ones are free.
 
-        digests: (c, 32), of the fresh rows in the order of the clients that were reserved for.
+        digests: (c, DIGEST), of the fresh rows in the order of the clients that were reserved for.
         """
         assert self.pending is not None
         clients, fresh = self.pending

@@ -31,7 +31,7 @@ class Totals(NamedTuple):
         }
 
     def digests(self, sampled: np.ndarray) -> np.ndarray | None:
-        """(S, 32), of the rows of `sampled` in that order; zeros for those that were dropped."""
+        """(S, DIGEST), of the rows of `sampled` in that order; zeros for those that were dropped."""
         found = self.clients.get("digest")
         if found is None:
             return None

@@ -21,6 +21,7 @@ from fedfleet.engine.checkpoint import read
 from fedfleet.engine.config import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, StoreFull
 from fedfleet.engine.launch import resume
+from fedfleet.engine.rows import DIGEST
 from fedfleet.engine.store import Table
 
 from ..tune.commands import COMMAND, invoke, until
@@ -180,7 +181,7 @@ def test_pinned_rows_are_never_written(tmp_path):
                 table.abort()
             else:
                 without = tuple(c for c in cohort.tolist() if random.random() < 0.2)
-                table.commit(np.zeros((len(cohort), 32), np.uint8), without)
+                table.commit(np.zeros((len(cohort), DIGEST), np.uint8), without)
                 model.update({c: value for c in cohort.tolist() if c not in without})
             if random.random() < 0.4:
                 table.pin(table.row)
