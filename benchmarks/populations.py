@@ -21,7 +21,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ray
 from scale import config, spread
@@ -39,11 +38,12 @@ from fedfleet.engine.rows import FILES, paths
 
 MIB = 2**20
 WARMUP = 10
-ROW = 4 * 9_985  # bytes
+ROWS = {"many_mlp": 4 * 9_985, "many_lenet": 4 * 61_706}
+"""Bytes of a client's state, by the work."""
 
 
 def job_of(clients: int, asked: argparse.Namespace) -> Job:
-    plan = config("many_mlp", {"clients": clients, "cohort": asked.cohort, "rounds": asked.rounds})
+    plan = config(asked.work, {"clients": clients, "cohort": asked.cohort, "rounds": asked.rounds})
     plan["engine"] |= {"store": asked.store, "block": 1, "kernels": "chain"}
     return Job.of(new_run_id(), experiment(plan))
 
@@ -82,6 +82,7 @@ def hold_states(folder: Path, size: int) -> list[mmap.mmap]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", type=int, nargs=2, default=[1_000, 100_000])
+    parser.add_argument("--work", choices=list(ROWS), default="many_mlp")
     parser.add_argument("--cohort", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=610)
     parser.add_argument("--window", type=int, default=100)
@@ -91,19 +92,22 @@ def main() -> None:
     jobs = [job_of(size, asked) for size in asked.sizes]
     held = []
     for job, size in zip(jobs, asked.sizes, strict=True):
-        held += hold_states(state_folder(job), ROW * (size + 2 * asked.cohort)) if asked.held else []
+        held += hold_states(state_folder(job), ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
     ray.init("local", num_cpus=2 * len(jobs), include_dashboard=False, log_to_driver=False)
     start_ray(jobs[0])
-    pairs: list[Any] = []
+    pairs, shares = [], []
     for few, many in zip(*map(play, jobs), strict=True):
         pairs.append((few["time/seconds"], many["time/seconds"]))
+        shares.append([100 * row["time/state"] / row["time/hosts"] for row in (few, many)])
         if len(pairs) > WARMUP and (len(pairs) - WARMUP) % asked.window == 0:
             last = pairs[-asked.window :]
             ratios = statistics.quantiles([many / few for few, many in last], n=4)
             seconds = [spread([pair[i] for pair in last], 3) for i in (0, 1)]
+            parts = [statistics.median(each) for each in zip(*shares[-asked.window :], strict=True)]
             print(
                 f"rounds {len(pairs) - asked.window + 1} to {len(pairs)}: {seconds[0]} s, {seconds[1]} s; "
-                f"ratio {ratios[1]:.3f}, quartiles {ratios[0]:.3f} and {ratios[2]:.3f}",
+                f"ratio {ratios[1]:.3f}, quartiles {ratios[0]:.3f} and {ratios[2]:.3f}; "
+                f"states {parts[0]:.1f} % and {parts[1]:.1f} %",
                 flush=True,
             )
     ray.shutdown()

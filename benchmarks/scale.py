@@ -60,7 +60,9 @@ def lenet(asked: argparse.Namespace) -> None:
     for name, out in (("without a folder", None), ("with a folder", asked.folder / "lenet")):
         if out is None and asked.short:
             continue
-        tell(f"lenet, {plan['clients']:,} clients, {name}", watch(config("many_lenet", plan), out))
+        made = config("many_lenet", plan)
+        made["engine"] |= {"kernels": asked.kernels}
+        tell(f"lenet, {plan['clients']:,} clients, {name}", watch(made, out))
 
 
 def mlp(asked: argparse.Namespace) -> None:
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
+    parser.add_argument("--kernels", default="auto", help="lenet: as engine.kernels")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--folder", help="where the folders of runs are made; the disk matters")
     asked = parser.parse_args()
