@@ -136,6 +136,7 @@ class Host:
         self.vectorise, self.kernels = engine.vectorise, job.kernels
         self.trips: tuple[tuple[int, bool], Trips] | None = None
         self.shared: tuple[int, Any] = (-1, None)
+        self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
         self.gathering = 0.0  # seconds so far
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -195,7 +196,9 @@ class Host:
 
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""
-        fresh = algorithm.client_init(public)
+        if self.fresh[0] is not public:
+            self.fresh = public, algorithm.client_init(public)
+        fresh = self.fresh[1]
         if self.rows is None:
             return fresh  # which has no leaf
         if bool((read < 0).all()):

@@ -36,6 +36,17 @@ def real_set(data_root: str) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def own_kernels() -> None:
+    """They can be built, which takes a C++ compiler."""
+    from fedfleet.engine import native
+
+    try:
+        native.library()
+    except native.NoKernels as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def ray_here():
     """One Ray for all tests that need it; four logical processors, so that two or three hosts fit anywhere."""
     import ray

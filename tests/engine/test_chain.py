@@ -15,7 +15,7 @@ from torch import nn
 
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine import native, run
+from fedfleet.engine import run
 from fedfleet.engine.chain import chain_of
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.launch import prepare
@@ -28,13 +28,7 @@ from .test_kernels import lenet
 
 TOLERANCE = 1e-5
 
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        native.library()
-    except native.NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("own_kernels")
 
 
 @dataclass(frozen=True)

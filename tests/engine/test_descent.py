@@ -20,7 +20,7 @@ from fedfleet.algorithms.rules import Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine import native, run
+from fedfleet.engine import run
 from fedfleet.engine.trip import AT_ONCE, Trips
 
 from .test_chain import CHAINS, workload
@@ -29,13 +29,7 @@ from .test_kernels import lenet
 TOLERANCE = 2e-5
 KERNELS = "chain", "torch"
 
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        native.library()
-    except native.NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("own_kernels")
 
 
 class Drawn:

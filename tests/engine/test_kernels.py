@@ -13,7 +13,7 @@ import torch
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.engine import native, run
+from fedfleet.engine import run
 from fedfleet.engine.config import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import Conv, Pool, kernels
@@ -31,13 +31,7 @@ CONVS = [  # inputs, outputs, side, padding, height, width: every tile width, od
     (5, 13, 3, 2, 40, 1),
 ]
 
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        native.library()
-    except native.NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("own_kernels")
 
 
 def drawn(*shape: int) -> torch.Tensor:

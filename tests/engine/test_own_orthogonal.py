@@ -8,7 +8,7 @@ import torch
 from torch.func import vmap
 
 from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz
-from fedfleet.engine import native, run
+from fedfleet.engine import run
 from fedfleet.engine.kernels import for_methods
 
 from .test_kernels import lenet
@@ -16,13 +16,7 @@ from .test_kernels import lenet
 TOLERANCE = {scheme: 1e-4 if "polar" in scheme else 2e-5 for scheme in SCHEMES}
 SHAPES = [(1, 5), (7, 7), (6, 25), (10, 84), (84, 120), (66, 65), (120, 401), (133, 64)]
 
-
-@pytest.fixture(autouse=True)
-def _built():
-    try:
-        native.library()
-    except native.NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("own_kernels")
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 4, 5])

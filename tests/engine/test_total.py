@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine import native
 from fedfleet.engine.sums import At, Fold, Shape
 from fedfleet.engine.total import Total
 
@@ -67,12 +66,9 @@ KINDS = {"lone": [1.0], "weighted": [0.5], "two": [1.0, 1.0], "two weighted": [2
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("kinds", [["lone"], ["lone", "weighted"], ["lone", "two"], list(KINDS)], ids="-".join)
 @pytest.mark.parametrize("count", [*range(1, 14), 31])
-def test_the_order_is_the_trees(count, kinds, kernels):
+def test_the_order_is_the_trees(count, kinds, kernels, request):
     if kernels == "native":
-        try:
-            native.library()
-        except native.NoKernels as error:
-            pytest.skip(str(error))
+        request.getfixturevalue("own_kernels")
     draw = torch.Generator().manual_seed(count)
     for turn in range(8):
         pattern = [kinds[int(torch.randint(len(kinds), (), generator=draw))] for _ in range(count)]
