@@ -149,7 +149,7 @@ def test_a_label_that_is_no_class_is_told():
 
 @pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}], ids=["steps", "epochs"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_whole_runs(name, local):
+def test_whole_runs(name, local, ray_here):
     made = lenet(kernels="chain", block=1)
     method = {"name": name, "rule": {"name": "sgd", "lr": 0.05}}
     federation = made.federation.model_copy(update={"local": type(made.federation.local)(batch=8, **local)})
@@ -159,4 +159,8 @@ def test_whole_runs(name, local):
     ]
     own, torchs = (torch.cat([t.flatten() for t in result.model.values()]) for result in results)
     assert not torch.equal(own, torchs)
-    assert float((own - torchs).abs().max() / torchs.abs().max()) < TOLERANCE
+    assert float((own - torchs).abs().max() / torchs.abs().max()) < 1e-5
+    for hosts in (1, 2):
+        engine = made.engine.model_copy(update={"backend": "ray", "hosts": hosts})
+        again = run(made.model_copy(update={"method": method, "federation": federation, "engine": engine}))
+        assert again.model_sha256 == results[0].model_sha256
