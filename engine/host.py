@@ -181,7 +181,7 @@ class Host:
         else:
             states = []
             for i, taken in enumerate(steps.tolist()):
-                client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients) if self.rows else clients
+                client = pytree.tree_map(lambda leaf, i=i: leaf[i], clients)
                 outcome = trips.alone(public, client, taken, OneClient(self, batches, part.start + i))
                 total.add_one(outcome, steps[i : i + 1].numpy(), weights[i : i + 1], only=len(read) == 1)
                 states.append(outcome.client)
@@ -199,9 +199,7 @@ class Host:
         if self.fresh[0] is not public:
             self.fresh = public, algorithm.client_init(public)
         fresh = self.fresh[1]
-        if self.rows is None:
-            return fresh  # which has no leaf
-        if bool((read < 0).all()):
+        if self.rows is None or bool((read < 0).all()):
             return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
         return self.rows.read(read, fresh)
 
