@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 FILE = """
 plugins: [fedfleet.tune.bench.works]
 workload: w1
@@ -33,13 +35,14 @@ def first_round(backend: str, folder: Path) -> float:
     os.close(theirs)
     found, told = 0.0, b""
     try:
-        while told := told[-20:] + os.read(ours, 65536):
-            if not found and b"round 1/" in told:
+        while True:
+            told = told[-200:] + os.read(ours, 65536)
+            if not found and b"round 1/" in COLOURS.sub(b"", told):
                 found = time.perf_counter() - began
     except OSError:  # the terminal has gone with the command
         os.close(ours)
-    if run.wait():
-        sys.exit(f"{' '.join(command)} failed")
+    if run.wait() or not found:
+        sys.exit(f"{' '.join(command)} failed, or told of no round: {told.decode(errors='replace')}")
     return found
 
 
