@@ -2,8 +2,8 @@
 
     python benchmarks/timeline.py w2 fedavg --rounds 120
 
-A run with two hosts on Ray whose driver is this process; functions of the engine are timed from outside. Prints what each
-takes a round, and one round from beginning to end.
+A run with two hosts on Ray whose driver is this process; functions of the engine are timed from outside. Prints what
+each takes a round, and one round from beginning to end.
 """
 
 from __future__ import annotations
