@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class Chain:
         """(gradients (c, P), losses (c,)) at points (c, P), for columns (c, B, …); all without c for one client."""
         points, columns = points.contiguous(), self._columns(batch, points.dtype)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
-        self._call("chain_gradient", (points, *columns, gradients, losses), points.shape[-1])
+        self._call("chain_gradient", (points, *columns, gradients, losses), columns[1], points.shape[-1])
         return gradients, losses
 
     def descend(
@@ -73,7 +73,7 @@ class Chain:
         total (P,), if there is one, is written to: the gradients are added to it."""
         columns, losses = self._columns(batches, y.dtype), y.new_empty(len(batches["label"]))
         y, shift = y.clone(), None if shift is None else shift.contiguous()
-        self._call("chain_descend", (y, shift, total, *columns, losses), len(y), ctypes.c_float(lr))
+        self._call("chain_descend", (y, shift, total, *columns, losses), columns[1], len(y), ctypes.c_float(lr))
         return y, losses
 
     def _columns(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -82,12 +82,10 @@ class Chain:
         x = self.chained.inputs({"input": batch["input"].flatten(0, label.ndim - 1)}, dtype).contiguous()
         return x, label, None if share is None else share.to(dtype).contiguous()
 
-    def _call(self, name: str, tensors: tuple[Tensor | None, ...], parameters: int, *more: ctypes.c_float) -> None:
-        """tensors: losses last, one for every row of labels."""
-        label = next(tensor for tensor in tensors if tensor is not None and tensor.dtype == torch.int64)
-        losses, layers = tensors[-1], ctypes.c_void_p(self.layers.ctypes.data)
-        assert losses is not None
-        sizes = (len(self.layers), losses.numel(), label.shape[-1], parameters)
+    def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, parameters: int, *more: Any) -> None:
+        """label: (n, B), or (B,), one of the tensors; parameters: P."""
+        layers = ctypes.c_void_p(self.layers.ctypes.data)
+        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], parameters)
         if getattr(library(), name)(*map(at, tensors), layers, *map(ctypes.c_int64, sizes), *more):
             raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
 

@@ -29,7 +29,7 @@ from .kernels import kernels
 from .rows import Place, Rows
 from .sums import Sums
 from .total import Total
-from .trip import AT_ONCE, Trips
+from .trip import Trips
 
 
 class Data(NamedTuple):
@@ -103,20 +103,9 @@ class OneClient:
     """Batches of the client at a place of a task's stream, see `trip.OwnBatches`."""
 
     def __init__(self, host: Host, batches: Stream, at: int) -> None:
-        self.host, self.batches, self.at = host, batches, at
-        self.ahead: dict[str, Tensor] = {}  # the next steps'
+        self.host, self.batches, self.at, self.beat = host, batches, at, host.beat
 
-    def __call__(self, step: int) -> dict[str, Tensor]:
-        self.host.beat()
-        if step % AT_ONCE == 0:
-            self.ahead = self.together(slice(step, step + AT_ONCE))
-        batch = {name: column[step % AT_ONCE] for name, column in self.ahead.items()}
-        if (weight := batch.pop("weight", None)) is None:
-            return batch
-        real = int((weight > 0).sum())
-        return {name: column if name == "key" else column[:real] for name, column in batch.items()}
-
-    def together(self, steps: slice) -> dict[str, Tensor]:
+    def __call__(self, steps: slice) -> dict[str, Tensor]:
         rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight
         return self.host.padded(rows, keys, weight, (self.at, steps))
 

@@ -36,13 +36,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FEDFLEET_CACHE") or f"{cache}/fedfleet").expanduser()
 
 
+def find_compiler() -> str | None:
+    """$CXX, else the first of COMPILERS that is here."""
+    given = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """NoKernels where there is no compiler, or none that compiles it."""
-    given = os.environ.get("CXX")
-    compiler = next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
+    compiler = find_compiler()
     if compiler is None:
-        raise NoKernels(f"no C++ compiler: none of {given or ', '.join(COMPILERS)} is here")
+        raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
     told = "\0".join([*(source.read_text("utf-8") for source in SOURCES), version(compiler), *FLAGS, processor()])
     path = cache_folder() / "kernels" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
     try:

@@ -84,8 +84,7 @@ class Rows:
 
     def digests(self, rows: np.ndarray) -> np.ndarray:
         """(c, DIGEST) bytes: of each row as it is stored."""
-        found = [digests([[row.data]]) for at in range(len(rows)) for row in self.packed(rows[at : at + 1])]
-        return np.concatenate([digests([]), *found])
+        return np.concatenate([digests([]), *(digests([[self.packed(row)[0].data]]) for row in rows[:, None])])
 
     def _columns(self, clients: int) -> list[Tensor]:
         return [torch.empty(clients, *leaf.shape, dtype=k) for leaf, k in zip(self.leaves, self.kinds, strict=True)]

@@ -24,14 +24,14 @@ AT_ONCE = 32
 
 
 class OwnBatches(Protocol):
-    """A client's."""
+    """A client's, some steps at a time."""
 
-    def __call__(self, step: int) -> dict[str, Tensor]:
-        """Of a step, without the clients' axis and without padding."""
+    def __call__(self, steps: slice) -> dict[str, Tensor]:
+        """Each column (K, B, …), "key" (K,), "weight" (K, B) where there are short batches, which are padded behind."""
         ...
 
-    def together(self, steps: slice) -> dict[str, Tensor]:
-        """Each column (K, B, …), "weight" (K, B) where there are short batches, which are padded behind."""
+    def beat(self) -> None:
+        """A step begins: a sign of life."""
         ...
 
 
@@ -61,6 +61,16 @@ class Asked:
         return Tree(gradient, y.layout)
 
 
+def unpadded(batches: Batch, i: int) -> Batch:
+    """One of a client's batches (K, B, …): columns (b, …), "key" (), no "weight"."""
+    batch = {name: column[i] for name, column in batches.items()}
+    weight = batch.pop("weight", None)
+    if weight is None:
+        return batch
+    real = int((weight > 0).sum())
+    return {name: column if name == "key" else column[:real] for name, column in batch.items()}
+
+
 class Visit:
     """One client's steps of a round. `losses`: of those that were taken, one tensor or several."""
 
@@ -69,12 +79,19 @@ class Visit:
         self.losses: list[Tensor] = []
 
     def __iter__(self) -> Iterator[Asked]:
-        for k in range(self.steps):
-            done = torch.tensor(k / self.steps, dtype=torch.float64)
-            oracle = Asked(Gradient.forward, self.trips, self.batches(k), done)
-            yield oracle
-            self.trips.gradients = len(oracle.losses)
-            self.losses.append(oracle.losses[0])
+        for begin, batches in self._some():
+            for i in range(len(batches["key"])):
+                self.batches.beat()
+                done = torch.tensor((begin + i) / self.steps, dtype=torch.float64)
+                oracle = Asked(Gradient.forward, self.trips, unpadded(batches, i), done)
+                yield oracle
+                self.trips.gradients = len(oracle.losses)
+                self.losses.append(oracle.losses[0])
+
+    def _some(self) -> Iterator[tuple[int, Batch]]:
+        """(first step, batches), as many as are gathered together."""
+        for begin in range(0, self.steps, AT_ONCE):
+            yield begin, self.batches(slice(begin, min(begin + AT_ONCE, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
         chain, flat = self.trips.chain, y.flat
@@ -82,8 +99,7 @@ class Visit:
             return None
         added = total.flat.clone() if isinstance(total, Tree) else None
         constant = shift.flat if isinstance(shift, Tree) else None
-        for begin in range(0, self.steps, AT_ONCE):
-            batches = self.batches.together(slice(begin, min(begin + AT_ONCE, self.steps)))
+        for _, batches in self._some():
             flat, losses = chain.descend(flat, batches, lr, constant, added)
             self.losses.append(losses)
         self.trips.gradients = 1

@@ -37,13 +37,12 @@ def real_set(data_root: str) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def own_kernels() -> None:
-    """They can be built, which takes a C++ compiler."""
+    """Built. A C++ compiler is optional, hence a skip without one; one that is here must do it."""
     from fedfleet.engine import native
 
-    try:
-        native.library()
-    except native.NoKernels as error:
-        pytest.skip(str(error))
+    if native.find_compiler() is None:
+        pytest.skip("no C++ compiler is here; install g++")
+    native.library()
 
 
 @pytest.fixture(scope="session")

@@ -43,17 +43,15 @@ class Drawn:
         self.ragged = ragged
         if ragged:
             self.weight[::3] = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0])
-        self.asked: list[int] = []
+        self.asked, self.beats = 0, 0
 
-    def __call__(self, step: int) -> dict[str, torch.Tensor]:
-        self.asked.append(1)
-        real = self.weight[step] > 0
-        return {"input": self.input[step][real], "label": self.label[step][real], "key": torch.tensor(step)}
-
-    def together(self, steps: slice) -> dict[str, torch.Tensor]:
-        batches = {"input": self.input[steps], "label": self.label[steps]}
-        self.asked.append(len(batches["label"]))
+    def __call__(self, steps: slice) -> dict[str, torch.Tensor]:
+        self.asked += 1
+        batches = {"input": self.input[steps], "label": self.label[steps], "key": torch.arange(len(self.label))[steps]}
         return {**batches, "weight": self.weight[steps]} if self.ragged else batches
+
+    def beat(self) -> None:
+        self.beats += 1
 
 
 def outcome(method: Any, chain: tuple[Any, ...], kernels: str, batches: Drawn, steps: int) -> Any:
@@ -80,8 +78,8 @@ def test_at_once_is_step_by_step(chain, steps, ragged, method):
     shape = CHAINS[chain][0]
     batches = Drawn(shape, steps, ragged), Drawn(shape, steps, ragged)
     own, torchs = (outcome(method, CHAINS[chain], *each, steps) for each in zip(KERNELS, batches, strict=True))
-    assert len(batches[0].asked) == -(-steps // AT_ONCE)  # it was used
-    assert len(batches[1].asked) == steps
+    assert [each.asked for each in batches] == [-(-steps // AT_ONCE)] * 2
+    assert [each.beats for each in batches] == [0, steps]  # descent was taken at once
     assert own.gradients == torchs.gradients == 1
     torch.testing.assert_close(own.loss, torchs.loss, rtol=TOLERANCE, atol=0)
     for mine, theirs in zip(*(pytree.tree_leaves((o.message, o.client)) for o in (own, torchs)), strict=True):
@@ -136,7 +134,7 @@ OTHERWISE = {
 def test_what_is_no_plain_descent_goes_step_by_step(method):
     batches = Drawn(CHAINS["mlp"][0], 4, False), Drawn(CHAINS["mlp"][0], 4, False)
     own, torchs = (outcome(method, CHAINS["mlp"], *each, 4) for each in zip(KERNELS, batches, strict=True))
-    assert len(batches[0].asked) == 4
+    assert [each.beats for each in batches] == [4, 4]
     assert float((own.message.delta - torchs.message.delta).norm()) <= TOLERANCE * float(torchs.message.delta.norm())
 
 
