@@ -27,7 +27,7 @@ WATCHED = (
     *((driver.Driver, name) for name in ("_next", "_train", "_commit")),
     *((driver.cohort, name) for name in ("sample", "plan")),
     *((hosts.RayFleet, name) for name in ("start", "_begin", "_gather")),
-    *((hosts.pickle, "dumps"), (ray.actor.ActorMethod, "remote"), (ray, "wait"), (totals, "plus_leaves")),
+    *((hosts.pickle, "dumps"), (hosts, "over"), (totals, "plus_leaves")),
 )
 
 

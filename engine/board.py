@@ -115,6 +115,10 @@ class Board:
         """The number of the host that has claimed it and not finished; -1 for none."""
         return int(self.owners[slot]) - 1 if self.owners[slot] > 0 else -1
 
+    def room(self, slot: int, specs: Sequence[Spec]) -> list[np.ndarray]:
+        """Where `put` has such arrays: those that lie there already it does not copy."""
+        return self._views(self._slot(slot), specs)
+
     def put(self, slot: int, reply: Any, arrays: Sequence[np.ndarray]) -> None:
         """A task's result: arrays into their place, the rest as bytes; then it is done."""
         offset = self._slot(slot)
@@ -144,7 +148,8 @@ class Board:
     def _write(self, offset: int, arrays: Sequence[np.ndarray]) -> list[Spec]:
         specs = [Spec.of(array) for array in arrays]
         for view, array in zip(self._views(offset, specs), arrays, strict=True):
-            view[...] = array
+            if not np.may_share_memory(view, array):
+                view[...] = array
         return specs
 
     def _views(self, offset: int, specs: Sequence[Spec]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from .job import Job
 from .kernels import kernels
 from .rows import Place, Rows
 from .sums import Sums
-from .total import Total
+from .total import Total, empty
 from .trip import Trips
 
 
@@ -141,7 +141,7 @@ class Host:
         self.gathering, began = 0.0, time.perf_counter()
         batches = stream(self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
         drawn = time.perf_counter() - began
-        total = Total(trips.forms, len(work.task.cuts), self.kernels)
+        total = Total(trips.forms, len(work.task.cuts), self.kernels, self.memory)
         begin = 0
         for end in work.task.cuts:
             self._block(trips, public, work, batches, slice(begin, end), total)
@@ -182,6 +182,10 @@ class Host:
             if self.place.digests:
                 total.clients.setdefault("digest", []).append(digests)
             total.times["state"] += time.perf_counter() - began
+
+    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """For a task's sums, float64."""
+        return empty(shapes)
 
     def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
         """The clients' states, stacked; those on their first visit get their initial one."""

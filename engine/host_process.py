@@ -7,12 +7,16 @@ import os
 import pickle
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
+from .bell import Ends, Heard
 from .board import Address, Board, Spec
 from .cohort import MOST
 from .columns import from_arrow
@@ -29,17 +33,20 @@ class Order(NamedTuple):
 
     call: Call
     slots: list[int]
-    tasks: bytes  # of a list, as pickle gives them: Ray takes ten times as long over so many small arrays
+    tasks: list[Any]
     version: int
     specs: list[Spec]  # of what is broadcast
 
 
 class Signs(NamedTuple):
-    """Of a host's life: its number, the file with the times of all hosts' last steps, the one for its stack."""
+    """Of a host's life: its number, the file with the times of all hosts' last steps, the one for its stack; what wakes
+    it, and the file in which the order then is, as pickle gives it."""
 
     number: int
     beats: str
     stack: str
+    bell: Ends
+    orders: str
 
 
 class HostProcess(Host):
@@ -53,6 +60,7 @@ class HostProcess(Host):
         def beat() -> None:
             beats[self.number] = time.monotonic()
 
+        self.bell, self.orders = Heard(signs.bell), os.open(signs.orders, os.O_RDONLY)
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
@@ -61,21 +69,35 @@ class HostProcess(Host):
         self.beat()
         return os.getpid()
 
-    def work(self, order: Order) -> None:
+    def serve(self) -> None:
+        """Do what the driver orders, until it is gone."""
+        try:
+            while size := self.bell.wait():
+                self._work(pickle.loads(os.pread(self.orders, size, 0)))  # of this run's own driver
+                self.bell.done()
+        finally:
+            self.bell.close()
+
+    def _work(self, order: Order) -> None:
         """Do tasks until none is left."""
         if self.read.version != order.version:
             self.read = Shared(order.version, self.board.posted(order.specs))
-        slots, tasks = order.slots, pickle.loads(order.tasks)  # of this run's own driver, by way of Ray
-        while (place := self.board.claim(slots, self.number)) is not None:
+        while (place := self.board.claim(order.slots, self.number)) is not None:
+            self.slot = order.slots[place]
             self.beat()
             try:
-                sums: Sums | Failure = getattr(self, order.call)(tasks[place], self.read)
+                sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
                 sums = Failure(f"{type(error).__name__}: {error}"[:2000], f"host {self.number}, process {os.getpid()}")
             if isinstance(sums, Failure):
-                self.board.put(slots[place], sums, [])
+                self.board.put(self.slot, sums, [])
             else:
-                self.board.put(slots[place], sums._replace(leaves=[]), sums.leaves or [])
+                self.board.put(self.slot, sums._replace(leaves=[]), sums.leaves or [])
+
+    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Where the task's sums go: made there, they need not be copied."""
+        specs = [Spec(tuple(shape), "<f8") for shape in shapes]
+        return [torch.from_numpy(view) for view in self.board.room(self.slot, specs)]
 
 
 def slot_of(task: Any) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from .bell import Bell, over
 from .board import Board, nameless
 from .cohort import MOST
 from .config import HostGroup
@@ -36,17 +37,18 @@ STARTS = 3
 START_SECONDS = 120.0
 """What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
-INLINE = 64 * 1024
-"""Bytes of tasks that go along with a host's call, which may have 100 kB; more lie where all hosts can read them."""
 Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 
 class Seat(NamedTuple):
-    """One host; `pid` is a reference to its process's number, `stack` the handle of the file for its stack."""
+    """One host; `pid` and `end` are references, to its process's number and to what it ends by; `stack` is the handle
+    of the file for its stack."""
 
     actor: Any
     number: int
+    bell: Bell
     pid: Any
+    end: Any
     stack: int
     group: HostGroup
     bundle: int  # of the run's room
@@ -62,13 +64,14 @@ class RayFleet:
         self.handle, self.path = nameless("fedfleet-beats")
         os.ftruncate(self.handle, SEATS * 8)
         self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
+        self.orders, self.orders_path = nameless("fedfleet-orders")
         self.board = Board.make(*board_sizes(job))
         self.made, self.deaths = 0, 0
         groups = [group for group in job.experiment.engine.groups() for _ in range(group.count)]
         self.seats = [self._seat(group, bundle) for bundle, group in enumerate(groups)]
         self.waiting: deque[Any] = deque()
         self.batch: list[Any] = []  # tasks under way
-        self.working: dict[Any, Seat] = {}  # reference -> who works on the batch
+        self.working: dict[Bell, Seat] = {}  # who works on the batch
         self.began = 0.0
         self.over: deque[tuple[Any, Sums | Failure]] = deque()
         try:
@@ -83,13 +86,14 @@ class RayFleet:
         self.made += 1
         self.beats[number] = time.monotonic()
         stack, path = nameless("fedfleet-stack")
-        signs = Signs(number, self.path, path)
+        bell = Bell()
+        signs = Signs(number, self.path, path, bell.ends, self.orders_path)
         where = self.room.of(bundle) if self.room else here()
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
         job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
         actor = made.remote(job, *self.data, self.place, signs, self.board.address)
-        return Seat(actor, number, actor.ready.remote(), stack, group, bundle)
+        return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle)
 
     def _started(self, i: int) -> None:
         """Wait for a first host; some may die on the way."""
@@ -99,11 +103,12 @@ class RayFleet:
                 self.check()
             try:
                 ray.get(seat.pid)
+                seat.bell.taken()
                 return
             except RayError as error:
                 cause = said(error)
                 self.tell(f"host {seat.number} died as it started: {cause}")
-            os.close(seat.stack)
+            leave(seat)
             self.seats[i] = self._seat(seat.group, seat.bundle)
         raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
 
@@ -119,10 +124,10 @@ class RayFleet:
         while not self.over:
             if not self.working:
                 self._begin()
-            ready, _ = ray.wait(list(self.working), num_returns=1, timeout=LOOK_SECONDS)
+            ready = over(self.working, LOOK_SECONDS)
             self.check()
-            for reference in ready:
-                self._returned(reference)
+            for bell in ready:
+                self._returned(bell)
             if not ready:
                 self._look()
             self._gather()
@@ -138,12 +143,15 @@ class RayFleet:
         self.waiting.extendleft(reversed(later))
         slots = [slot_of(task) for task in self.batch]
         self.board.open(slots)
-        told = pickle.dumps(self.batch, protocol=5)
-        order = Order(self.call, slots, told, self.version, self.specs)
-        self.order = order if len(told) < INLINE else ray.put(order)
+        told = pickle.dumps(Order(self.call, slots, self.batch, self.version, self.specs), protocol=5)
+        self.order = os.pwrite(self.orders, told, 0)
         self.began = time.monotonic()
         for seat in self.seats[: len(self.batch)]:
-            self.working[seat.actor.work.remote(self.order)] = seat
+            self._ring(seat)
+
+    def _ring(self, seat: Seat) -> None:
+        seat.bell.ring(self.order)
+        self.working[seat.bell] = seat
 
     def _gather(self) -> None:
         """Take what is done off the board."""
@@ -158,11 +166,13 @@ class RayFleet:
             self.over.append((task, reply if isinstance(reply, Failure) else reply._replace(leaves=leaves)))
         self.batch = left
 
-    def _returned(self, reference: Any) -> None:
+    def _returned(self, bell: Bell) -> None:
         """A host has found nothing more to do, or is gone."""
-        seat = self.working.pop(reference)
+        seat = self.working.pop(bell)
+        if bell.answer():
+            return
         try:
-            ray.get(reference)
+            ray.get(seat.end)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except RayError as error:
@@ -175,8 +185,7 @@ class RayFleet:
         if self.deaths > DEATHS:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
-        ray.kill(seat.actor)
-        os.close(seat.stack)
+        leave(seat)
         another = self._seat(seat.group, seat.bundle)
         self.seats[self.seats.index(seat)] = another
         self._gather()
@@ -184,19 +193,33 @@ class RayFleet:
             self.batch.remove(task)
             self.over.append((task, Failure(cause, where)))
         if self.batch:
-            self.working[another.actor.work.remote(self.order)] = another
+            self._ring(another)
 
     # --- hosts that hang --------------------------------------------------------------------------------------------
     def _look(self) -> None:
         patience = self.job.experiment.engine.patience
-        for reference, seat in list(self.working.items()):
+        for seat in list(self.working.values()):
             last = max(float(self.beats[seat.number]), self.began)
-            up = bool(ray.wait([seat.pid], timeout=0)[0])
+            up = self._up(seat)
+            if up is None:
+                continue
             if time.monotonic() - last > (patience if up else max(patience, START_SECONDS)):
                 self.tell(f"{self._name(seat)} has taken no step for {patience:g} s; its stack:\n{self._stack(seat)}")
-                self.working.pop(reference)
+                self.working.pop(seat.bell)
                 self._kill(seat)
                 self._lost(seat, f"no step for {patience:g} s (engine.patience)")
+
+    def _up(self, seat: Seat) -> bool | None:
+        """Whether it has started; None where it died of that."""
+        if not ray.wait([seat.pid], timeout=0)[0]:
+            return False
+        try:
+            ray.get(seat.pid)
+        except RayError as error:
+            self._lost(self.working.pop(seat.bell), f"it died as it started: {said(error)}")
+            return None
+        seat.bell.taken()
+        return True
 
     def _stack(self, seat: Seat) -> str:
         """What the host is doing, by its own account; Python need not be running for it."""
@@ -231,12 +254,18 @@ class RayFleet:
 
     def close(self) -> None:
         for seat in self.seats:
-            ray.kill(seat.actor)
-            os.close(seat.stack)
+            leave(seat)
         os.close(self.handle)
+        os.close(self.orders)
         self.board.close()
         if self.room:
             self.room.leave()
+
+
+def leave(seat: Seat) -> None:
+    ray.kill(seat.actor)
+    os.close(seat.stack)
+    seat.bell.close()
 
 
 def said(error: Exception) -> str:

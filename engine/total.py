@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,25 @@ from .kernels import FOUR, add_up
 from .sums import At, Fold, Shape
 
 
+Memory = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
+"""shapes -> float64 tensors, with anything in them."""
+
+
+def empty(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    return [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+
+
 class Total:
     """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
 
-    def __init__(self, forms: Forms, blocks: int, kernels: str = "torch") -> None:
+    def __init__(self, forms: Forms, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
+        """memory: of the first sums; the whole will be there, unless blocks are added up in one go."""
         shape = Shape([blocks])
         self.sums, self.facts = Fold(shape, self._plus), Fold(shape, added)
         self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
         self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
-        self.spare: list[list[Tensor]] = []  # memory of sums that went into others
-        self.shapes = [sample.shape for sample in pytree.tree_leaves(forms.message)]
+        self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(forms.message)]
+        self.spare = [memory(self.shapes)]  # of sums that went into others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
         self._begin_block()
@@ -104,7 +114,7 @@ class Total:
 
     def _memory(self) -> list[Tensor]:
         """Of a block's sums, with anything in it."""
-        return self.spare.pop() if self.spare else [torch.empty(s, dtype=torch.float64) for s in self.shapes]
+        return self.spare.pop() if self.spare else empty(self.shapes)
 
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """All of a block at once."""
