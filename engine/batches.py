@@ -6,6 +6,7 @@ vK … vK + K - 1 of the stream, wherever passes begin and end. The shuffle of p
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..workloads import counted
 from ..workloads.base import Parts
 from .cohort import steps_of
 from .config import Local
+from .native import library
 
 
 class Stream(NamedTuple):
@@ -27,27 +29,50 @@ class Stream(NamedTuple):
     keys: Tensor  # (c, K) int64, this step's source of randomness
 
 
-def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int) -> Stream:
-    """`visits`: (c,) how often each client took part before."""
-    offsets = parts.offsets[clients].astype(np.int64)
-    sizes = parts.offsets[clients + 1].astype(np.int64) - offsets
-    steps = steps_of(sizes, local).astype(np.int64)
-    who, first = clients.astype(np.int64), visits.astype(np.int64) * steps
-    batch = min(local.batch, int(sizes.max()))
-    passes = -(-sizes // local.batch)
+def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, own: bool = False) -> Stream:
+    """`visits`: (c,) how often each client took part before; own: by draw.cpp, which gives the same."""
+    who, visits = clients.astype(np.int64), visits.astype(np.int64)
+    offsets = parts.offsets[clients]
+    sizes = parts.offsets[clients + 1] - offsets
+    steps = steps_of(sizes, local)
+    shape = (len(who), int(steps.max()), min(local.batch, int(sizes.max())))
+    each = (who, offsets, sizes, visits, steps)
+    rows, weight, keys = (_drawn if own else _shuffled)(parts.rows, each, shape, local.batch, seed)
+    return Stream(rows, weight, torch.from_numpy(steps), keys)
+
+
+def _drawn(
+    all: np.ndarray, each: tuple[np.ndarray, ...], shape: tuple[int, int, int], batch: int, seed: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As `_shuffled`."""
+    rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)
+    given = [np.ascontiguousarray(array, dtype=np.int64) for array in (*each, all)]
+    arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, rows, weight, keys))
+    purposes = (int(counted.key(seed, purpose)) for purpose in ("order", "step"))
+    full = library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes)))
+    return torch.from_numpy(rows), None if full else torch.from_numpy(weight), torch.from_numpy(keys)
+
+
+def _shuffled(
+    all: np.ndarray, each: tuple[np.ndarray, ...], shape: tuple[int, int, int], batch: int, seed: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(rows, weight, keys) of a Stream of this shape (c, K, B). all: rows of all clients; each: (c,) a client's number,
+    where its rows begin among all, how many there are, its visits before, the steps of one; batch: of its examples."""
+    who, offsets, sizes, visits, steps = each
+    first, passes = visits * steps, -(-sizes // batch)
     shuffled, start = _shuffles(who, sizes, first, steps, passes, seed)
-    step, held = np.arange(int(steps.max())), passes[:, None]
+    step, held = np.arange(shape[1]), passes[:, None]
     number = first[:, None] + np.minimum(step, steps[:, None] - 1)  # (c, K) batches of the whole stream
     origin = start[:, None] + (number // held - number[:, :1] // held) * sizes[:, None]
-    within = ((number % held) * local.batch)[..., None] + np.arange(batch)  # (c, K, B)
+    within = ((number % held) * batch)[..., None] + np.arange(shape[2])  # (c, K, B)
     real = within < sizes[:, None, None]
     full = bool(real.all())
     if not full:
         within = np.where(real, within, within[..., :1])
-    rows = parts.rows[shuffled[origin[..., None] + within] + offsets[:, None, None]]
+    rows = all[shuffled[origin[..., None] + within] + offsets[:, None, None]]
     weight = None if full else torch.from_numpy(real / real.sum(-1, keepdims=True))
     keys = counted.key(seed, "step", who[:, None], first[:, None] + step)
-    return Stream(torch.from_numpy(rows), weight, torch.from_numpy(steps), torch.from_numpy(keys))
+    return torch.from_numpy(rows), weight, torch.from_numpy(keys)
 
 
 def _shuffles(

@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ class Spec(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return aligned(int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize)
+        return aligned(prod(self.shape) * np.dtype(self.dtype).itemsize)
 
 
 def nameless(label: str) -> tuple[int, str]:
@@ -68,6 +69,7 @@ class Board:
         self.memory = mmap.mmap(self.handle, address.total)
         self.owners = np.ndarray((address.slots,), np.int64, self.memory)
         self.head = aligned(8 * address.slots)
+        self.known: dict[tuple[int, tuple[Spec, ...]], list[np.ndarray]] = {}  # views, by where and what they are
 
     @staticmethod
     def make(head: int, arrays: int, reply: int, slots: int) -> Board:
@@ -87,10 +89,10 @@ class Board:
                 os.close(handle)
 
     # --- what is broadcast ------------------------------------------------------------------------------------------
-    def post(self, arrays: Sequence[np.ndarray]) -> list[Spec]:
+    def post(self, arrays: Sequence[np.ndarray]) -> tuple[Spec, ...]:
         return self._write(self.head, arrays)
 
-    def posted(self, specs: Sequence[Spec]) -> list[np.ndarray]:
+    def posted(self, specs: tuple[Spec, ...]) -> list[np.ndarray]:
         """Copies."""
         return [view.copy() for view in self._views(self.head, specs)]
 
@@ -115,7 +117,7 @@ class Board:
         """The number of the host that has claimed it and not finished; -1 for none."""
         return int(self.owners[slot]) - 1 if self.owners[slot] > 0 else -1
 
-    def room(self, slot: int, specs: Sequence[Spec]) -> list[np.ndarray]:
+    def room(self, slot: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:
         """Where `put` has such arrays: those that lie there already it does not copy."""
         return self._views(self._slot(slot), specs)
 
@@ -145,16 +147,18 @@ class Board:
     def _slot(self, slot: int) -> int:
         return self.head + self.address.head + slot * (self.address.arrays + self.address.reply)
 
-    def _write(self, offset: int, arrays: Sequence[np.ndarray]) -> list[Spec]:
-        specs = [Spec.of(array) for array in arrays]
+    def _write(self, offset: int, arrays: Sequence[np.ndarray]) -> tuple[Spec, ...]:
+        specs = tuple(map(Spec.of, arrays))
         for view, array in zip(self._views(offset, specs), arrays, strict=True):
             if not np.may_share_memory(view, array):
                 view[...] = array
         return specs
 
-    def _views(self, offset: int, specs: Sequence[Spec]) -> list[np.ndarray]:
-        views = []
-        for spec in specs:
-            views.append(np.ndarray(spec.shape, spec.dtype, self.memory, offset))
-            offset += spec.bytes
+    def _views(self, offset: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:
+        """Made once: a run asks for the same ones again and again."""
+        views = self.known.get((offset, specs))
+        if views is None:
+            ends = np.cumsum([offset, *(spec.bytes for spec in specs)]).tolist()
+            views = [np.ndarray(*spec, self.memory, at) for spec, at in zip(specs, ends, strict=False)]
+            self.known[offset, specs] = views
         return views

@@ -23,11 +23,17 @@ class Dispatch:
     def __init__(self, fleet: Fleet, on_failure: str, tell: Tell) -> None:
         self.fleet, self.on_failure, self.tell = fleet, on_failure, tell
 
-    def run(self, call: Call, tasks: Sequence[Any], shared: Shared) -> Iterator[Sums | Part]:
-        """The results of all tasks, in any order, each once; then sums that did not come with them."""
+    def run(
+        self, call: Call, tasks: Sequence[Any], shared: Shared, meanwhile: Callable[[], Any] | None = None
+    ) -> Iterator[Sums | Part]:
+        """The results of all tasks, in any order, each once; then sums that did not come with them. meanwhile: what
+        this process may do while the hosts work."""
         self.fleet.start(call, shared)
         for task in tasks:
             self.fleet.put(task)
+        self.fleet.go()
+        if meanwhile is not None:
+            meanwhile()
         strikes: Counter[int] = Counter()
         twice: list[tuple[Any, Failure]] = []
         left = len(tasks)

@@ -69,6 +69,7 @@ class Driver:
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.plan.rounds)
+        self.drawn: tuple[int, Any] = (0, None)  # a round, and its cohort and tasks
 
     def start(self, fleet: Callable[[Table], Fleet]) -> None:
         """fleet: makes the hosts, given the clients' states."""
@@ -134,7 +135,8 @@ class Driver:
         started = time.perf_counter()
         everyone = np.arange(self.plan.clients)
         forms = Forms(method, self.model())
-        mean, totals = self._train(forms, everyone, opening=True)
+        tasks = self._tasks(everyone, Local(epochs=1, batch=self.plan.local.batch))
+        mean, totals = self._train(forms, 0, everyone, tasks)
         self.server = method.server_update(self.server, mean, self._where(0, len(everyone) - len(totals.dropped)))
         self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
@@ -145,8 +147,8 @@ class Driver:
         started, number = time.perf_counter(), self.round + 1
         if self.job.changes:
             self.method = self.job.method(number)
-        sampled = cohort.sample(self.job.experiment.seed, number, self.plan.clients, self.plan.cohort)
-        mean, totals = self._train(self.forms, sampled)
+        sampled, tasks = self._cohort(number)
+        mean, totals = self._train(self.forms, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
         server = self.method.server_update(self.server, mean, self._where(number, count))
@@ -187,29 +189,39 @@ class Driver:
         """The states that were written become the clients' own."""
         self.table.commit(totals.digests(sampled), totals.dropped)
 
-    def _train(self, forms: Forms, sampled: np.ndarray, opening: bool = False) -> tuple[Message, Totals]:
-        """sampled: (S,) ascending."""
-        sizes, number = self.setup.parts.sizes_of(sampled), 0 if opening else self.round + 1
-        local = Local(epochs=1, batch=self.plan.local.batch) if opening else self.plan.local
-        tasks = cohort.plan(sampled, sizes, local, self.block)
+    def _cohort(self, number: int) -> tuple[np.ndarray, list[cohort.Task]]:
+        """Who takes part in a round (S,), ascending, in which tasks; drawn while the hosts are at the one before."""
+        if self.drawn[0] != number:
+            sampled = cohort.sample(self.job.experiment.seed, number, self.plan.clients, self.plan.cohort)
+            self.drawn = number, (sampled, self._tasks(sampled, self.plan.local))
+        return self.drawn[1]
+
+    def _tasks(self, sampled: np.ndarray, local: Local) -> list[cohort.Task]:
+        return cohort.plan(sampled, self.setup.parts.sizes_of(sampled), local, self.block)
+
+    def _train(
+        self, forms: Forms, number: int, sampled: np.ndarray, tasks: list[cohort.Task]
+    ) -> tuple[Message, Totals]:
+        """number: 0 for the pass over all clients; sampled: (S,) ascending."""
+        sizes = self.setup.parts.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
         if self.plan.weights == "examples" and self.method.weighted:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
-        works = [Work.of(task, (number, opening), sampled, columns) for task in tasks]
-        totals = self._run("train", works, self.server.public)
+        works = [Work.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        totals = self._run("train", works, self.server.public, partial(self._cohort, number + 1))
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         count = len(sampled) - len(totals.dropped)
         return forms.mean(leaves, count, totals.facts["weight"]), totals
 
-    def _run(self, call: Any, tasks: list[Any], state: Any) -> Totals:
-        """All tasks of a phase that read `state`."""
+    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> Totals:
+        """All tasks of a phase that read `state`; meanwhile: see `Dispatch.run`."""
         self.version += 1
         shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        return in_order(tasks, self.dispatch.run(call, tasks, shared))
+        return in_order(tasks, self.dispatch.run(call, tasks, shared, meanwhile))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:

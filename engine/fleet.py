@@ -29,6 +29,10 @@ class Fleet(Protocol):
 
     def put(self, task: Any) -> None: ...
 
+    def go(self) -> None:
+        """Have what was put begun, where others than this process do it."""
+        ...
+
     def get(self) -> tuple[Any, Sums | Failure]:
         """Wait for a task that is over, well or badly."""
         ...
@@ -57,6 +61,9 @@ class InProcess:
 
     def put(self, task: Any) -> None:
         self.waiting.append(task)
+
+    def go(self) -> None:
+        pass
 
     def get(self) -> tuple[Any, Sums | Failure]:
         self.beat()

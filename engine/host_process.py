@@ -22,7 +22,7 @@ from .cohort import MOST
 from .columns import from_arrow
 from .fleet import Call, Failure
 from .forms import Forms
-from .host import Data, Host, Shared
+from .host import Data, Host, Packed, Shared
 from .job import Job
 from .rows import Place
 from .sums import Sums
@@ -33,9 +33,9 @@ class Order(NamedTuple):
 
     call: Call
     slots: list[int]
-    tasks: list[Any]
+    tasks: list[Any] | Packed
     version: int
-    specs: list[Spec]  # of what is broadcast
+    specs: tuple[Spec, ...]  # of what is broadcast
 
 
 class Signs(NamedTuple):
@@ -55,6 +55,7 @@ class HostProcess(Host):
     ) -> None:
         self.number = signs.number
         self.board, self.read = Board(board), Shared(-1, [])
+        self.slot, self.rooms = -1, {}  # of the task under way; where its sums go, by slot and shapes
         beats = np.memmap(signs.beats, np.float64, "r+")
 
         def beat() -> None:
@@ -96,8 +97,11 @@ class HostProcess(Host):
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Where the task's sums go: made there, they need not be copied."""
-        specs = [Spec(tuple(shape), "<f8") for shape in shapes]
-        return [torch.from_numpy(view) for view in self.board.room(self.slot, specs)]
+        asked = (self.slot, *shapes)
+        if asked not in self.rooms:
+            views = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
+            self.rooms[asked] = [torch.from_numpy(view) for view in views]
+        return self.rooms[asked]
 
 
 def slot_of(task: Any) -> int:

@@ -21,7 +21,7 @@ from .config import HostGroup
 from .connect import here
 from .errors import HostsLost
 from .fleet import Call, Failure
-from .host import Shared
+from .host import Packed, Shared
 from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
 from .room import Room
@@ -120,10 +120,13 @@ class RayFleet:
     def put(self, task: Any) -> None:
         self.waiting.append(task)
 
+    def go(self) -> None:
+        if self.waiting and not self.working:
+            self._begin()
+
     def get(self) -> tuple[Any, Sums | Failure]:
         while not self.over:
-            if not self.working:
-                self._begin()
+            self.go()
             ready = over(self.working, LOOK_SECONDS)
             self.check()
             for bell in ready:
@@ -143,7 +146,8 @@ class RayFleet:
         self.waiting.extendleft(reversed(later))
         slots = [slot_of(task) for task in self.batch]
         self.board.open(slots)
-        told = pickle.dumps(Order(self.call, slots, self.batch, self.version, self.specs), protocol=5)
+        tasks = Packed.of(self.batch) if self.call == "train" else self.batch
+        told = pickle.dumps(Order(self.call, slots, tasks, self.version, self.specs), protocol=5)
         self.order = os.pwrite(self.orders, told, 0)
         self.began = time.monotonic()
         for seat in self.seats[: len(self.batch)]:

@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #endif
 
+#include "draw.cpp"
+
 namespace {
 
 constexpr int64_t LANES = 16;

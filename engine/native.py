@@ -18,8 +18,8 @@ from pathlib import Path
 
 from .errors import ConfigError
 
-SOURCES = [Path(__file__).with_name(name) for name in ("orthogonal.cpp", "chain.cpp", "native.cpp")]
-"""The first includes the second, which includes the third."""
+SOURCES = [Path(__file__).with_name(name) for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "draw.cpp")]
+"""Each includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 300

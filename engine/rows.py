@@ -8,8 +8,7 @@ costs a page fault every 4 KiB, which came to several times the copying.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,8 @@ a round. Checkpoints' own files have SHA-256."""
 FILES = 16
 AT_ONCE = os.sysconf("SC_IOV_MAX")
 """Pieces of memory that one call reads or writes."""
+Memory = Sequence[np.ndarray]
+"""(bytes,) uint8 each."""
 
 
 class Place(NamedTuple):
@@ -41,10 +42,9 @@ class Rows:
 
     def __init__(self, place: Place, sample: Any) -> None:
         """sample: the state of one client, for shapes and dtypes."""
-        self.spec = pytree.tree_structure(sample)
-        self.leaves: list[Tensor] = pytree.tree_leaves(sample)
-        self.kinds = [stored(leaf, place.narrow) for leaf in self.leaves]
-        self.width = width(self.leaves, place.narrow)
+        leaves, self.spec = pytree.tree_flatten(sample)
+        self.leaves = [(leaf, stored(leaf, place.narrow)) for leaf in leaves]
+        self.width = width(leaves, place.narrow)
         self.files = [os.open(path, os.O_RDWR) for path in paths(place.folder)]
 
     def __del__(self) -> None:
@@ -53,7 +53,7 @@ class Rows:
 
     def read(self, rows: Tensor, fresh: Any) -> Any:
         """The states in `rows` (c,), stacked on a first axis; where a row is -1 it is `fresh`, one client's state."""
-        columns = self._columns(len(rows))
+        columns = [torch.empty(len(rows), *leaf.shape, dtype=kind) for leaf, kind in self.leaves]
         known = rows >= 0
         self._transfer(os.preadv, zip(rows.tolist(), pieces(columns), strict=True))
         found = []
@@ -66,30 +66,43 @@ class Rows:
 
     def write(self, rows: Tensor, states: Any) -> np.ndarray:
         """(c, DIGEST) bytes: of each row."""
-        leaves = zip(pytree.tree_leaves(states), self.kinds, strict=True)
-        columns = [leaf.to("cpu", kind).contiguous() for leaf, kind in leaves]
-        parts = list(pieces(columns))
+        parts = list(pieces(self._plain(states)))
         self._transfer(os.pwritev, zip(rows.tolist(), parts, strict=True))
         return digests(parts)
+
+    def read_one(self, row: int) -> Any:
+        """The state in a row."""
+        leaves = [torch.empty(leaf.shape, dtype=kind) for leaf, kind in self.leaves]
+        self._transfer(os.preadv, [(row, [bare(leaf) for leaf in leaves])])
+        found = [leaf.to(like.device, like.dtype) for leaf, (like, _) in zip(leaves, self.leaves, strict=True)]
+        return pytree.tree_unflatten(found, self.spec)
+
+    def write_one(self, row: int, state: Any) -> np.ndarray:
+        """As `write` of a single one, without the first axis."""
+        parts = [bare(leaf) for leaf in self._plain(state)]
+        self._transfer(os.pwritev, [(row, parts)])
+        return digests([parts])
+
+    def _plain(self, state: Any) -> list[Tensor]:
+        """Leaves as they are stored."""
+        pairs = zip(pytree.tree_leaves(state), self.leaves, strict=True)
+        return [leaf.to("cpu", kind).contiguous() for leaf, (_, kind) in pairs]
 
     def packed(self, rows: np.ndarray) -> np.ndarray:
         """(c, bytes of a row): as they are stored."""
         found = np.empty((len(rows), self.width), dtype=np.uint8)
-        self._transfer(os.preadv, ((row, [data.data]) for row, data in zip(rows.tolist(), found, strict=True)))
+        self._transfer(os.preadv, ((row, [data]) for row, data in zip(rows.tolist(), found, strict=True)))
         return found
 
     def unpack(self, rows: np.ndarray, packed: np.ndarray) -> None:
         """What another node's `packed` gave, into the same rows here."""
-        self._transfer(os.pwritev, ((row, [data.data]) for row, data in zip(rows.tolist(), packed, strict=True)))
+        self._transfer(os.pwritev, ((row, [data]) for row, data in zip(rows.tolist(), packed, strict=True)))
 
     def digests(self, rows: np.ndarray) -> np.ndarray:
         """(c, DIGEST) bytes: of each row as it is stored."""
-        return np.concatenate([digests([]), *(digests([[self.packed(row)[0].data]]) for row in rows[:, None])])
+        return np.concatenate([digests([]), *(digests([[self.packed(row)[0]]]) for row in rows[:, None])])
 
-    def _columns(self, clients: int) -> list[Tensor]:
-        return [torch.empty(clients, *leaf.shape, dtype=k) for leaf, k in zip(self.leaves, self.kinds, strict=True)]
-
-    def _transfer(self, call: Callable[..., int], rows: Iterator[Any] | Sequence[Any]) -> None:
+    def _transfer(self, call: Callable[..., int], rows: Iterable[tuple[int, Memory]]) -> None:
         """call: os.preadv or os.pwritev; rows: (row, memory it is read to or written from), nothing where it is -1."""
         for row, memory in rows:
             if row < 0:
@@ -104,24 +117,28 @@ class Rows:
                 left = rest(left, moved) if done < self.width else []
 
 
-def digests(rows: Sequence[Sequence[memoryview]]) -> np.ndarray:
+def digests(rows: Sequence[Memory]) -> np.ndarray:
     """(c, DIGEST) bytes: of each row, given as pieces."""
     found = []
     for row in rows:
         made = xxhash.xxh3_128()
         for piece in row:
-            made.update(piece)
+            made.update(piece.data)
         found.append(made.digest())
     return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(len(rows), DIGEST)
 
 
-def pieces(columns: Sequence[Tensor]) -> Iterator[list[memoryview]]:
+def bare(leaf: Tensor) -> np.ndarray:
+    """Its memory."""
+    return leaf.view(-1).view(torch.uint8).numpy()
+
+
+def pieces(columns: Sequence[Tensor]) -> Iterator[Memory]:
     """Client by client, the memory of its part of every column."""
-    bare = [column.reshape(len(column), prod(column.shape[1:])).view(torch.uint8).numpy() for column in columns]
-    return ([part.data for part in parts] for parts in zip(*bare, strict=True))
+    return map(list, zip(*(bare(column).reshape(len(column), -1) for column in columns), strict=True))
 
 
-def rest(memory: Sequence[memoryview], moved: int) -> list[memoryview]:
+def rest(memory: Memory, moved: int) -> Memory:
     """What of it is left after `moved` bytes."""
     left = []
     for part in memory:

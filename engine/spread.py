@@ -101,9 +101,13 @@ class Spread:
             self.phase.late.add(task.index)
             self.desk.put(task)
 
-    def get(self) -> tuple[Any, Sums | Failure]:
+    def go(self) -> None:
         if self.young:
             self._begin()
+            self.desk.hand_out(self.sites.seats, self._give)
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        self.go()
         while not self.phase.over or self.phase.again:  # no result before the rows of those before it are there
             self._step()
         return self.phase.over.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from .forms import Forms
 from .kernels import FOUR, add_up
 from .sums import At, Fold, Shape
 
-
 Memory = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
 """shapes -> float64 tensors, with anything in them."""
 
@@ -24,35 +23,44 @@ def empty(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [torch.empty(shape, dtype=torch.float64) for shape in shapes]
 
 
+FACTS = ("loss", "steps", "gradients", "weight")
+
+
+class Told(NamedTuple):
+    """Numbers of c clients that were run at once, or of one alone: of each, on its device until all are asked for."""
+
+    loss: Tensor  # (c,) or ()
+    norm2: Tensor
+    gradients: int  # a step
+    steps: np.ndarray  # (c,)
+    weights: np.ndarray
+
+
 class Total:
     """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
 
     def __init__(self, forms: Forms, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
         """memory: of the first sums; the whole will be there, unless blocks are added up in one go."""
-        shape = Shape([blocks])
-        self.sums, self.facts = Fold(shape, self._plus), Fold(shape, added)
+        self.sums = Fold(Shape([blocks]), self._plus)
         self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
         self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(forms.message)]
         self.spare = [memory(self.shapes)]  # of sums that went into others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
-        self.clients: dict[str, list[np.ndarray]] = {"loss": [], "norm2": [], "steps": []}
-        self._begin_block()
-
-    def _begin_block(self) -> None:
-        self.told: dict[str, float] = dict.fromkeys(("loss", "steps", "gradients", "weight"), 0.0)
-        self.leaves: list[Tensor] = []
+        self.clients: dict[str, list[np.ndarray]] = {}  # what else there is of each
+        self.told: list[list[Told]] = [[]]  # by block
+        self.leaves: list[Tensor] = []  # of the block under way
 
     def end_block(self) -> None:
         began = time.perf_counter()
-        self.facts.put(At(0, self.blocks), self.told)
         if self.leaves:
             self._lone_by_themselves()
             self.sums.put(At(0, self.blocks), self.leaves)
         self.blocks += 1
         if len(self.lone) == FOUR or self.blocks == self.count:
             self._four()
-        self._begin_block()
+        self.told.append([])
+        self.leaves = []
         self.times["reduce"] += time.perf_counter() - began
 
     def _plus(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
@@ -62,9 +70,23 @@ class Total:
             self.spare.append(right)
         return left
 
-    def whole(self) -> tuple[list[Tensor], dict[str, float]]:
-        """Once all blocks have ended."""
-        return self.sums.whole(), self.facts.whole()
+    def whole(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
+        """(sums, facts, numbers of each client (c,)), once all blocks have ended."""
+        began = time.perf_counter()
+        told = [each for block in self.told for each in block]
+        loss, norm2 = (joined([getattr(each, name) for each in told]) for name in ("loss", "norm2"))
+        facts, at = Fold(Shape([self.blocks]), added), 0
+        for number, block in enumerate(self.told[:-1]):
+            sums = [0.0] * len(FACTS)
+            for each in block:
+                end, taken = at + len(each.steps), sum(each.steps.tolist())
+                more = (summed(loss[at:end]), taken, taken * each.gradients, summed(each.weights))
+                sums, at = added(sums, more), end
+            facts.put(At(0, number), sums)
+        clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
+        clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in told])}
+        self.times["reduce"] += time.perf_counter() - began
+        return self.sums.whole(), dict(zip(FACTS, facts.whole(), strict=True)), clients
 
     # --- lone clients -------------------------------------------------------------------------------------------------
     def _four(self) -> None:
@@ -88,16 +110,9 @@ class Total:
             self.sums.put(At(0, first + i), [s.copy_(leaf) for s, leaf in zip(self._memory(), leaves, strict=True)])
         self.lone = []
 
-    def _count(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
+    def _tell(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """steps, weights: (c,)."""
-        loss, norm2 = (leaf.reshape(-1).cpu().numpy() for leaf in (outcome.loss, outcome.message.facts["norm2"]))
-        taken = int(steps.sum())
-        self.told["loss"] += float(loss.sum())
-        self.told["steps"] += taken
-        self.told["gradients"] += taken * outcome.gradients
-        self.told["weight"] += float(weights.sum())
-        for name, values in (("loss", loss), ("norm2", norm2), ("steps", steps)):
-            self.clients[name].append(values)
+        self.told[-1].append(Told(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights))
 
     def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
         """steps, weights: (1,). only: the block has no other client."""
@@ -109,7 +124,7 @@ class Total:
             self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
             for i, leaf in enumerate(leaves):
                 self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=weight if i == 0 else 1.0)
-        self._count(outcome, steps, weights)
+        self._tell(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
     def _memory(self) -> list[Tensor]:
@@ -127,9 +142,18 @@ class Total:
             else:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves.append(total.cpu())
-        self._count(outcome, steps, weights)
+        self._tell(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
 
-def added(left: dict[str, float], right: dict[str, float]) -> dict[str, float]:
-    return {name: value + right[name] for name, value in left.items()}
+def summed(numbers: np.ndarray) -> float:
+    return numbers.item() if len(numbers) == 1 else float(numbers.sum())
+
+
+def joined(parts: list[Tensor]) -> np.ndarray:
+    """(c,), of parts (c,) or ()."""
+    return torch.hstack(parts).cpu().numpy()
+
+
+def added(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(left, right, strict=True)]

@@ -75,3 +75,21 @@ def test_every_order_is_about_as_likely():
     counts = [found.count(order) for order in set(found)]
     assert len(counts) == 6
     assert all(80 <= count <= 160 for count in counts)
+
+
+def test_drawn_by_our_own_code_they_are_the_same(own_kernels):
+    rng = np.random.default_rng(1)
+    for case in range(300):
+        sizes = rng.integers(1, 60, int(rng.integers(1, 12)))
+        parts = Parts.of(np.array_split(rng.permutation(int(sizes.sum())), np.cumsum(sizes)[:-1]))
+        clients = rng.permutation(len(sizes))[: int(rng.integers(1, len(sizes) + 1))]
+        length = {"steps" if case % 2 else "epochs": int(rng.integers(1, 9))}
+        asked = (parts, clients, rng.integers(0, 50, len(clients)), Local(batch=int(rng.integers(1, 40)), **length))
+        slow, quick = (stream(*asked, seed=case - 150, own=own) for own in (False, True))
+        for mine, theirs in zip(quick, slow, strict=True):
+            if theirs is None:
+                assert mine is None
+            else:
+                assert mine is not None
+                assert mine.dtype == theirs.dtype
+                assert torch.equal(mine, theirs)

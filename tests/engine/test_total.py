@@ -73,7 +73,7 @@ def test_the_order_is_the_trees(count, kinds, kernels, request):
     for turn in range(8):
         pattern = [kinds[int(torch.randint(len(kinds), (), generator=draw))] for _ in range(count)]
         blocks = [[(message(draw), weight) for weight in KINDS[kind]] for kind in pattern]
-        leaves, told = quick(blocks, kernels).whole()
+        leaves, told, _ = quick(blocks, kernels).whole()
         for mine, theirs in zip(leaves, slow(blocks), strict=True):
             assert mine.dtype == torch.float64
             assert np.array_equal(mine.numpy(), theirs), (turn, pattern)
@@ -94,7 +94,8 @@ def test_other_orders_would_show():
 def test_what_is_known_of_clients_is_in_their_order():
     draw = torch.Generator().manual_seed(0)
     blocks = [[(message(draw), 1.0)] for _ in range(6)]
-    total = quick(blocks, "torch")
+    _, _, clients = quick(blocks, "torch").whole()
     norms = [float(block[0][0]["delta"].square().sum()) for block in blocks]
-    assert np.concatenate(total.clients["norm2"]).tolist() == pytest.approx(norms)
-    assert np.concatenate(total.clients["loss"]).tolist() == [0.5] * 6
+    assert clients["norm2"].tolist() == pytest.approx(norms)
+    assert clients["loss"].tolist() == [0.5] * 6
+    assert clients["steps"].tolist() == [3] * 6
