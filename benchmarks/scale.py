@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from watch import Seen, watch
 
 WARMUP = 3
@@ -48,15 +49,18 @@ def rounds(seen: Seen) -> list[float]:
 
 def tell(name: str, seen: Seen) -> None:
     most = {key: max(look[key] for look in seen.memory) for key in ("driver", "hosts", "shared")}
-    share = [row["time/state"] / row["time/hosts"] for row in seen.rows[WARMUP:-1]]
+    share = [100 * row["time/state"] / row["time/hosts"] for row in seen.rows[WARMUP:-1]]
+    fifths = [statistics.median(part) for part in np.array_split(share, 5)]
     print(f"{name}: {len(seen.rows)} rounds, {len(seen.memory)} looks at memory")
     print(f"  start-up {seen.startup:.1f} s, a round {spread(rounds(seen))} s")
-    print(f"  state I/O {spread([100 * part for part in share], 1)} % of the hosts' time")
+    print(
+        f"  state I/O {spread(share, 1)} % of the hosts' time; by fifths {', '.join(f'{part:.1f}' for part in fifths)}"
+    )
     print(f"  most memory: driver {most['driver']:.0f} MiB, hosts {most['hosts']:.0f} MiB, {most['shared']:.0f} shared")
 
 
 def lenet(asked: argparse.Namespace) -> None:
-    plan = {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 60}
+    plan = {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 200}
     for name, out in (("without a folder", None), ("with a folder", asked.folder / "lenet")):
         if out is None and asked.short:
             continue
