@@ -32,9 +32,9 @@ class Stream(NamedTuple):
 def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, own: bool = False) -> Stream:
     """`visits`: (c,) how often each client took part before; own: by draw.cpp, which gives the same."""
     who, visits = clients.astype(np.int64), visits.astype(np.int64)
-    offsets = parts.offsets[clients]
-    sizes = parts.offsets[clients + 1] - offsets
-    steps = steps_of(sizes, local)
+    offsets, ends = (parts.offsets[clients + beyond].astype(np.int64) for beyond in (0, 1))
+    sizes = ends - offsets
+    steps = steps_of(sizes, local).astype(np.int64)
     shape = (len(who), int(steps.max()), min(local.batch, int(sizes.max())))
     each = (who, offsets, sizes, visits, steps)
     rows, weight, keys = (_drawn if own else _shuffled)(parts.rows, each, shape, local.batch, seed)
