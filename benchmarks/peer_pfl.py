@@ -115,7 +115,7 @@ def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return play(asked)
     os.environ |= {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *sys.argv]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *sys.argv]
     return sys.exit(subprocess.call(command))
 
 
