@@ -121,20 +121,26 @@ class RayFleet:
         self.waiting.append(task)
 
     def go(self) -> None:
-        if self.waiting and not self.working:
-            self._begin()
+        while self.working:  # hosts that had the last results of the phase before: about to say that they are done
+            self._listen()
+        self._begin()
 
     def get(self) -> tuple[Any, Sums | Failure]:
         while not self.over:
-            self.go()
-            ready = over(self.working, LOOK_SECONDS)
-            self.check()
-            for bell in ready:
-                self._returned(bell)
-            if not ready:
-                self._look()
-            self._gather()
+            if not self.working:
+                self._begin()
+            self._listen()
         return self.over.popleft()
+
+    def _listen(self) -> None:
+        """Wait for hosts that are done or gone, for a while; take what results there are."""
+        ready = over(self.working, LOOK_SECONDS)
+        self.check()
+        for bell in ready:
+            self._returned(bell)
+        if not ready:
+            self._look()
+        self._gather()
 
     def _begin(self) -> None:
         """Have all hosts work on what waits."""
