@@ -1,19 +1,23 @@
-"""What the driver does in a round, by the clock, while the hosts work and while they wait for it.
+"""What driver and hosts do in a round, by the clock, and when they wait for each other.
 
     python benchmarks/timeline.py w2 fedavg --rounds 120
 
-A run with two hosts on Ray whose driver is this process; functions of the engine are timed from outside. Prints what
-each takes a round, and one round from beginning to end.
+A run with two hosts on Ray whose driver is this process; functions of the engine are timed from outside, in the hosts
+by inside.py. Prints what each takes a round, and one round of the driver's from beginning to end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -68,6 +72,23 @@ def show() -> None:
             print(f"  {1e3 * (moment - begin):7.2f} {what}")
 
 
+def show_hosts(folder: Path) -> None:
+    print("the hosts, ms a round, parts of it in each other; Heard.wait is when they idle:")
+    for number, path in enumerate(sorted(folder.iterdir())):
+        seen = json.loads(path.read_text())
+        print(f"  host {number}, {seen['rounds']} rounds")
+        for name, (seconds, calls) in sorted(seen["spent"].items(), key=lambda item: -item[1][0]):
+            whole, each = 1e3 * seconds / seen["rounds"], 1e3 * seconds / max(calls, 1)
+            print(f"    {name:24s} {whole:7.2f}, {calls / seen['rounds']:5.1f} of {each:.3f}")
+
+
+def shares(rows: list[dict[str, float]]) -> None:
+    """Of a round's time, both hosts'."""
+    for part in ("compute", "data", "state", "reduce", "wait"):
+        found = statistics.median(row[f"time/{part}"] / (2 * row["time/seconds"]) for row in rows)
+        print(f"  {part:8s} {100 * found:5.1f} %")
+
+
 def main() -> None:
     from populations import play
 
@@ -86,7 +107,7 @@ def main() -> None:
     asked = parser.parse_args()
     made = experiment(
         {
-            "plugins": ["fedfleet.tune.bench.works"],
+            "plugins": ["fedfleet.tune.bench.works", str(Path(__file__).with_name("inside.py"))],
             "workload": asked.work,
             "method": METHODS[asked.method],
             "federation": {**FEDERATIONS[asked.work], "rounds": asked.rounds},
@@ -98,10 +119,14 @@ def main() -> None:
     job = Job.of(new_run_id(), made)
     for where, name in WATCHED:
         timed(where, name)
-    start_ray(job)
-    for _ in play(job):
-        pass
-    show()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDFLEET_INSIDE"] = folder
+        start_ray(job)
+        rows = list(play(job))
+        show()
+        show_hosts(Path(folder))
+    print("shares of a round:")
+    shares(rows[WARMUP:-1])
     ray.shutdown()
 
 

@@ -1,0 +1,68 @@
+"""What a host does in a round: a plug-in of timeline.py that times the engine's functions in the host's own process.
+
+After every round the host writes its times to a file of the folder $FEDFLEET_INSIDE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedfleet.engine import bell, board, chain, host, host_process, total, trip
+from fedfleet.engine.chain import Chain
+
+WORKLOADS: dict[str, Any] = {}
+WARMUP = 10
+
+WATCHED = (
+    *((bell.Heard, name) for name in ("wait", "done")),
+    *((board.Board, name) for name in ("claim", "posted", "put")),
+    *((host_process.pickle, name) for name in ("loads", "dumps")),
+    *((total.Total, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
+    *((host, "stream"), (trip.Trips, "alone"), (chain.Chain, "_call")),
+)
+spent: dict[str, list[float]] = {}  # seconds, calls
+rounds = 0
+
+
+def timed(where: Any, name: str) -> None:
+    function: Callable[..., Any] = getattr(where, name)
+    seen = spent.setdefault(f"{where.__name__.rpartition('.')[2]}.{name}", [0.0, 0])
+
+    def noted(*args: Any, **more: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **more)
+        finally:
+            seen[0] += time.perf_counter() - began
+            seen[1] += 1
+
+    setattr(where, name, noted)
+
+
+def told(done: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`Heard.done`, which ends a round."""
+
+    def noted(self: Any) -> None:
+        global rounds
+        done(self)
+        rounds += 1
+        if rounds == WARMUP:
+            for seen in spent.values():
+                seen[:] = [0.0, 0]
+        elif rounds > WARMUP:
+            Path(folder, str(os.getpid())).write_text(json.dumps({"rounds": rounds - WARMUP, "spent": spent}))
+
+    return noted
+
+
+folder = os.environ.get("FEDFLEET_INSIDE")
+if folder and not hasattr(Chain, "watched"):
+    Chain.watched = True  # pyright: ignore[reportAttributeAccessIssue]  once a process, however often this is loaded
+    for each in WATCHED:
+        timed(*each)
+    bell.Heard.done = told(bell.Heard.done)
