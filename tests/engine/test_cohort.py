@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
 from fedfleet.engine import cohort
 from fedfleet.engine.config import Local
+from fedfleet.engine.host import Packed, Work
 
 
 def test_a_cohort_is_distinct_ascending_and_counted():
@@ -62,3 +65,21 @@ def test_tasks_shrink_towards_the_end(blocks):
     assert (widths > 0).all()
     assert widths[0] <= max(1, round(0.14 * blocks))
     assert widths[-1] <= max(2, round(0.02 * blocks))
+
+
+def test_packed_for_pickle_tasks_are_the_same():
+    """Whole ones, and parts of some, as they are put again after a failure."""
+    sampled = cohort.sample(0, 1, 300, 90)
+    rng = np.random.default_rng(0)
+    columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])
+    tasks = cohort.plan(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
+    works = [Work.of(task, (3, False), sampled, columns) for task in tasks]
+    works[1:2] = [works[1].part(np.array([1])), works[1].part(np.array([0]))]
+    packed = pickle.loads(pickle.dumps(Packed.of(works)))
+    for place, work in enumerate(works):
+        again = packed[place]
+        assert (again.index, again.round, again.opening) == (work.index, 3, False)
+        assert again.task.cuts == work.task.cuts
+        for name in ("visits", "weights", "read", "write"):
+            assert getattr(again, name).tolist() == getattr(work, name).tolist()
+        assert again.task.clients.tolist() == work.task.clients.tolist()
