@@ -22,14 +22,14 @@ from typing import Any
 
 import ray
 
-from fedfleet.engine import driver, hosts, totals
+from fedfleet.engine import cohort, driver, hosts, totals
 
 WARMUP = 10
 marks: list[tuple[float, str]] = []
 
 WATCHED = (
     *((driver.Driver, name) for name in ("_next", "_train", "_commit")),
-    *((driver.cohort, name) for name in ("sample", "plan")),
+    *((cohort, name) for name in ("sample", "plan")),
     *((hosts.RayFleet, name) for name in ("start", "_begin", "_gather")),
     *((hosts.pickle, "dumps"), (hosts, "over"), (totals, "plus_leaves")),
 )

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..workloads import counted
-from .config import Local
+from ..workloads.base import Parts
+from .config import Federation, Local
 
 FEWEST, MOST = 20, 128
 """Tasks a round, where there are blocks enough: a task costs a message as long as the model, whatever it holds."""
@@ -70,6 +71,29 @@ def task_edges(blocks: int) -> list[int]:
         return list(range(blocks + 1))
     shares = np.cumsum(np.repeat([8, 4, 2, 1], count // 4))
     return sorted({0, *np.rint(shares / shares[-1] * blocks).astype(int).tolist()})
+
+
+class Cohorts:
+    """Who takes part in which round, in which tasks: `drawn` ahead, while hosts are at the round before, or at need."""
+
+    def __init__(self, seed: int, plan: Federation, parts: Parts, block: int) -> None:
+        self.seed, self.plan, self.parts, self.block = seed, plan, parts, block
+        self.last: tuple[int, tuple[np.ndarray, list[Task]]] | None = None
+
+    def drawn(self, round: int) -> tuple[np.ndarray, list[Task]]:
+        """((S,) clients, ascending; their tasks)."""
+        if self.last is None or self.last[0] != round:
+            sampled = sample(self.seed, round, self.plan.clients, self.plan.cohort)
+            self.last = round, (sampled, self._tasks(sampled, self.plan.local))
+        return self.last[1]
+
+    def everyone(self) -> tuple[np.ndarray, list[Task]]:
+        """The same of a pass over all clients, an epoch each."""
+        clients = np.arange(self.plan.clients)
+        return clients, self._tasks(clients, Local(epochs=1, batch=self.plan.local.batch))
+
+    def _tasks(self, clients: np.ndarray, local: Local) -> list[Task]:
+        return plan(clients, self.parts.sizes_of(clients), local, self.block)
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:

@@ -123,7 +123,7 @@ class Copies:
         assert self.rows is not None
         packed = self.rows.packed(snapshot.row[clients])
         for client, data in zip(clients, packed, strict=True):
-            if (digests([[data.data]])[0] != snapshot.digest[client]).any():
+            if (digests([[data]])[0] != snapshot.digest[client]).any():
                 raise OSError(f"the state of client {client} is not what was written")
         data = save({"rows": packed})
         name = digest(data)

@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from ..algorithms.contract import Message, Round, Server
 from ..algorithms.tree import Tree
 from ..workloads.base import Parts
-from . import cohort
 from .checkpoint import Checkpoints, Snapshot
-from .config import Local
+from .cohort import Cohorts, Task
 from .dispatch import Dispatch
 from .errors import ClientFailed, Diverged, FedFleetError, RowsLost
 from .evaluation import measured
@@ -52,7 +51,7 @@ class Driver:
         self.method = job.method()
         self.forms = Forms(self.method, x)
         self.limit = growth_limit(x)
-        self.block = job.block(x.flat.numel())
+        self.cohorts = Cohorts(experiment.seed, self.plan, setup.parts, job.block(x.flat.numel()))
         self._begin()
         self.version = 0
         self.events: list[str] = []
@@ -69,7 +68,6 @@ class Driver:
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.plan.rounds)
-        self.drawn: tuple[int, Any] = (0, None)  # a round, and its cohort and tasks
 
     def start(self, fleet: Callable[[Table], Fleet]) -> None:
         """fleet: makes the hosts, given the clients' states."""
@@ -133,9 +131,8 @@ class Driver:
         if method is None:
             return {}
         started = time.perf_counter()
-        everyone = np.arange(self.plan.clients)
+        everyone, tasks = self.cohorts.everyone()
         forms = Forms(method, self.model())
-        tasks = self._tasks(everyone, Local(epochs=1, batch=self.plan.local.batch))
         mean, totals = self._train(forms, 0, everyone, tasks)
         self.server = method.server_update(self.server, mean, self._where(0, len(everyone) - len(totals.dropped)))
         self._flip(everyone, totals)
@@ -147,7 +144,7 @@ class Driver:
         started, number = time.perf_counter(), self.round + 1
         if self.job.changes:
             self.method = self.job.method(number)
-        sampled, tasks = self._cohort(number)
+        sampled, tasks = self.cohorts.drawn(number)
         mean, totals = self._train(self.forms, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
@@ -189,19 +186,7 @@ class Driver:
         """The states that were written become the clients' own."""
         self.table.commit(totals.digests(sampled), totals.dropped)
 
-    def _cohort(self, number: int) -> tuple[np.ndarray, list[cohort.Task]]:
-        """Who takes part in a round (S,), ascending, in which tasks; drawn while the hosts are at the one before."""
-        if self.drawn[0] != number:
-            sampled = cohort.sample(self.job.experiment.seed, number, self.plan.clients, self.plan.cohort)
-            self.drawn = number, (sampled, self._tasks(sampled, self.plan.local))
-        return self.drawn[1]
-
-    def _tasks(self, sampled: np.ndarray, local: Local) -> list[cohort.Task]:
-        return cohort.plan(sampled, self.setup.parts.sizes_of(sampled), local, self.block)
-
-    def _train(
-        self, forms: Forms, number: int, sampled: np.ndarray, tasks: list[cohort.Task]
-    ) -> tuple[Message, Totals]:
+    def _train(self, forms: Forms, number: int, sampled: np.ndarray, tasks: list[Task]) -> tuple[Message, Totals]:
         """number: 0 for the pass over all clients; sampled: (S,) ascending."""
         sizes = self.setup.parts.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
@@ -210,7 +195,7 @@ class Driver:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
         works = [Work.of(task, (number, number == 0), sampled, columns) for task in tasks]
-        totals = self._run("train", works, self.server.public, partial(self._cohort, number + 1))
+        totals = self._run("train", works, self.server.public, partial(self.cohorts.drawn, number + 1))
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -26,6 +25,7 @@ from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
 from .room import Room
 from .rows import Place
+from .seat import Seat, said
 from .sums import Part, Sums
 
 LOOK_SECONDS = 0.5
@@ -38,20 +38,6 @@ START_SECONDS = 120.0
 """What a replacement may take to start, where engine.patience is less."""
 SEATS = 4096
 Calls = tuple[Callable[[], None], Callable[[str], None]]
-
-
-class Seat(NamedTuple):
-    """One host; `pid` and `end` are references, to its process's number and to what it ends by; `stack` is the handle
-    of the file for its stack."""
-
-    actor: Any
-    number: int
-    bell: Bell
-    pid: Any
-    end: Any
-    stack: int
-    group: HostGroup
-    bundle: int  # of the run's room
 
 
 class RayFleet:
@@ -99,16 +85,14 @@ class RayFleet:
         """Wait for a first host; some may die on the way."""
         for _ in range(STARTS):
             seat = self.seats[i]
-            while not ray.wait([seat.pid], timeout=LOOK_SECONDS)[0]:
-                self.check()
             try:
-                ray.get(seat.pid)
-                seat.bell.taken()
+                while not seat.up(LOOK_SECONDS):
+                    self.check()
                 return
             except RayError as error:
                 cause = said(error)
                 self.tell(f"host {seat.number} died as it started: {cause}")
-            leave(seat)
+            seat.leave()
             self.seats[i] = self._seat(seat.group, seat.bundle)
         raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
 
@@ -190,12 +174,12 @@ class RayFleet:
 
     def _lost(self, seat: Seat, cause: str) -> None:
         """Replace a host; blame the task that it had claimed."""
-        where = self._name(seat)
+        where = seat.name
         self.deaths += 1
         if self.deaths > DEATHS:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
-        leave(seat)
+        seat.leave()
         another = self._seat(seat.group, seat.bundle)
         self.seats[self.seats.index(seat)] = another
         self._gather()
@@ -210,51 +194,16 @@ class RayFleet:
         patience = self.job.experiment.engine.patience
         for seat in list(self.working.values()):
             last = max(float(self.beats[seat.number]), self.began)
-            up = self._up(seat)
-            if up is None:
+            try:
+                limit = patience if seat.up(0) else max(patience, START_SECONDS)
+            except RayError as error:
+                self._lost(self.working.pop(seat.bell), f"it died as it started: {said(error)}")
                 continue
-            if time.monotonic() - last > (patience if up else max(patience, START_SECONDS)):
-                self.tell(f"{self._name(seat)} has taken no step for {patience:g} s; its stack:\n{self._stack(seat)}")
+            if time.monotonic() - last > limit:
+                self.tell(f"{seat.name} has taken no step for {patience:g} s; its stack:\n{seat.told()}")
                 self.working.pop(seat.bell)
-                self._kill(seat)
+                seat.kill()
                 self._lost(seat, f"no step for {patience:g} s (engine.patience)")
-
-    def _up(self, seat: Seat) -> bool | None:
-        """Whether it has started; None where it died of that."""
-        if not ray.wait([seat.pid], timeout=0)[0]:
-            return False
-        try:
-            ray.get(seat.pid)
-        except RayError as error:
-            self._lost(self.working.pop(seat.bell), f"it died as it started: {said(error)}")
-            return None
-        seat.bell.taken()
-        return True
-
-    def _stack(self, seat: Seat) -> str:
-        """What the host is doing, by its own account; Python need not be running for it."""
-        try:
-            os.kill(ray.get(seat.pid, timeout=1), signal.SIGUSR1)
-        except (OSError, RayError):
-            return "(it does not answer)"
-        deadline, size = time.monotonic() + 2, -1
-        while time.monotonic() < deadline and (size <= 0 or os.fstat(seat.stack).st_size != size):
-            size = os.fstat(seat.stack).st_size
-            time.sleep(0.05)
-        return os.pread(seat.stack, max(size, 0), 0).decode(errors="replace") or "(it does not answer)"
-
-    def _kill(self, seat: Seat) -> None:
-        """Gone when this returns, or as good as: a host that writes on could spoil a later task."""
-        try:
-            os.kill(ray.get(seat.pid, timeout=1), signal.SIGKILL)
-        except (OSError, RayError):
-            ray.kill(seat.actor)
-
-    def _name(self, seat: Seat) -> str:
-        try:
-            return f"host {seat.number}, process {ray.get(seat.pid, timeout=0)}"
-        except RayError:
-            return f"host {seat.number}"
 
     def rest(self) -> Iterable[Part]:
         return ()
@@ -264,21 +213,9 @@ class RayFleet:
 
     def close(self) -> None:
         for seat in self.seats:
-            leave(seat)
+            seat.leave()
         os.close(self.handle)
         os.close(self.orders)
         self.board.close()
         if self.room:
             self.room.leave()
-
-
-def leave(seat: Seat) -> None:
-    ray.kill(seat.actor)
-    os.close(seat.stack)
-    seat.bell.close()
-
-
-def said(error: Exception) -> str:
-    """The last line of an error of Ray's, which tells most."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__

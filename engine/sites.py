@@ -15,11 +15,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .agent import FarHost, Keeper
 from .config import HostGroup
-from .hosts import said
 from .job import Job
 from .nodes import Node, cluster, placed, wanted
 from .room import Room
 from .rows import Place
+from .seat import said
 from .store import Table
 from .whereabouts import DRIVER, Whereabouts, reads
 

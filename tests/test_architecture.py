@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "engine.phase": {"ray"},
     "engine.ray_backend": {"ray"},
     "engine.room": {"ray"},
+    "engine.seat": {"ray"},
     "engine.sites": {"ray"},
     "engine.spread": {"ray"},
 }

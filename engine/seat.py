@@ -1,0 +1,73 @@
+"""A client host of the driver's node, as the driver holds it: an actor of Ray's, its bell, what tells of its life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+
+from .bell import Bell
+from .config import HostGroup
+
+
+class Seat(NamedTuple):
+    """`pid` and `end` are references, to its process's number and to what it ends by; `stack` is the handle of the file
+    for its stack."""
+
+    actor: Any
+    number: int
+    bell: Bell
+    pid: Any
+    end: Any
+    stack: int
+    group: HostGroup
+    bundle: int  # of the run's room
+
+    @property
+    def name(self) -> str:
+        try:
+            return f"host {self.number}, process {ray.get(self.pid, timeout=0)}"
+        except RayError:
+            return f"host {self.number}"
+
+    def up(self, seconds: float) -> bool:
+        """Whether it has started, `seconds` from now at most. RayError: it died of that."""
+        if not ray.wait([self.pid], timeout=seconds)[0]:
+            return False
+        ray.get(self.pid)
+        self.bell.taken()
+        return True
+
+    def told(self) -> str:
+        """Its stack: what the host is doing, by its own account; Python need not be running for it."""
+        try:
+            os.kill(ray.get(self.pid, timeout=1), signal.SIGUSR1)
+        except (OSError, RayError):
+            return "(it does not answer)"
+        deadline, size = time.monotonic() + 2, -1
+        while time.monotonic() < deadline and (size <= 0 or os.fstat(self.stack).st_size != size):
+            size = os.fstat(self.stack).st_size
+            time.sleep(0.05)
+        return os.pread(self.stack, max(size, 0), 0).decode(errors="replace") or "(it does not answer)"
+
+    def kill(self) -> None:
+        """Gone when this returns, or as good as: a host that writes on could spoil a later task."""
+        try:
+            os.kill(ray.get(self.pid, timeout=1), signal.SIGKILL)
+        except (OSError, RayError):
+            ray.kill(self.actor)
+
+    def leave(self) -> None:
+        ray.kill(self.actor)
+        os.close(self.stack)
+        self.bell.close()
+
+
+def said(error: Exception) -> str:
+    """The last line of an error of Ray's, which tells most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
