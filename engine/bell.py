@@ -1,7 +1,7 @@
 """How the driver wakes a host of its node and hears that it is done: a pipe each way.
 
-By Ray's calls both hosts idled 4 to 5 ms a round between the driver's order and their first task, and between their
-last one and the driver; by a pipe it is 0.1. A host alone writes to its pipe, so that its end tells of its death.
+A call of Ray's a round and host had hosts wait 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md), a pipe 11 to 12. A
+host alone writes to its pipe, so that its end tells of its death.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Packed:
 
     tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
     when: tuple[int, bool]  # (round, opening)
-    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write
+    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; (clients of all tasks,) each
 
     @staticmethod
     def of(works: Sequence[Work]) -> Packed:
@@ -180,6 +180,7 @@ class Host:
         )
 
     def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
+        """part: places in the task of the block's clients, who are run at once or one by one."""
         if self.vectorise and part.stop - part.start > 1:
             self._together(trips, public, work, batches, part, total)
         else:

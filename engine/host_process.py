@@ -96,7 +96,7 @@ class HostProcess(Host):
                 self.board.put(self.slot, sums._replace(leaves=[]), sums.leaves or [])
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Where the task's sums go: made there, they need not be copied."""
+        """Where the task's sums go, float64: made there, they need not be copied."""
         asked = (self.slot, *shapes)
         if asked not in self.rooms:
             views = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))

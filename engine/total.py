@@ -40,7 +40,7 @@ class Total:
     """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
 
     def __init__(self, forms: Forms, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
-        """memory: of the first sums; the whole will be there, unless blocks are added up in one go."""
+        """memory: of the first sums that need any; the whole comes to lie there where they are block 0's."""
         self.sums = Fold(Shape([blocks]), self._plus)
         self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
         self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
