@@ -55,7 +55,7 @@ class HostProcess(Host):
     ) -> None:
         self.number = signs.number
         self.board, self.read = Board(board), Shared(-1, [])
-        self.slot, self.rooms = -1, {}  # of the task under way; where its sums go, by slot and shapes
+        self.slot = -1  # of the task under way
         beats = np.memmap(signs.beats, np.float64, "r+")
 
         def beat() -> None:
@@ -97,11 +97,8 @@ class HostProcess(Host):
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Where the task's sums go, float64: made there, they need not be copied."""
-        asked = (self.slot, *shapes)
-        if asked not in self.rooms:
-            views = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
-            self.rooms[asked] = [torch.from_numpy(view) for view in views]
-        return self.rooms[asked]
+        room = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
+        return [torch.from_numpy(view) for view in room]
 
 
 def slot_of(task: Any) -> int:

@@ -99,6 +99,22 @@ def test_what_is_written_is_read(tmp_path, narrow):
     assert (other.digests(order.numpy()) == told).all()
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_client_alone_has_the_row_of_one_in_a_block(tmp_path, narrow):
+    sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
+    table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
+    rows = Rows(table.place, sample)
+    states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
+    told = rows.write(torch.tensor([0, 1, 2]), states)
+    for client in range(3):
+        mine = tuple(leaf[client] for leaf in states)
+        assert (rows.write_one(3 + client, mine) == told[client]).all()
+        for row in (client, 3 + client):
+            alone, block = rows.read_one(row), rows.read(torch.tensor([row]), sample)
+            assert all(torch.equal(one, leaf[0]) for one, leaf in zip(alone, block, strict=True))
+            assert all(one.dtype == leaf.dtype for one, leaf in zip(alone, sample, strict=True))
+
+
 def test_a_file_that_ends_is_told(table):
     rows = Rows(table.place, SAMPLE)
     for path in paths(table.place.folder):
