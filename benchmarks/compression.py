@@ -17,12 +17,13 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.config import experiment
+from fedfleet.engine.observer import Observer
 
 METHODS = ("fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad", "fedhm", "fedlmt", "fedpara", "ef21_p", "fedbat")
 WARMUP = 2
 
 
-class Clock:
+class Clock(Observer):
     """An observer: processor seconds of each round, hosts' included, for they are this process."""
 
     def __init__(self) -> None:
@@ -35,12 +36,6 @@ class Clock:
 
     def begin(self, job: Any, facts: dict[str, Any]) -> None:
         self.at = time.process_time()
-
-    def event(self, text: str) -> None: ...
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def seconds(method: str, rounds: int) -> float:

@@ -17,6 +17,7 @@ import psutil
 
 from fedfleet.engine import run
 from fedfleet.engine.config import experiment
+from fedfleet.engine.observer import Observer
 
 MIB = 2**20
 
@@ -46,7 +47,7 @@ def watch(config: dict[str, Any], out: Path | None = None, every: int = 1) -> Se
     return Seen(*json.loads(told.stdout.splitlines()[-1]))
 
 
-class Watch:
+class Watch(Observer):
     """An observer. Memory is RssAnon, the page cache aside: rows of states are mapped files, data sets and the board
     between driver and hosts are shared memory, of which each process shows what it has touched."""
 
@@ -54,8 +55,6 @@ class Watch:
         self.every, self.seen = every, Seen([], [], [])
         self.began = psutil.Process().create_time()
         self.found: dict[str, list[int]] = {}
-
-    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
 
     def event(self, text: str) -> None:
         print(text, file=sys.stderr)
@@ -76,10 +75,6 @@ class Watch:
             return {}
         found = {name: sum(weight["RssAnon"] for weight in some) for name, some in weights.items()}
         return {**found, "shared": max(weight["RssShmem"] for weight in together)}
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def processes() -> dict[str, list[int]]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import Experiment
     from .launch import Result, resume, run
+    from .observer import Observer
 
-__all__ = ["Experiment", "Result", "resume", "run"]
+__all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from .config import Experiment
 
         return Experiment
+    if name == "Observer":
+        from .observer import Observer
+
+        return Observer
     if name in ("Result", "resume", "run"):
         from . import launch
 

@@ -16,8 +16,9 @@ from .directory import RunDirectory
 from .errors import ConfigError, DriverDied, FedFleetError
 from .history import Record
 from .job import Job
-from .launch import Observer, Result, tell, watched
+from .launch import Result, tell, watched
 from .news import News
+from .observer import Observer
 from .ray_backend import listen
 
 NAMESPACE = "fedfleet"
@@ -27,7 +28,7 @@ GRACE_SECONDS = 30.0
 """How long it stays for those who have heard the end and have not asked for the outcome yet."""
 
 
-class Detached:
+class Detached(Observer):
     """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
 
     def __init__(self, job: Job) -> None:
@@ -58,8 +59,6 @@ class Detached:
         return self.signal
 
     # --- an observer ------------------------------------------------------------------------------------------------
-    def begin(self, job: Job, facts: dict[str, Any]) -> None: ...
-
     def record(self, record: Record) -> None:
         self.news.tell(record)
 
@@ -68,10 +67,6 @@ class Detached:
 
     def event(self, text: str) -> None:
         self.news.tell(text)
-
-    def end(self, result: Result) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
     # --- for those who attach ---------------------------------------------------------------------------------------
     def of(self) -> Job:

@@ -17,12 +17,13 @@ from .errors import ConfigError
 from .history import History, Record
 from .job import Job
 from .launch import Result
+from .observer import Observer
 from .whole import write
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
 
-class RunDirectory:
+class RunDirectory(Observer):
     """Writes the folder as the run goes. `rows`: the rounds so far, of an earlier part of the run too."""
 
     def __init__(self, path: Path, run_id: str = "") -> None:

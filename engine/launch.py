@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from .host import Data
 from .job import Job
 from .keeping import discard
 from .native import NoKernels, library
+from .observer import Observer
 from .path import has_chain, settled
 from .probe import measure
 
@@ -76,25 +77,6 @@ class Result:
             "seconds": round(self.seconds, 3),
             "directory": str(self.directory) if self.directory else None,
         }
-
-
-def ignore(records: list[Record]) -> None:
-    """What an observer without `resumed` does."""
-
-
-class Observer(Protocol):
-    """Watches a run: a progress bar, a tracker, a run directory. One that also has `resumed(records)` is told all
-    rounds before the one that a run is resumed at."""
-
-    def begin(self, job: Job, facts: dict[str, Any]) -> None: ...
-
-    def record(self, record: Record) -> None: ...
-
-    def event(self, text: str) -> None: ...
-
-    def end(self, result: Result) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def digest(model: dict[str, Tensor]) -> str:
@@ -167,25 +149,34 @@ def run(
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
     run_id: str | None = None,
+    stop: Callable[[], int] | None = None,
 ) -> Result:
     """Run to the last round.
 
     out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None writes
-    none. observers: told of every round. Raises ConfigError for what cannot run, Diverged where the model explodes,
-    Interrupted on SIGINT and SIGTERM (with a checkpoint, where there is a folder) and other FedFleetErrors.
+    none. observers: told of every round. stop: is asked often and returns the number of a signal to end by, or 0;
+    without it SIGINT and SIGTERM of this process end the run. Raises ConfigError for what cannot run, Diverged where
+    the model explodes, Interrupted when the run was asked to end (with a checkpoint, where there is a folder) and other
+    FedFleetErrors.
     """
     from .directory import RunDirectory
 
     directory = RunDirectory.new(Path(out)) if out is not None else None
     job = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
-    return watched(job, directory, list(observers))
+    return watched(job, directory, list(observers), stop)
 
 
-def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Observer] = ()) -> Result:
+def resume(
+    experiment: Experiment,
+    directory: str | Path,
+    observers: Iterable[Observer] = (),
+    stop: Callable[[], int] | None = None,
+) -> Result:
     """Go on from the last sound checkpoint of a run's folder, to the same bits as a run without a break.
 
     experiment: the folder's configuration; it may differ in what moves no bit (hosts, backend, tracking) and have more
-    rounds. Raises ConfigError where there is nothing to resume from, or naming the settings that differ.
+    rounds. stop: as in `run`. Raises ConfigError where there is nothing to resume from, or naming the settings that
+    differ.
     """
     from .directory import RunDirectory
 
@@ -193,7 +184,7 @@ def resume(experiment: Experiment, directory: str | Path, observers: Iterable[Ob
     if keys := differences(kept.config(), experiment.plain()):
         raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
     job = prepare(experiment, kept.run_id, kept.path, resume=True)
-    return watched(job, kept, list(observers))
+    return watched(job, kept, list(observers), stop)
 
 
 def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
@@ -245,7 +236,7 @@ def tell(told: Told, observers: list[Observer]) -> None:
         if isinstance(told, str):
             observer.event(told)
         elif isinstance(told, list):
-            getattr(observer, "resumed", ignore)(told)
+            observer.resumed(told)
         else:
             observer.record(told)
 

@@ -27,6 +27,7 @@ from fedfleet.engine.config import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.forms import Forms
 from fedfleet.engine.launch import Result, prepare, resume, run
+from fedfleet.engine.observer import Observer
 from fedfleet.engine.parts import Parts as Tables
 from fedfleet.workloads.base import Model, Partition, Parts
 from fedfleet.workloads.digits import Digits
@@ -149,20 +150,12 @@ def test_other_tasks(method: str, monkeypatch: pytest.MonkeyPatch):
     alike(run(few(method, engine={"block": 2})), whole(method))
 
 
-class Interrupt:
+class Interrupt(Observer):
     """An observer that is pressed Ctrl-C after round 2."""
-
-    def begin(self, job, facts): ...
 
     def record(self, record):
         if record["round"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def event(self, text): ...
-
-    def end(self, result): ...
-
-    def failed(self, error): ...
 
 
 @methods

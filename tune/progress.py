@@ -8,11 +8,12 @@ from typing import Any
 from ..engine.driver import Record
 from ..engine.job import Job
 from ..engine.launch import Result
+from ..engine.observer import Observer
 
 SHOWN = ("loss", "accuracy", "clients/s")
 
 
-class Progress:
+class Progress(Observer):
     """An observer; shows nothing where standard error is not a terminal."""
 
     def __init__(self) -> None:
@@ -52,8 +53,11 @@ class Progress:
             self.bar.console.print(text.split("\n")[0], highlight=False, markup=False)
 
     def end(self, result: Result) -> None:
-        self.failed(None)
+        self._stop()
 
-    def failed(self, error: BaseException | None) -> None:
+    def failed(self, error: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()

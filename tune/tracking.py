@@ -21,6 +21,7 @@ from ..engine.driver import Record
 from ..engine.errors import ConfigError, Diverged, Interrupted
 from ..engine.job import Job
 from ..engine.launch import Result
+from ..engine.observer import Observer
 from .mlflow_runs import again, keep, kept, log_metrics, log_parameters, name_of, not_tracked, now, partition_of, steps
 from .stores import load_mlflow, open_store, store
 
@@ -31,7 +32,7 @@ NEVER = ("", "")
 
 
 @dataclass
-class MlflowTracker:
+class MlflowTracker(Observer):
     uri: str = "auto"
     experiment: str = "default"
     directory: str | None = None
@@ -68,9 +69,6 @@ class MlflowTracker:
         """The store has them, but for those that a killed launcher had not written yet."""
         for record in records:
             self.record(record)
-
-    def event(self, text: str) -> None:
-        """The run's log has it."""
 
     def end(self, result: Result) -> None:
         self._close("FINISHED", "finished")

@@ -15,6 +15,7 @@ from fedfleet.engine import run
 from fedfleet.engine.config import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.launch import prepare, resume
+from fedfleet.engine.observer import Observer
 from fedfleet.tune.cli import main
 
 METHODS = (
@@ -65,20 +66,12 @@ def test_alone_equals_together(method):
     assert together.metrics["eval/auc"] == pytest.approx(alone.metrics["eval/auc"], abs=1e-12)
 
 
-class Interrupt:
+class Interrupt(Observer):
     """An observer that is pressed Ctrl-C after round 1."""
-
-    def begin(self, job, facts): ...
 
     def record(self, record):
         if record["round"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def event(self, text): ...
-
-    def end(self, result): ...
-
-    def failed(self, error): ...
 
 
 @methods

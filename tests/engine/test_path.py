@@ -13,6 +13,7 @@ import torch
 from fedfleet.engine import path, probe, resume, run
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.job import Chosen, Job
+from fedfleet.engine.observer import Observer
 from fedfleet.engine.trip import Trips
 
 from .setups import STEPS, digits
@@ -26,20 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-class Log:
+class Log(Observer):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def begin(self, job: Any, facts: Any) -> None: ...
-
-    def record(self, record: Any) -> None: ...
-
     def event(self, text: str) -> None:
         self.told.append(text)
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def played(experiment, out: Path | None = None) -> tuple[Any, str]:

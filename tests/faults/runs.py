@@ -18,6 +18,7 @@ from fedfleet.engine import cohort, run
 from fedfleet.engine.config import Experiment, experiment
 from fedfleet.engine.forms import Forms
 from fedfleet.engine.job import Job
+from fedfleet.engine.observer import Observer
 from fedfleet.engine.rows import paths, spot, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
@@ -108,14 +109,12 @@ def same(result: Any, expected: Any) -> None:
     assert untimed(result.rows) == untimed(expected.rows)
 
 
-class Watch:
+class Watch(Observer):
     """An observer: does something once a round is over, hears what is told."""
 
     def __init__(self, **actions: Callable[[], Any]) -> None:
         """actions: r3=… for round 3, each done once."""
         self.actions, self.told = actions, []
-
-    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
 
     def record(self, record: dict[str, float]) -> None:
         action = self.actions.pop(f"r{record['round']:.0f}", None)
@@ -124,10 +123,6 @@ class Watch:
 
     def event(self, text: str) -> None:
         self.told.append(text)
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def interrupt() -> None:

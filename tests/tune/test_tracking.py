@@ -23,6 +23,7 @@ from fedfleet.engine import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.launch import prepare
 from fedfleet.engine.launch import run as start
+from fedfleet.engine.observer import Observer
 from fedfleet.engine.storage import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.mlflow_runs import flatten
@@ -428,13 +429,9 @@ def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
     assert statuses("sqlite:///runs.db") == ("FINISHED", [1, 2, 3, 4, 5, 6, 7])
 
 
-class Stop:
+class Stop(Observer):
     """An observer that presses Ctrl-C after round 5."""
 
     def record(self, record: Any) -> None:
         if record["round"] == 5:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def begin(self, *args: Any) -> None: ...
-
-    event = end = failed = begin

@@ -15,6 +15,7 @@ import torch
 from fedfleet.engine.config import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.launch import run
+from fedfleet.engine.observer import Observer
 from fedfleet.engine.parts import Parts, resolve, signature
 from fedfleet.tune.show import describe
 from fedfleet.workloads.table import WORKLOADS
@@ -108,7 +109,7 @@ def test_stand_ins_are_refused():
 
 
 # --- global randomness ------------------------------------------------------------------------------------------------
-class Reseeding:
+class Reseeding(Observer):
     """Seeds every global generator anew after each round."""
 
     def __init__(self, seed: int) -> None:
@@ -123,10 +124,6 @@ class Reseeding:
 
     def event(self, text: str) -> None:
         self.record({})
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from ...engine.config import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.job import Job
 from ...engine.launch import run
+from ...engine.observer import Observer
 from ...engine.path import remembered
 from .works import FEDERATIONS
 
@@ -69,22 +70,14 @@ class Pair(NamedTuple):
         return self.ours / self.plain
 
 
-class Watch:
+class Watch(Observer):
     """An observer: when the first record came."""
 
     def __init__(self) -> None:
         self.began, self.first = time.perf_counter(), 0.0
 
-    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
-
     def record(self, record: dict[str, float]) -> None:
         self.first = self.first or time.perf_counter() - self.began
-
-    def event(self, text: str) -> None: ...
-
-    def end(self, result: Any) -> None: ...
-
-    def failed(self, error: BaseException) -> None: ...
 
 
 def plain(work: str, rounds: int) -> float:

@@ -1,0 +1,88 @@
+"""Observers: a base class that does nothing, subclasses that override what they need, and objects of no such class."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfleet.engine import Observer, resume, run
+from fedfleet.engine.config import experiment
+from fedfleet.engine.detached import Detached
+from fedfleet.engine.directory import RunDirectory
+from fedfleet.engine.errors import Interrupted
+from fedfleet.tune.progress import Progress
+from fedfleet.tune.tracking import MlflowTracker
+
+METHODS = {name for name, _ in inspect.getmembers(Observer, inspect.isfunction)}
+
+
+def small(rounds: int = 4) -> Any:
+    return experiment(
+        {
+            "workload": "quadratic",
+            "method": "fedavg",
+            "federation": {"clients": 4, "cohort": 2, "rounds": rounds},
+            "engine": {"backend": "local"},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+class Rounds(Observer):
+    """Overrides a single method."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def record(self, record: dict[str, float]) -> None:
+        self.seen.append(int(record["round"]))
+        if self.seen == [1, 2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Foreign:
+    """Inherits nothing and has every method, as a plug-in's tracker may."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in METHODS:
+            raise AttributeError(name)
+        return lambda *arguments: self.calls.append(name)
+
+
+@pytest.mark.parametrize("kind", [RunDirectory, Detached, Progress, MlflowTracker])
+def test_all_of_ours_inherit_it(kind: type):
+    assert issubclass(kind, Observer)
+
+
+def test_an_observer_that_overrides_one_method_sees_a_run_that_is_resumed(tmp_path: Path):
+    watching, foreign = Rounds(), Foreign()
+    with pytest.raises(Interrupted):
+        run(small(), tmp_path / "run", [watching, foreign])  # type: ignore[list-item]
+    assert foreign.calls[0] == "begin"
+    assert foreign.calls[-1] == "failed"
+    foreign.calls.clear()
+    resume(small(), tmp_path / "run", [watching, foreign])  # type: ignore[list-item]
+    assert watching.seen == [1, 2, 3, 4]
+    assert {"begin", "resumed", "record", "end"} <= set(foreign.calls)
+
+
+def test_a_run_can_be_asked_to_stop_without_a_signal(tmp_path: Path):
+    """As the executor of many runs does it, which runs each in a thread."""
+    seen: list[int] = []
+
+    class Count(Observer):
+        def record(self, record: dict[str, float]) -> None:
+            seen.append(int(record["round"]))
+
+    with pytest.raises(Interrupted):
+        run(small(1000), tmp_path / "run", [Count()], stop=lambda: signal.SIGTERM if len(seen) >= 2 else 0)
+    assert seen[-1] < 1000
+    assert list((tmp_path / "run" / "checkpoints").glob("round-*"))
