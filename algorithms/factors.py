@@ -40,6 +40,13 @@ class Form(ABC):
     def fixed(self, weight: Weight, size: Size) -> Shapes:
         return {}
 
+    def fans(self, factor: str, weight: Weight, size: Size) -> tuple[int, int]:
+        """(fan-in, fan-out) of a factor that is drawn with a variance of 2 / fan. Here each factor counts as torch
+        counts a parameter of its shape: the axes behind the second one of a core are its receptive field."""
+        shape = {**self.trained(weight, size), **self.fixed(weight, size)}[factor]
+        field = prod(shape[2:])
+        return shape[1] * field, shape[0] * field
+
     @abstractmethod
     def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
         """In the weight's own shape, from factors by name."""
@@ -84,6 +91,13 @@ class BothRandom(Pair):
     """A pair neither of which starts at zero, for a weight that is nothing but their product."""
 
     starts = ("u", "v")
+
+    def fans(self, factor: str, weight: Weight, size: Size) -> tuple[int, int]:
+        """The two factors are two layers. V^T is the first one, a 1 x w convolution of i channels to r, kept here as V
+        of shape (i w, r); U is the second one, an h x 1 convolution of r channels to o, kept as (o h, r)."""
+        (rank,) = size
+        o, i, h, w = weight.shape if len(weight.shape) == 4 else (weight.rows, weight.cols, 1, 1)
+        return (i * w, rank * w) if factor == "v" else (rank * h, o * h)
 
 
 class Anchored(OfProduct):
@@ -162,12 +176,6 @@ def _tucker(core: Tensor, u: Tensor, v: Tensor) -> Tensor:
     r, _, h, w = core.shape
     half = (v.mT @ core.reshape(r, r, h * w)).reshape(r, -1)  # (a, i h w)
     return (u.mT @ half).reshape(u.shape[1], v.shape[1], h, w)
-
-
-def fans(name: str, shape: Shape) -> tuple[int, int]:
-    """(fan-in, fan-out) of a factor, as torch counts them: the last axes of a core are its receptive field."""
-    field = prod(shape[2:]) if name.startswith("core") else 1
-    return shape[1] * field, shape[0] * field
 
 
 def zeros_like(shape: Shape, like: Tensor) -> Tensor:

@@ -24,6 +24,12 @@ Size = tuple[int, ...]
 Shape = tuple[int, ...]
 
 
+def up(value: float) -> int:
+    """`value`, >= 0, rounded up; a whole number that floating point made a little larger stays what it is, so that a
+    ratio of 0.1 means a tenth."""
+    return ceil(value * (1 - 1e-12))
+
+
 class Product(ABC):
     @abstractmethod
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
@@ -45,8 +51,8 @@ class Product(ABC):
 class LowRank(Product):
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
         if sent == 1:
-            return (ceil(ratio * weight.rows),)
-        return (max(1, ceil(ratio * weight.numbers / (weight.rows + weight.cols))),)
+            return (max(1, up(ratio * weight.rows)),)
+        return (max(1, up(ratio * weight.numbers / (weight.rows + weight.cols))),)
 
     def shapes(self, weight: Weight, size: Size) -> tuple[Shape, Shape]:
         return (weight.rows, size[0]), (weight.cols, size[0])
@@ -67,7 +73,7 @@ class Kronecker(Product):
             raise ValueError(f"layout must be stacked or grid, got {self.layout!r}")
 
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
-        blocks = max(1, ceil(ratio**2 * weight.numbers / sent**2))
+        blocks = max(1, up(ratio**2 * weight.numbers / sent**2))
         if self.layout == "grid":
             blocks = isqrt(blocks) ** 2
         side = ceil((weight.numbers / blocks) ** 0.25 - 1e-9)  # 16 ** 0.25 is 2, not a little more

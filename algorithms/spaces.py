@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
-from .factors import Form, Shapes, fans
+from .factors import Form, Shapes
 from .local import LocalMethod
 from .matrices import Sized, real_ratio
 from .tree import Layout, Tree
@@ -149,11 +149,14 @@ class Factored:
         return drawn
 
     def _drawn(self, factor: str, shape: tuple[int, ...], place: tuple[int, int], like: Tensor) -> Tensor:
+        """place: the number of the draw, and that of the weight among the model's tensors."""
         key = counted.key(self.seed, "factors", *place, factor).to(like.device)
         if self.draw == "uniform":
             values = (2 * counted.uniform(key, prod(shape)) - 1) * self.spread
         else:
-            fan = fans(factor, shape)[self.draw == "fan_out"]
+            name = self.layout.names[place[1]]
+            sized = next(s for s in self.sized if s.weight.name == name)
+            fan = self.form.fans(factor, sized.weight, sized.size)[self.draw == "fan_out"]
             values = counted.normal(key, prod(shape)) * (2 / fan) ** 0.5
         return values.to(like.dtype).view(shape)
 
