@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from .controlled_momentum import ControlledMomentum, controlled_momentum
 from .groups import Number
-from .muon import Ball, NewtonSchulz, Spectral
+from .muon import UNNAMED, Ball, Spectral
 from .rules import Normalised
 
 
@@ -25,7 +25,7 @@ def fedmuon_da(
     lr: Number = 0.01,
     gamma: Number | None = None,
     beta: Number = 0.9,
-    ball: Ball = NewtonSchulz(scheme="jordan"),
+    ball: Ball = UNNAMED,
 ) -> ControlledMomentum:
     """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; gamma: step size of the server, lr K
     unless given, or one for each group; beta: weight of the new gradient; ball: how matrices are orthogonalised."""

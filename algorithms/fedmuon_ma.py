@@ -12,10 +12,12 @@ of the K steps estimates and does not move. start = "gradient" has an opening pa
 gradient is everyone's first momentum; "zeros" begins at m = 0. beta is the weight of the NEW gradient; the paper's
 experiments say 0.9 for every method, read as the weight of the old one. A cohort's mean stands for the mean over all
 clients. Weight decay is decoupled, W <- W (1 - lr weight_decay), on matrices as in `muon`; the cosine decay of the
-experiments is a schedule. The layer scale is `none`, the box's; which Newton-Schulz coefficients is not said there.
-problem_free sets lr = N^(1/4) / T^(3/4) and beta = N^(1/2) / T^(1/2) from the run's number T of local iterations, that
-is rounds times steps, and N of clients that take part, the cohort (Corollary 5.2); `local_steps` is the corollary's K,
-which is for federation.local.steps. Departures: the first round's moves; vectors by a rule of their own.
+experiments is a schedule. The layer scale is `none`, the box's; which Newton-Schulz coefficients is not said there, so
+they are those of `UNNAMED` in `muon`. parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and
+beta = N^(1/2) / T^(1/2) from the run's number T of local iterations, that is rounds times steps, and N of clients that
+take part, the cohort (Corollary 5.2); `local_steps` is the corollary's K, which is for federation.local.steps.
+Departures: the first round takes K - 1 steps and not K, since line 1 uses up its first batch; vectors take plain steps,
+of a size of their own or by a rule of their own.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from torch.utils import _pytree as pytree
 from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Plan, Public, Round, Server
 from .groups import Number, both
 from .local import Rule
-from .muon import Ball, NewtonSchulz, Spectral
+from .muon import UNNAMED, Ball, Spectral
 from .opening import Opened, Opening
-from .rules import Sgd, positive
+from .renamed import renamed
+from .rules import Sgd, positive, refuse
 from .tree import Tree
 
 Start = Literal["batch", "gradient", "zeros"]
@@ -120,38 +123,50 @@ def _build(matrices: float, vectors: float | Rule, beta: float, start: Start, **
 
 
 @dataclass(frozen=True)
-class ProblemFree(Deferred):
-    """Step size and beta by Corollary 5.2 from the run's sizes; `settings`: the other ones, of `fedmuon_ma`."""
+class ParameterFree(Deferred):
+    """Step sizes and beta by Corollary 5.2 from the run's sizes; `settings`: the other ones, of `fedmuon_ma`."""
 
     settings: tuple[tuple[str, Any], ...]
 
     def planned(self, plan: Plan) -> FedMuonMA:
         if plan.steps is None:
-            raise ValueError("problem_free needs federation.local.steps, got epochs; give steps")
+            raise ValueError("parameter_free needs federation.local.steps, got epochs; give steps")
         iterations = plan.rounds * plan.steps
         if plan.cohort > iterations:
             raise ValueError(
-                f"problem_free needs cohort <= rounds * steps, got cohort={plan.cohort}, rounds={plan.rounds}, "
+                f"parameter_free needs cohort <= rounds * steps, got cohort={plan.cohort}, rounds={plan.rounds}, "
                 f"steps={plan.steps}; raise rounds"
             )
         lr, beta = plan.cohort**0.25 / iterations**0.75, (plan.cohort / iterations) ** 0.5
-        return _build(lr, beta=beta, **dict(self.settings))
+        return _build(lr, lr, beta, **dict(self.settings))
 
 
+@renamed(problem_free="parameter_free")
 def fedmuon_ma(
-    matrices: float = 0.01,
-    vectors: float | Rule = 0.1,
-    beta: float = 0.1,
+    matrices: float | None = None,
+    vectors: float | Rule | None = None,
+    beta: float | None = None,
     start: Start = "batch",
-    ball: Ball = NewtonSchulz(),
+    ball: Ball = UNNAMED,
     scale: str = "none",
     weight_decay: float = 0.0,
-    problem_free: bool = False,
+    parameter_free: bool = False,
     aux: tuple[str, ...] = (),
-) -> FedMuonMA | ProblemFree:
-    """matrices, vectors: step sizes; beta: weight of the new gradient; start: of the momentum; ball, scale, aux: see
-    `lmo`; weight_decay: of matrices; problem_free: `matrices` and `beta` from the run's sizes."""
+) -> FedMuonMA | ParameterFree:
+    """matrices, vectors: step sizes, 0.01 and 0.1 unless given, that of vectors may be a rule; beta: weight of the new
+    gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux: see `lmo`; weight_decay: of matrices;
+    parameter_free: `matrices`, `vectors` and `beta` from the run's sizes, none of them may be given then."""
     spectral = {"ball": ball, "scale": scale, "weight_decay": weight_decay, "aux": aux}
-    if problem_free:
-        return ProblemFree(tuple({"vectors": vectors, "start": start, **spectral}.items()))
-    return _build(matrices, vectors, beta, start, **spectral)
+    given = {"matrices": matrices, "vectors": vectors, "beta": beta}
+    if parameter_free:
+        refuse(given, "parameter_free=true sets it from the run's sizes", "leave it out, or parameter_free")
+        # The other settings are checked now, before the run's sizes are known.
+        _build(0.01, 0.1, 0.1, start, **spectral)
+        return ParameterFree(tuple({"start": start, **spectral}.items()))
+    return _build(
+        0.01 if matrices is None else matrices,
+        0.1 if vectors is None else vectors,
+        0.1 if beta is None else beta,
+        start,
+        **spectral,
+    )

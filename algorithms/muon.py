@@ -77,6 +77,11 @@ class NewtonSchulz(Ball):
         return newton_schulz(m, self.scheme, self.iterations, dtype)
 
 
+UNNAMED = NewtonSchulz(scheme="jordan")
+"""Of every method whose paper says that Newton-Schulz iterations are run and not with which coefficients: Jordan's,
+with which Muon was published."""
+
+
 @dataclass(frozen=True)
 class Svd(Ball):
     """Exact, by singular value decomposition: the slow reference."""

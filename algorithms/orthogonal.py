@@ -22,10 +22,18 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Scheme:
-    """Coefficients per iteration, the last repeated; the input is divided by |M| (1 + cushion)."""
+    """Coefficients per iteration, the last one repeated, and what the input is divided by first: |M| (1 + cushion) +
+    eps, as the sources of Polar Express have it, or, where there is no eps, |M| that is at least 1e-7, as torch has
+    it."""
 
     triples: tuple[Triple, ...]
     cushion: float = 0.0
+    eps: float = 0.0
+
+    def divisor(self, norm: Tensor) -> Tensor:
+        """norm: |M|, of any shape."""
+        norm = norm * (1 + self.cushion) if self.cushion else norm
+        return norm + self.eps if self.eps else norm.clamp(min=EPS)
 
     def coefficients(self, iterations: int) -> tuple[Triple, ...]:
         last = self.triples[-1]
@@ -57,7 +65,7 @@ SCHEMES: dict[str, Scheme] = {
             (2.8366, -3.0525, 1.2012),
         )
     ),
-    "polar_express": Scheme(_POLAR_SAFE, cushion=0.01),
+    "polar_express": Scheme(_POLAR_SAFE, cushion=0.01, eps=1e-7),
     "polar_express_5": Scheme(
         (
             (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -67,6 +75,7 @@ SCHEMES: dict[str, Scheme] = {
             (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
         ),
         cushion=0.02,
+        eps=1e-6,
     ),
 }
 
@@ -84,7 +93,7 @@ def newton_schulz(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | 
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     norm = torch.linalg.matrix_norm(x, keepdim=True) if x.ndim > 2 else x.norm()
-    x = x / (norm * (1 + chosen.cushion) if chosen.cushion else norm).clamp(min=EPS)
+    x = x / chosen.divisor(norm)
     triples = chosen.coefficients(iterations)
     if triples:
         x = _Iterate.apply(x, triples) if is_batchedtensor(x) else iterate(x, triples)

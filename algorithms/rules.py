@@ -7,6 +7,7 @@ size may be one for each group, see `groups`, and norms are then of each group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,13 @@ def fraction(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:
             raise ValueError(f"0 <= {name} < 1 must hold, got {name}={value}")
+
+
+def refuse(given: Mapping[str, Any], why: str, remedy: str) -> None:
+    """Refuse arguments that would have no effect; given: by name, None for those that are left out."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} has no effect here, got {name}={value!r}: {why}; {remedy}")
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,10 @@ class Parts:
             raise ConfigError(f"{path}.name: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
         target, hints, parameters = self._target(table, name, f"{path}.name")
         arguments = {key: value for key, value in spec.items() if key != "name"}
+        old = getattr(target, "renamed", {})
         for key in arguments:
+            if key in old:
+                raise ConfigError(f"{path}.{key} is called {old[key]} now, got {arguments[key]!r}; write {old[key]}")
             if key not in parameters:
                 raise ConfigError(f"{path}.{key} is not an argument of {name}; {nearest(key, parameters)}")
         values = {k: self._value(hints.get(k, Any), v, f"{path}.{k}") for k, v in arguments.items()}

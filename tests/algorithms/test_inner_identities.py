@@ -1,6 +1,7 @@
 """Identities of the methods that are told by their local steps: BiClip, DiLoCo, MuLoCo, FedMuon with averaged momenta,
 SCAFFOLD's option I. Exact where both sides do the same operations, else within ROUNDING, see `test_identities`."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,15 +11,18 @@ from fedfleet.algorithms.biclip import BiClip, biclip
 from fedfleet.algorithms.contract import Plan
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.fedmuon_ma import ProblemFree, fedmuon_ma, local_steps
+from fedfleet.algorithms.fedmuon_ma import ParameterFree, fedmuon_ma, local_steps
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
+from fedfleet.algorithms.muon import UNNAMED, Identity, NewtonSchulz, muon
 from fedfleet.algorithms.muon_adamw import Split, muon_adamw
 from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Sgd, adamw
 from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from fedfleet.algorithms.tree import Tree
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.parts import Parts
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic, everyone, partial
 from tests.algorithms.test_identities import ROUNDING, Twins, close, equal, paths
@@ -178,19 +182,59 @@ def test_fedmuon_ma_of_equal_clients_is_that_of_one():
     torch.testing.assert_close(many, one, rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_problem_free_step_and_weight():
+def test_parameter_free_step_and_weight():
     """Corollary 5.2: lr = N^(1/4) / T^(3/4), beta = (N / T)^(1/2), K = T^(1/4) / N^(3/4)."""
-    deferred = fedmuon_ma(problem_free=True, vectors=0.3, start="zeros")
-    assert isinstance(deferred, ProblemFree)
+    deferred = fedmuon_ma(parameter_free=True, start="zeros")
+    assert isinstance(deferred, ParameterFree)
     method = deferred.planned(Plan(cohort=16, clients=20, rounds=100, steps=100))
     assert (method.rule.lr, method.beta) == (pytest.approx(2 / 1000), pytest.approx(0.04))
-    assert (method.rule.vectors, method.start) == (Sgd(0.3), "zeros")
+    assert (method.rule.vectors, method.start) == (Sgd(method.rule.lr), "zeros")
     assert local_steps(10_000, 1) == 10
     assert local_steps(10_000, 16) == 1
     with pytest.raises(ValueError, match="steps"):
         deferred.planned(Plan(2, 4, 10, None))
     with pytest.raises(ValueError, match="cohort=20, rounds=2, steps=3"):
         deferred.planned(Plan(20, 20, 2, 3))
+
+
+@pytest.mark.parametrize("given", [{"matrices": 0.01}, {"vectors": 0.1}, {"vectors": Sgd(0.1)}, {"beta": 0.1}], ids=str)
+def test_parameter_free_refuses_what_it_sets_itself(given):
+    """Also where the value given is the one that is used without parameter_free."""
+    with pytest.raises(ValueError, match=rf"{next(iter(given))} has no effect here, got .*parameter_free"):
+        fedmuon_ma(parameter_free=True, **given)
+
+
+def test_the_old_name_of_parameter_free_is_refused():
+    with pytest.raises(ValueError, match="problem_free is called parameter_free now"):
+        fedmuon_ma(problem_free=True)
+    with pytest.raises(ConfigError, match=r"method.problem_free is called parameter_free now, got True; write"):
+        Parts().build("METHODS", {"name": "fedmuon_ma", "problem_free": True}, "method")
+
+
+NAMED = {
+    "local_muon": "classic",  # Takezawa et al. name (15/8, -5/4, 3/8)
+    "fedmuon_bc": "classic",
+    "muloco": "you",  # Therien et al. print five triples
+}
+
+
+def test_methods_whose_papers_name_no_coefficients_share_one_default():
+    """Every method that steps by Newton-Schulz has the coefficients of its paper, or all others the same ones."""
+    tables, found = Parts(), {}
+    for name in METHODS:
+        built = tables.build("METHODS", name, "method")
+        schemes = {part.scheme for part in parts_of(built) if isinstance(part, NewtonSchulz)}
+        if schemes:
+            (found[name],) = schemes
+    assert {"fedmuon_ma", "fedmuon_da", *NAMED} == set(found)
+    assert found == {**dict.fromkeys(found, UNNAMED.scheme), **NAMED}
+
+
+def parts_of(part):
+    """A part and all parts in it."""
+    yield part
+    for inner in vars(part).values() if dataclasses.is_dataclass(part) else ():
+        yield from parts_of(inner)
 
 
 # --- SCAFFOLD's option I ----------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ CLOSE: float64 rounding, amplified by at most the slope of a scheme at 0, which 
 and 2e4 for `polar_express`.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -41,15 +43,28 @@ OPERATOR = pytest.mark.parametrize("name", operators())
 @ITERATIONS
 def test_equals_the_reference(scheme, iterations, shape):
     m = draw(*shape)
-    expected = reference.orthogonalise(m.numpy(), scheme, iterations, clamp=True)
+    expected = reference.orthogonalise(m.numpy(), scheme, iterations)
     torch.testing.assert_close(newton_schulz(m, scheme, iterations), torch.from_numpy(expected), **CLOSE)
+
+
+@SCHEME
+@pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-7, 1e-9])
+def test_a_small_matrix_is_divided_as_the_scheme_s_source_has_it(scheme, size):
+    """Here the guard against zero is felt: added to the norm in Polar Express, a lower bound of it in torch."""
+    m = draw(4, 7)
+    m = m * (size / m.norm())
+    expected = reference.orthogonalise(m.numpy(), scheme, 5)
+    torch.testing.assert_close(newton_schulz(m, scheme, 5), torch.from_numpy(expected), **CLOSE)
+    stacked = torch.stack([m, -m])  # the same on three axes, and under vmap
+    for out in (newton_schulz(stacked, scheme, 5), torch.func.vmap(lambda a: newton_schulz(a, scheme, 5))(stacked)):
+        torch.testing.assert_close(out[0], torch.from_numpy(expected), **CLOSE)
 
 
 @SCHEME
 def test_the_clamp_agrees_with_an_added_eps(scheme):
     """The formula as printed divides by |M| + 1e-7: a relative change of 1e-7 / |M|, amplified by a slope <= 5e2."""
     m = draw(4, 7)
-    expected = reference.orthogonalise(m.numpy(), scheme, 5)
+    expected = reference.orthogonalise(m.numpy(), scheme, 5, eps=1e-7)
     torch.testing.assert_close(newton_schulz(m, scheme, 5), torch.from_numpy(expected), rtol=0, atol=5e-5)
 
 
@@ -89,8 +104,10 @@ def test_coefficients_repeat_the_last(scheme, iterations):
 @SHAPE
 @OPERATOR
 @pytest.mark.parametrize("factor", [1e-4, 3.0, 1e6])
-def test_homogeneous(name, shape, factor):
-    """orth(a M) = orth(M) for a > 0, as long as |a M| is above the clamp."""
+def test_homogeneous(name, shape, factor, monkeypatch):
+    """orth(a M) = orth(M) for a > 0, as long as |a M| is above the clamp and nothing is added to it."""
+    if name in SCHEMES:
+        monkeypatch.setitem(SCHEMES, name, dataclasses.replace(SCHEMES[name], eps=0.0))
     orth, m = operators()[name], draw(*shape)
     torch.testing.assert_close(orth(factor * m), orth(m), **CLOSE)
 
@@ -129,9 +146,9 @@ def test_zero_maps_to_zero(scheme, shape, dtype, iterations):
 @SHAPE
 @SCHEME
 def test_no_iteration_normalises(scheme, shape):
-    """By |M|, times the 1 + delta of Polar Express."""
+    """By |M|, or by 1.01 |M| + 1e-7 and 1.02 |M| + 1e-6 of Polar Express."""
     m = draw(*shape)
-    expected = m / m.norm() / (1 + reference.delta(scheme))
+    expected = m / reference.divisor(float(m.norm()), scheme)
     torch.testing.assert_close(newton_schulz(m, scheme, 0), expected, **CLOSE)
 
 

@@ -27,6 +27,7 @@ from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedfleet.algorithms.fedprox import fedprox
 from fedfleet.algorithms.local_sgdm import local_sgdm
+from fedfleet.algorithms.muon import NewtonSchulz
 from fedfleet.algorithms.muon_adamw import muon_adamw
 from fedfleet.algorithms.padamfed import padamfed, padamfed_vr
 from fedfleet.algorithms.rules import Adam, Normalised, Sgd
@@ -193,8 +194,9 @@ def test_padamfed_circles_the_optimum(build):
 
 
 def test_fedmuon_ma_circles_the_optimum():
-    """The same for Muon's steps on the 2 x 2 matrix, of Frobenius norm sqrt(2) lr; the vector's are normalised too."""
-    ends_near(lambda lr, rounds: fedmuon_ma(lr, Normalised(lr), beta=0.5))
+    """The same for Muon's steps on the 2 x 2 matrix, of Frobenius norm sqrt(2) lr; the vector's are normalised too.
+    With classic iterations, which converge: Jordan's leave singular values of 0.68 to 1.13, which is a bias of its own."""
+    ends_near(lambda lr, rounds: fedmuon_ma(lr, Normalised(lr), beta=0.5, ball=NewtonSchulz(scheme="classic")))
 
 
 def ends_near(build):

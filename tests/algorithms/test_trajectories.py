@@ -56,9 +56,7 @@ def pair(mu, nesterov, scheme, scale, weight_decay):
     """Muon here and there; vectors take plain steps of 0.1 along the same momentum."""
     fast = muon(0.02, 0.1, mu, nesterov, NewtonSchulz(5, scheme), scale, weight_decay)
     vectors = rules.EmaMomentum(0.1, mu, nesterov)
-    return fast, rules.Muon(
-        0.02, mu, vectors, nesterov, weight_decay, scheme=scheme, iterations=5, scaling=scale, clamp=True
-    )
+    return fast, rules.Muon(0.02, mu, vectors, nesterov, weight_decay, scheme=scheme, iterations=5, scaling=scale)
 
 
 RULES = {
@@ -124,7 +122,7 @@ def ball(matrices, vectors, scheme, iterations, scale):
     """Settings of the spectral norm here, and the rule there."""
     exact = Svd() if scheme == "svd" else NewtonSchulz(iterations, scheme)
     fast = {"matrices": matrices, "vectors": vectors, "norm": "spectral", "ball": exact, "scale": scale}
-    norms = {"scheme": scheme, "iterations": iterations, "scaling": scale, "clamp": True}
+    norms = {"scheme": scheme, "iterations": iterations, "scaling": scale}
     return fast, rules.Lmo("spectral", matrices, vectors, **norms)
 
 

@@ -84,7 +84,7 @@ def test_bounded_steps_converge(name, law, tail):
 # --- the rate ---------------------------------------------------------------------------------------------------------
 ITERATIONS = (64, 256, 1024)
 RATES = {
-    "fedmuon_ma": lambda t: {"name": "fedmuon_ma", "problem_free": True},
+    "fedmuon_ma": lambda t: {"name": "fedmuon_ma", "parameter_free": True},
     "normalised": lambda t: {"name": "fedavg", "rule": {"name": "normalised", "lr": t**-0.5}},
     "clip": lambda t: {
         "name": "fedavg",

@@ -94,6 +94,16 @@ def delta(scheme):
     return {"polar_express": 0.01, "polar_express_5": 0.02}.get(scheme, 0.0)
 
 
+def divisor(size, scheme):
+    """What M is divided by, as each source has it. Polar Express: its Algorithm 1, 1.01 |M| + 1e-7; the widely copied
+    five triples, 1.02 |M| + 1e-6. The others: torch.optim.Muon's max(|M|, 1e-7)."""
+    if scheme == "polar_express":
+        return 1.01 * size + 1e-7
+    if scheme == "polar_express_5":
+        return 1.02 * size + 1e-6
+    return max(size, 1e-7)
+
+
 def svd(m):
     """Exact U V^T without the singular values below 1e-7 times the largest."""
     u, s, vt = np.linalg.svd(m, full_matrices=False)
@@ -101,15 +111,15 @@ def svd(m):
     return u[:, keep] @ vt[keep]
 
 
-def orthogonalise(m, scheme="jordan", iterations=5, eps=1e-7, clamp=False):
-    """`clamp`: the norm is kept above eps, as in torch.optim.Muon, in place of having eps added."""
+def orthogonalise(m, scheme="jordan", iterations=5, eps=None):
+    """eps: added to the norm, which each scheme's source does in its own way otherwise, see `divisor`."""
     m = np.asarray(m, dtype=np.float64)
     if scheme == "svd":
         return svd(m) if m.any() else np.zeros_like(m)
     tall = m.shape[0] > m.shape[1]
     x = m.T if tall else m
-    size = np.sqrt((x * x).sum()) * (1 + delta(scheme))
-    x = x / (max(size, eps) if clamp else size + eps)
+    size = np.sqrt((x * x).sum())
+    x = x / (divisor(size, scheme) if eps is None else size * (1 + delta(scheme)) + eps)
     for a, b, c in coefficients(scheme, iterations):
         y = x @ x.T
         x = a * x + (b * y + c * (y @ y)) @ x
