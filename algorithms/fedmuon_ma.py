@@ -154,8 +154,9 @@ def fedmuon_ma(
     aux: tuple[str, ...] = (),
 ) -> FedMuonMA | ParameterFree:
     """matrices, vectors: step sizes, 0.01 and 0.1 unless given, that of vectors may be a rule; beta: weight of the new
-    gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux: see `lmo`; weight_decay: of matrices;
-    parameter_free: `matrices`, `vectors` and `beta` from the run's sizes, none of them may be given then."""
+    gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux:
+    see `lmo`; weight_decay: of matrices; parameter_free: `matrices`, `vectors` and `beta` from the run's sizes, none of
+    them may be given then."""
     spectral = {"ball": ball, "scale": scale, "weight_decay": weight_decay, "aux": aux}
     given = {"matrices": matrices, "vectors": vectors, "beta": beta}
     if parameter_free:

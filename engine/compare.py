@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .schedules import has_schedule
+
 FREE = (
     "engine.backend",
     "engine.hosts",
@@ -25,7 +27,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     for key in sorted(a.keys() | b.keys()):
         if a.get(key) == b.get(key) or key in FREE or key.startswith(FREE_SECTIONS):
             continue
-        if key == "federation.rounds" and not any(k.endswith(".schedule") for k in a | b):
+        if key == "federation.rounds" and not has_schedule(old) and not has_schedule(new):
             continue
         found.append(f"{key} was {a.get(key, 'not set')}, is {b.get(key, 'not set')}")
     return found

@@ -1,7 +1,7 @@
 """Hyperparameters that change from round to round, resolved to numbers before a round begins.
 
 Wherever a method takes a number an experiment may say {schedule: cosine, start: 0.1, end: 0.001}. Method code only sees
-numbers.
+numbers. A mapping that has a name is no schedule but a part with its arguments, one of which may be called `schedule`.
 
     constant      start
     cosine        end + (start - end) (1 + cos(pi (t - 1) / R)) / 2      t = 1 … R
@@ -42,15 +42,20 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 }
 
 
+def is_schedule(spec: Any) -> bool:
+    """Whether a value stands for a number that changes, and is not a part that has an argument called `schedule`."""
+    return isinstance(spec, Mapping) and "schedule" in spec and "name" not in spec
+
+
 def has_schedule(spec: Any) -> bool:
-    return isinstance(spec, Mapping) and ("schedule" in spec or any(has_schedule(v) for v in spec.values()))
+    return is_schedule(spec) or (isinstance(spec, Mapping) and any(has_schedule(v) for v in spec.values()))
 
 
 def at(spec: Any, t: int, rounds: int, path: str) -> Any:
     """The specification with every schedule replaced by its number in round t."""
     if not isinstance(spec, Mapping):
         return spec
-    if "schedule" not in spec:
+    if not is_schedule(spec):
         return {key: at(value, t, rounds, f"{path}.{key}") for key, value in spec.items()}
     name = spec["schedule"]
     if name not in SCHEDULES:

@@ -195,7 +195,7 @@ def test_padamfed_circles_the_optimum(build):
 
 def test_fedmuon_ma_circles_the_optimum():
     """The same for Muon's steps on the 2 x 2 matrix, of Frobenius norm sqrt(2) lr; the vector's are normalised too.
-    With classic iterations, which converge: Jordan's leave singular values of 0.68 to 1.13, which is a bias of its own."""
+    With classic iterations, which converge: Jordan's leave singular values of 0.68 to 1.13, a bias of their own."""
     ends_near(lambda lr, rounds: fedmuon_ma(lr, Normalised(lr), beta=0.5, ball=NewtonSchulz(scheme="classic")))
 
 

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from fedfleet.engine import run
+from fedfleet.engine.compare import differences
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.schedules import at
+from fedfleet.engine.schedules import at, has_schedule
 
 from .setups import quadratic
 
@@ -58,3 +59,68 @@ def test_the_global_learning_rate_is_in_the_record():
 def test_mistakes_are_told(spec, words):
     with pytest.raises(ConfigError, match=words):
         at(spec, 1, 4, "method.rule.u")
+
+
+# --- arguments that are called `schedule` -----------------------------------------------------------------------------
+PLAN = {"clients": 3, "cohort": 2, "rounds": 3, "local": {"steps": 2, "batch": 1}}
+
+
+@pytest.mark.parametrize(
+    "lr", [0.1, {"schedule": "exponential", "start": 0.1, "decay": 0.5}], ids=["number", "schedule"]
+)
+def test_a_method_may_have_an_argument_called_schedule(lr):
+    """STEM's own decay of step sizes, from a mapping as YAML has it; the step size beside it may follow a schedule."""
+    method = {"name": "stem", "schedule": "stem", "lr": lr}
+    decaying = run(quadratic(method, {"dim": 6}, PLAN))
+    constant = run(quadratic({**method, "schedule": "constant"}, {"dim": 6}, PLAN))
+    assert decaying.model_sha256 != constant.model_sha256
+    assert has_schedule(method) == (lr != 0.1)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.rules import Sgd
+
+@dataclass(frozen=True)
+class Warm(Sgd):
+    schedule: str = "none"
+
+    def step(self, y, v, state):
+        return y.add(v, -self.lr * (0.5 if self.schedule == "half" else 1.0)), state
+
+def mine(schedule: str = "whole", lr: float = 0.1):
+    return fedavg(Sgd(lr * (0.5 if schedule == "half" else 1.0)))
+
+METHODS = {"mine": mine}
+RULES = {"warm": Warm}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "equal"),
+    [
+        ({"name": "mine", "schedule": "half", "lr": 0.2}, {"name": "fedavg"}),
+        ({"name": "fedavg", "rule": {"name": "warm", "schedule": "half", "lr": 0.2}}, {"name": "fedavg"}),
+        (
+            {"name": "mine", "schedule": "half", "lr": {"schedule": "exponential", "start": 0.2, "decay": 0.5}},
+            {"name": "fedavg", "rule": {"name": "sgd", "lr": {"schedule": "exponential", "start": 0.1, "decay": 0.5}}},
+        ),
+    ],
+    ids=["method", "rule", "beside a schedule"],
+)
+def test_parts_of_a_plug_in_may_have_one_too(method, equal, tmp_path):
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    ours = quadratic(method, {"dim": 6}, PLAN).model_copy(update={"plugins": (str(tmp_path / "plugin.py"),)})
+    assert run(ours).model_sha256 == run(quadratic(equal, {"dim": 6}, PLAN)).model_sha256
+
+
+def test_more_rounds_are_a_difference_only_under_a_schedule():
+    """An argument that is called `schedule` does not make a method depend on the number of rounds."""
+
+    def told(method):
+        one, two = ({"method": method, "federation": {"rounds": rounds}} for rounds in (3, 4))
+        return differences(one, two)
+
+    assert told({"name": "stem", "schedule": "stem"}) == []
+    assert told({"name": "stem", "lr": {"schedule": "cosine", "start": 0.1}}) == ["federation.rounds was 3, is 4"]
