@@ -32,6 +32,12 @@ class Oracle(Protocol):
         """(), float64: the share of the round's local steps that lie behind, 0 at the first."""
         ...
 
+    @property
+    def examples(self) -> Tensor:
+        """(), int64: the number of examples in this step's batch. The last batch of a pass over a client's rows may be
+        short, so that the plain mean of a pass's gradients is not the gradient over all rows."""
+        ...
+
 
 class Visit(Protocol):
     """A client's local steps of a round, K in all: their oracles one after the other, or plain descent at once."""

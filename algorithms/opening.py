@@ -1,4 +1,10 @@
-"""The pass that warm starts begin with: every client's mean gradient at x, over its data once."""
+"""The pass that warm starts begin with: every client's gradient at x over all of its rows, F_i's.
+
+A pass goes through the rows batch by batch, and the last batch is short where the batch size does not divide their
+number. Each batch's gradient is a mean over its examples, so that it counts by their number:
+
+    grad F_i(x) = sum over batches of (n_b / n_1) g_b / sum of n_b / n_1
+"""
 
 from __future__ import annotations
 
@@ -30,8 +36,9 @@ class Opened(Algorithm):
 
 
 class Gradients(NamedTuple):
-    total: Tree
-    steps: Tensor
+    total: Tree  # of the batches' gradients, each by its share
+    shares: Tensor  # (), of all batches so far; a batch's share is its examples over those of the first batch
+    first: Tensor  # (), int64, examples of the first batch
 
 
 @dataclass(frozen=True)
@@ -47,15 +54,20 @@ class Opening(Algorithm):
         return self.method.client_init(public)
 
     def client_begin(self, public: Public, client: Client) -> Local:
-        return Gradients(public.x.zeros(), public.x.flat.new_zeros(()))
+        x = public.x
+        return Gradients(x.zeros(), x.flat.new_zeros(()), x.flat.new_zeros((), dtype=torch.int64))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
-        return Gradients(local.total + oracle(public.x), local.steps + 1)
+        examples = oracle.examples.to(local.first)
+        first = torch.where(local.first > 0, local.first, examples)
+        # Of full batches the share is exactly 1, so that their sum is the plain one to the bit.
+        share = examples.to(local.shares) / first.to(local.shares)
+        return Gradients(local.total + oracle(public.x) * share, local.shares + share, first)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
-        gradient = local.total / local.steps.clamp(min=1)
+        gradient = local.total / torch.where(local.shares > 0, local.shares, 1.0)
         message = Message(
-            public.x.zeros(), self.method.opening_sent(gradient), {"norm2": torch.zeros_like(local.steps)}
+            public.x.zeros(), self.method.opening_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
         )
         return message, self.method.opened_client(client, gradient)
 

@@ -106,6 +106,10 @@ class Lifted:
     def done(self) -> Tensor:
         return self.oracle.done
 
+    @property
+    def examples(self) -> Tensor:
+        return self.oracle.examples
+
     def __call__(self, z: Tree, /) -> Tree:
         space, fixed = self.space, self.opened.fixed
         g = self.oracle(space.lift(z, fixed, self.opened.base))

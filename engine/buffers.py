@@ -44,6 +44,7 @@ class Own:
 
     key: Tensor
     done: Tensor
+    examples: Tensor
 
     def __init__(self, oracle: Oracle, buffers: Tree) -> None:
         self.oracle, self.buffers = oracle, buffers

@@ -55,6 +55,13 @@ class Asked:
     def key(self) -> Tensor:
         return self.batch["key"]
 
+    @property
+    def examples(self) -> Tensor:
+        weight = self.batch.get("weight")
+        if weight is not None:
+            return (weight > 0).sum()
+        return torch.tensor(next(len(column) for name, column in self.batch.items() if name != "key"))
+
     def __call__(self, y: Tree, /) -> Tree:
         gradient, loss = self.gradient_of(y.flat, self.trips, y.layout, tuple(self.batch), *self.batch.values())
         self.losses.append(loss)

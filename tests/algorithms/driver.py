@@ -41,6 +41,7 @@ class Step:
     def __init__(self, problem, where, done):
         self.problem, self.where = problem, where
         self.key, self.done = counted.key("step", *where), torch.tensor(done, dtype=torch.float64)
+        self.examples = torch.tensor(1)
 
     def __call__(self, y):
         i, r, k = self.where

@@ -313,6 +313,7 @@ class Asked:
 
     def __init__(self, gradient, done, k=0):
         self.gradient, self.done, self.key = gradient, torch.tensor(done, dtype=torch.float64), counted.key("k", k)
+        self.examples = torch.tensor(1)
 
     def __call__(self, y, /):
         return self.gradient

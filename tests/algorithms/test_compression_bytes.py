@@ -55,6 +55,7 @@ class Pulls:
 
     def __init__(self, client: int, round: int):
         self.key, self.done = counted.key("bytes", client, round), torch.tensor(0.9, dtype=torch.float64)
+        self.examples = torch.tensor(1)
 
     def __call__(self, y: Tree, /) -> Tree:
         return y - Tree(0.1 * counted.normal(counted.key(self.key, "aim"), len(y.flat)).float(), y.layout)
