@@ -33,6 +33,7 @@ from .native import NoKernels, library
 from .observer import Observer
 from .path import has_chain, settled
 from .probe import measure
+from .trial_step import try_step
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -276,6 +277,7 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
             raise Interrupted(stop())
 
     split = job.split()
+    try_step(job, split)
     job, told = settled(job, split, measure)
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))

@@ -27,6 +27,7 @@ from .probe import measure
 from .room import take
 from .spread import Spread
 from .store import Table
+from .trial_step import try_step
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
 LOOK_SECONDS = 0.2
@@ -76,6 +77,7 @@ class DriverProcess:
     def _data(self) -> tuple[list[Any], Setup, str]:
         """References to the data in the object store, of which no copy stays in this process; how clients are run."""
         split = self.job.split()
+        try_step(self.job, split)
         self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
         return data, Setup(split.parts, examples(split.test)), told

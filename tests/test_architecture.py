@@ -1,8 +1,7 @@
-"""The layers: which folder may import what, no circles, no method's name in the engine, light imports, short files."""
+"""The layers: which folder may import what, no circles, no method's name in the engine, light imports."""
 
 import ast
 import re
-import tokenize
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -40,17 +39,6 @@ EXCEPTIONS = {
     "engine.spread": {"ray"},
 }
 """module -> packages of LAZY that it may import at its head."""
-
-LINES = 220
-SKIPPED = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.COMMENT,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
 
 
 class Import(NamedTuple):
@@ -108,19 +96,6 @@ def imports(module: str) -> Iterator[Import]:
             yield Import(target.removeprefix("fedfleet.") if ours else root, ours, relative, at_head, where)
 
 
-def code_lines(path: Path) -> int:
-    """Lines with code on them: no blanks, no comments, no docstrings (also those below a constant)."""
-    lines: set[int] = set()
-    with tokenize.open(path) as file:
-        for token in tokenize.generate_tokens(file.readline):
-            if token.type not in SKIPPED:
-                lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(TREES[name_of(path)]):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_arrows(module: str):
     folder = module.partition(".")[0]
@@ -169,12 +144,3 @@ def test_heavy_packages_are_imported_where_they_are_used(module: str):
         if found.at_head and found.target in EXCEPTIONS and module not in EXCEPTIONS
     ]
     assert not wrong, "import these inside the function that needs them:\n" + "\n".join(wrong)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_files_are_short(module: str):
-    count = code_lines(MODULES[module])
-    assert count <= LINES, (
-        f"{MODULES[module].relative_to(ROOT)} has {count} lines of code, at most {LINES} are allowed; "
-        "move one idea into a file of its own"
-    )
