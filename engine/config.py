@@ -227,8 +227,25 @@ class Experiment(Section):
         return data
 
 
+RANGES = ("uniform", "loguniform", "int", "choice", "grid")
+"""Kinds of ranges, which `fedfleet search` and `fedfleet study` put values in the place of."""
+
+
+def range_in(data: Any, path: tuple[str, ...] = ()) -> tuple[str, Any] | None:
+    """(dotted key, the range) of the first {search: uniform, …} in the place of a value."""
+    if not isinstance(data, dict):
+        return None
+    if path and "name" not in data and (data.get("search") in RANGES or {"search", "low"} <= data.keys()):
+        return ".".join(path), data
+    return next((found for key, inner in data.items() if (found := range_in(inner, (*path, str(key))))), None)
+
+
 def experiment(data: dict[str, Any]) -> Experiment:
     """Validate; ConfigError with one sentence per mistake."""
+    if found := range_in(data):
+        raise ConfigError(
+            f"{found[0]} is a range, got {found[1]!r}; give a value, or have `fedfleet search` choose one"
+        )
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:

@@ -138,6 +138,10 @@ class Driver:
         self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
+    def first(self) -> Record:
+        """The record of round 1, without the pass over all clients that some methods begin with."""
+        return self._next({})
+
     @torch.no_grad()
     def _next(self, opening: Record) -> Record:
         """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""

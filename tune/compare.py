@@ -22,7 +22,8 @@ from .study.spec import Report
 def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:
     """The tables as text; `html`: where to write the page too."""
     report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
-    found = findings_of(list(dict.fromkeys(folder for path in folders for folder in runs_in(path))), report)
+    unique = {folder.resolve(): folder for path in folders for folder in runs_in(path)}
+    found = findings_of(list(unique.values()), report)
     if all(run.points is None for run in found.runs):
         known = ", ".join(metrics_of(folders[0])) or "none"
         raise ConfigError(f"--metric {metric}: no run measured it; the first has {known}")
@@ -58,13 +59,28 @@ def metrics_of(path: Path) -> list[str]:
 def findings_of(folders: list[Path], report: Report) -> Findings:
     configurations = [telling(yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
     labels = labels_of(configurations)
+    seeds = [seed_of(folder) for folder in folders]
+    labels = apart(labels, seeds, folders)
     runs = [run_of(folder, label, report) for folder, label in zip(folders, labels, strict=True)]
-    for run in runs:
-        if sum(other[:3] == run[:3] for other in runs) > 1:
-            raise ConfigError(
-                f"two runs are {run.method}, seed {run.seed}, equal in all that moves a number; give one of them"
-            )
     return Findings("Comparison of runs", report, list(dict.fromkeys(labels)), [()], runs)
+
+
+def apart(labels: list[str], seeds: list[int], folders: list[Path]) -> list[str]:
+    """Labels of runs that are equal in all that is in their configurations, told apart by their folders: two versions
+    of a plug-in, say, or one configuration on two machines. A label that some runs of equal seed share gets the folder
+    in every run."""
+    pairs = list(zip(labels, seeds, strict=True))
+    shared = {label for label, seed in pairs if pairs.count((label, seed)) > 1}
+    short = [folder.name for folder, label in zip(folders, labels, strict=True) if label in shared]
+    unique = len(set(short)) == len(short)
+    return [
+        f"{label} ({folder.name if unique else folder})" if label in shared else label
+        for label, folder in zip(labels, folders, strict=True)
+    ]
+
+
+def seed_of(folder: Path) -> int:
+    return int(yaml.safe_load((folder / "config.yaml").read_text()).get("seed", 0))
 
 
 def telling(data: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +106,7 @@ def label_of(data: dict[str, Any], differ: list[str]) -> str:
 def run_of(folder: Path, label: str, report: Report) -> Run:
     import pyarrow.parquet as pq
 
-    seed = int(yaml.safe_load((folder / "config.yaml").read_text()).get("seed", 0))
+    seed = seed_of(folder)
     points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
     final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
     reason = "" if finished else read_json(folder / "failure.json").get("reason", "no result.json")

@@ -298,8 +298,15 @@ def test_compare_runs(tmp_path: Path):
         assert told in refused.output
     shutil.copytree(folders[0], tmp_path / "again")
     twice = invoke("compare", folders[0], str(tmp_path / "again"))
-    assert twice.exit_code == 2
-    assert "equal in all that moves a number" in twice.output
+    assert twice.exit_code == 0, twice.output
+    told = f"{100 * finals[0]:.1f}"
+    for name in ("0.1-0", "again"):
+        assert re.search(rf"^scaffold \({name}\)\s+{re.escape(told)}$", twice.output, re.MULTILINE), twice.output
+    (tmp_path / "other").mkdir()
+    shutil.copytree(folders[0], tmp_path / "other/again")
+    same = invoke("compare", str(tmp_path / "again"), str(tmp_path / "other/again"))
+    assert same.exit_code == 0, same.output
+    assert f"scaffold ({tmp_path / 'other/again'})" in same.output
 
 
 def test_report_wants_a_study(tmp_path: Path):

@@ -14,6 +14,7 @@ import yaml
 from ...engine.config import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.launch import new_run_id, prepare, stopping
+from ...engine.recorded import check_column
 from ...engine.whole import write
 from ..files import parse, read
 from ..leftovers import nothing_left
@@ -190,6 +191,9 @@ def try_out(wanted: Plan, folder: Path) -> None:
     """Resolve every name at both ends of all ranges, so that a mistake is told before anything starts."""
     for values in corners(wanted.ranges):
         prepare(wanted.experiment(values), "search", folder)
+    first = wanted.experiment(next(corners(wanted.ranges)))
+    for name in wanted.settings.objectives:
+        check_column(name, "search.objectives", [first])
 
 
 def identity(folder: Path, wanted: Plan) -> dict[str, str]:

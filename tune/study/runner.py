@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...algorithms.contract import Deferred
 from ...engine import schedules
-from ...engine.config import experiment
+from ...engine.config import Experiment, experiment
 from ...engine.errors import ConfigError, Interrupted
 from ...engine.job import Job
 from ...engine.launch import prepare, stopping
+from ...engine.path import words
+from ...engine.recorded import check_column
 from ..report.page import write_report
-from .cells import Cell, grid, levels, trials
+from .cells import Cell, grid, levels, planned, trials
 from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, alone
-from .grids import has_ranges
+from .grids import has_ranges, points
 from .pool import Pool
 from .progress import Progress
 from .ranges import check_ranges, run_searches, searches
@@ -72,12 +78,63 @@ def check(study: Study) -> None:
                 if not has_ranges(cell.data):
                     resolve(cell)
             if method == next(iter(study.methods)) and not has_ranges(offered[0].data):
-                prepare(experiment(offered[0].data), "check", Path("."))
+                with of_cell(offered[0]):
+                    prepare(experiment(offered[0].data), "check", Path("."))
     check_ranges(study)
+    check_metrics(study)
+
+
+def check_metrics(study: Study) -> None:
+    """ConfigError where a column that the study goes by is recorded by none of its methods, for some workload.
+
+    Levels that differ in numbers alone have the same columns, and are tried once.
+    """
+    wanted = {"report.metric": study.report.metric, "tune.metric": study.deciding}
+    by_workload: dict[str, list[Experiment]] = {}
+    for _, overrides in levels(study):
+        for method in study.methods:
+            data = first_values(planned(study, method, overrides, study.seeds[0]))
+            kind = json.dumps(words({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
+            by_workload.setdefault(kind, []).append(experiment(data))
+    for experiments in by_workload.values():
+        for key, column in {column: key for key, column in reversed(wanted.items())}.items():
+            check_column(key, column, experiments[: len(study.methods)])
+
+
+def first_values(data: dict[str, Any]) -> dict[str, Any]:
+    """An experiment with the first value of each grid, and the lower end of each range."""
+    if not has_ranges(data):
+        return next(points(data))[1]
+    from ..search.space import corners, decided, ranges
+
+    return decided(data, next(corners(ranges(data))))
+
+
+@contextmanager
+def of_cell(cell: Cell) -> Iterator[None]:
+    """Errors of an experiment name the study's section that it comes from: `methods.LABEL` or `experiment`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(in_study(str(error), cell)) from error
+
+
+def in_study(message: str, cell: Cell) -> str:
+    at = f" (at {', '.join(cell.place)})" if cell.place else ""
+    if re.match(r"method\b", message):
+        return f"methods.{cell.method}{message.removeprefix('method')}{at}"
+    if re.match(rf"({'|'.join(Experiment.model_fields)})\b", message):
+        return f"experiment.{message}{at}"
+    return message
 
 
 def resolve(cell: Cell) -> None:
     """Build the workload's and the method's settings, not the network, which takes a second where it is large."""
+    with of_cell(cell):
+        built_of(cell)
+
+
+def built_of(cell: Cell) -> None:
     job = Job.of("check", experiment(cell.data))
     assert job.workload is not None
     spec = schedules.at(job.experiment.method, 1, job.experiment.federation.rounds, "method")
@@ -86,7 +143,7 @@ def resolve(cell: Cell) -> None:
         try:
             built.planned(job.plan)
         except ValueError as error:
-            raise ConfigError(f"{cell.method}: {error}") from error
+            raise ConfigError(f"method: {error}") from error
 
 
 def wave(pool: Pool, progress: Progress, what: str, planned: list[Cell], tracker: Tracker | None = None) -> None:
