@@ -19,7 +19,9 @@ from ray.exceptions import RayError
 from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
+from .blame import said
 from .columns import from_arrow
+from .errors import whole
 from .fleet import Call, Failure
 from .forms import Forms
 from .host import Data, Host, Shared
@@ -114,7 +116,7 @@ class FarHost(Host):
         try:
             sums = getattr(self, call)(task.work if isinstance(task, Piece) else task, Shared(version, leaves))
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-            return Failure(f"{type(error).__name__}: {error}"[:2000], where), []
+            return Failure(said(error)[:2000], where, whole(error)), []
         finally:
             faulthandler.cancel_dump_traceback_later()
         if sum(leaf.nbytes for leaf in sums.leaves) < INLINE:

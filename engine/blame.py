@@ -23,8 +23,6 @@ LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "ray", "pandas", "pyarrow
 """Installed packages whose lines are never the user's. Other installed packages may be plug-ins."""
 SHOWN = 4
 """The user's lines that a message names at most, the innermost first; the log has all."""
-LONGEST = 16_000
-"""Characters of a traceback that travel from a worker to the driver."""
 
 
 class Line(NamedTuple):
@@ -88,37 +86,23 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if lines else ''}{lines[0] if lines else ''}{placed(error)}"
 
 
-def whole(error: BaseException) -> str:
-    """The traceback as Python prints it, with its causes; of a very long one the beginning and the end."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]}\n…\n{text[-half:]}"
-
-
-class Remote(Exception):
-    """The cause of an error that was raised in another process: that process's traceback, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}" if self.args else ""
-
-
 @contextmanager
 def blamed(what: str, kind: type[FedFleetError] = ConfigError) -> Iterator[None]:
     """Turn what a plug-in raises into one sentence that begins with `what` and names the user's lines.
 
-    A ValueError is how a part refuses its arguments: its message is given without the exception's type. Errors of this
-    package, of the operating system and of memory pass unchanged.
+    A ValueError is how a part refuses its arguments: as a ConfigError it keeps its message alone. Errors of this
+    package pass unchanged, and so do those of the operating system that no line of the user's had part in.
     """
     try:
         yield
-    except (FedFleetError, OSError, MemoryError):
+    except FedFleetError:
         raise
-    except ValueError as error:
-        text = str(error).strip().splitlines()
-        raise kind(f"{what}: {text[0] if text else type(error).__name__}{placed(error)}") from error
     except Exception as error:
+        if isinstance(error, OSError) and not lines_of(error):
+            raise
+        if isinstance(error, ValueError) and kind is ConfigError:
+            text = " ".join(str(error).split())
+            raise kind(f"{what}: {text or type(error).__name__}{placed(error)}") from error
         raise kind(f"{what}: {said(error)}") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, FedFleetError, whole
 from .history import History, Record
 from .job import Job
 from .launch import Result
@@ -77,7 +77,9 @@ class RunDirectory(Observer):
     def failed(self, error: BaseException) -> None:
         """Says what it can, and never a second error: the disk may be full."""
         if self.path.is_dir():
-            self._log(f"failed: {type(error).__name__}: {error}")
+            cause = error.__cause__ if isinstance(error, FedFleetError) else error
+            trace = f"\n{whole(cause)}" if cause is not None else ""
+            self._log(f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(OSError):
                 if self.rows:
                     self._write_rounds()

@@ -44,7 +44,7 @@ class Dispatch:
                 yield result
                 continue
             strikes[task.index] += 1
-            self.tell(f"{task.what} failed on {result.where}: {result.cause}")
+            self.tell(f"{task.what} failed on {result.told}")
             if strikes[task.index] < STRIKES:
                 self.fleet.put(task)
             else:
@@ -58,26 +58,27 @@ class Dispatch:
                 failed.append(error)
         if failed:
             first, names = failed[0], sorted({client for error in failed for client in error.clients})
-            raise ClientFailed(first.round, tuple(names), first.cause, first.where)
+            raise ClientFailed(first.round, tuple(names), first.cause, first.where) from first.__cause__
         yield from self.fleet.rest()
 
     def _look_into(self, task: Any, failure: Failure) -> Sums:
         """Run a task's clients in halves until those that fail alone are found."""
         if not isinstance(task, Work):
-            raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}")
+            raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}") from failure.reason()
         guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
         names = tuple(int(task.task.clients[i]) for i in guilty)
         if not names:
             return self._whole_or_halves(task)
         if self.on_failure == "fail":
-            raise ClientFailed(task.round, names, last.cause, last.where)
+            raise ClientFailed(task.round, names, last.cause, last.where) from last.reason()
         self.tell(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
         rest = np.setdiff1d(np.arange(len(task.task.clients)), guilty)
         if not len(rest):
             return Sums.nothing(task.index, names)
         result = self._try(task.part(rest))
         if isinstance(result, Failure):
-            raise ClientFailed(task.round, tuple(task.task.clients.tolist()), result.cause, result.where)
+            clients = tuple(task.task.clients.tolist())
+            raise ClientFailed(task.round, clients, result.cause, result.where) from result.reason()
         return result._replace(dropped=names)
 
     def _whole_or_halves(self, task: Work) -> Sums:
@@ -103,7 +104,8 @@ class Dispatch:
     def _in_halves(self, task: Work, failure: Failure) -> Sums:
         """A task that fails only as a whole (for want of memory, say), from the largest parts that do not."""
         if len(task.task.clients) == 1:
-            raise ClientFailed(task.round, (int(task.task.clients[0]),), failure.cause, failure.where)
+            clients = (int(task.task.clients[0]),)
+            raise ClientFailed(task.round, clients, failure.cause, failure.where) from failure.reason()
         parts = np.array_split(np.arange(len(task.task.clients)), 2)
         results = [kept(self._try(task.part(part))) for part in parts]
         for i, result in enumerate(results):

@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 from ..algorithms.contract import Message, Round, Server
 from ..algorithms.tree import Tree
 from ..workloads.base import Parts
+from .blame import blamed
 from .checkpoint import Checkpoints, Snapshot
 from .cohort import Cohorts, Task
 from .dispatch import Dispatch
-from .errors import ClientFailed, Diverged, FedFleetError, RowsLost
+from .errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
 from .evaluation import measured
 from .fleet import Fleet
 from .forms import Forms, traffic
@@ -134,7 +135,9 @@ class Driver:
         everyone, tasks = self.cohorts.everyone()
         forms = Forms(method, self.model())
         mean, totals = self._train(forms, 0, everyone, tasks)
-        self.server = method.server_update(self.server, mean, self._where(0, len(everyone) - len(totals.dropped)))
+        where = self._where(0, len(everyone) - len(totals.dropped))
+        with blamed("before round 1: the method's step on the server raised", MethodFailed):
+            self.server = method.server_update(self.server, mean, where)
         self._flip(everyone, totals)
         return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
 
@@ -152,20 +155,23 @@ class Driver:
         mean, totals = self._train(self.forms, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
-        server = self.method.server_update(self.server, mean, self._where(number, count))
-        check(number, server, self.method.model(server), self.limit, totals)
+        with blamed(f"round {number}: the method's step on the server raised", MethodFailed):
+            server = self.method.server_update(self.server, mean, self._where(number, count))
+            model = self.method.model(server)
+            told = self.method.told(self.server, server, mean)
+        check(number, server, model, self.limit, totals)
         updated = time.perf_counter()
         record = {
             "round": number,
             **totals.record(count, trained - started, self.job.hosts),
             **traffic(self.forms, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
-            **{f"server/{name}": float(value) for name, value in self.method.told(self.server, server, mean).items()},
+            **{f"server/{name}": float(value) for name, value in told.items()},
             "time/server": updated - trained,
             **self.fleet.facts(),
         }
         if self._evaluates(number):
-            record.update(self._evaluate(self.method.model(server)))
+            record.update(self._evaluate(model))
             record["time/evaluate"] = time.perf_counter() - updated
         record["time/seconds"] = time.perf_counter() - started
         for column, value in opening.items():

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+LONGEST = 16_000
+"""Characters of a traceback that travel from one process to another."""
+
+
+def whole(error: BaseException) -> str:
+    """The traceback as Python prints it, with its causes; of a very long one the beginning and the end."""
+    if isinstance(error, Remote):
+        return str(error).strip()
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n…\n{text[-half:]}"
+
+
+class Remote(Exception):
+    """The cause of an error that was raised in another process: that process's traceback, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}" if self.args else ""
 
 
 class FedFleetError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. Its cause travels with it to other processes, as text."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, self.kept()
+
+    def kept(self) -> dict[str, Any]:
+        """What unpickling sets beside the arguments."""
+        cause = self.__cause__
+        return {} if cause is None else {"__cause__": cause if isinstance(cause, Remote) else Remote(whole(cause))}
 
 
 class ConfigError(FedFleetError, ValueError):
@@ -22,8 +53,8 @@ class Diverged(FedFleetError):
         self.round = round
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type, tuple[int, str]]:
-        return Diverged, (self.round, self.detail)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Diverged, (self.round, self.detail), self.kept()
 
 
 class ClientFailed(FedFleetError):
@@ -34,8 +65,12 @@ class ClientFailed(FedFleetError):
         super().__init__(f"round {round}: {who} failed on {where}: {cause}; see engine.on_failure to go on without")
         self.round, self.clients, self.cause, self.where = round, clients, cause, where
 
-    def __reduce__(self) -> tuple[type, tuple[int, tuple[int, ...], str, str]]:
-        return ClientFailed, (self.round, self.clients, self.cause, self.where)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClientFailed, (self.round, self.clients, self.cause, self.where), self.kept()
+
+
+class MethodFailed(FedFleetError):
+    """A function of the method's that runs on the server raised."""
 
 
 class EvaluationFailed(FedFleetError):
@@ -69,8 +104,8 @@ class Interrupted(FedFleetError):
         super().__init__(f"interrupted{detail}")
         self.signal, self.detail = signal, detail
 
-    def __reduce__(self) -> tuple[type, tuple[int, str]]:
-        return Interrupted, (self.signal, self.detail)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Interrupted, (self.signal, self.detail), self.kept()
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from ..workloads.base import Params, Parts, Workload
+from .blame import blamed
 from .config import Evaluate
+from .errors import EvaluationFailed
 
 Columns = Mapping[str, Tensor]
 Found = tuple[dict[str, float], dict[str, np.ndarray]]
@@ -100,7 +102,9 @@ def measured(
 def summed_up(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The record's columns of a test set, from sums over all of its rows and whole columns."""
     means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
-    return {f"eval/{name}": value for name, value in {**means, **workload.summary(means, whole)}.items()}
+    with blamed("the workload's summary raised", EvaluationFailed):
+        more = workload.summary(means, whole)
+    return {f"eval/{name}": value for name, value in {**means, **more}.items()}
 
 
 def spread(workload: Workload, clients: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
-from .errors import FedFleetError
+from .blame import said
+from .errors import FedFleetError, Remote, whole
 from .host import Data, Host, Shared
 from .job import Job
 from .rows import Place
@@ -16,8 +17,22 @@ Call = Literal["train", "evaluate"]
 
 
 class Failure(NamedTuple):
+    """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a host that died; `error`: the
+    exception, where it was raised in this process."""
+
     cause: str
     where: str
+    trace: str = ""
+    error: BaseException | None = None
+
+    def reason(self) -> BaseException | None:
+        """The `__cause__` of an error about it."""
+        return self.error or (Remote(self.trace) if self.trace else None)
+
+    @property
+    def told(self) -> str:
+        """For the log."""
+        return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
 
 
 class Fleet(Protocol):
@@ -73,7 +88,7 @@ class InProcess:
         except FedFleetError:
             raise
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-            return task, Failure(f"{type(error).__name__}: {error}", "this process")
+            return task, Failure(said(error), "this process", whole(error), error)
 
     def rest(self) -> Iterable[Part]:
         return ()

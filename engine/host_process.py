@@ -17,9 +17,11 @@ from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
 from .bell import Ends, Heard
+from .blame import said
 from .board import Address, Board, Spec
 from .cohort import MOST
 from .columns import from_arrow
+from .errors import LONGEST, whole
 from .fleet import Call, Failure
 from .forms import Forms
 from .host import Data, Host, Packed, Shared
@@ -89,7 +91,8 @@ class HostProcess(Host):
             try:
                 sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-                sums = Failure(f"{type(error).__name__}: {error}"[:2000], f"host {self.number}, process {os.getpid()}")
+                where = f"host {self.number}, process {os.getpid()}"
+                sums = Failure(said(error)[:2000], where, whole(error))
             if isinstance(sums, Failure):
                 self.board.put(self.slot, sums, [])
             else:
@@ -115,7 +118,8 @@ def board_sizes(job: Job) -> tuple[int, int, int, int]:
     plan = job.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = job.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
-    return public, sums, 8192 + 128 * max(clients, rows), MOST
+    failure = 8192 + 4 * LONGEST  # bytes of a traceback in UTF-8
+    return public, sums, failure + 128 * max(clients, rows), MOST
 
 
 def bytes_of(leaf: Any) -> int:

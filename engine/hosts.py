@@ -168,7 +168,8 @@ class RayFleet:
         try:
             ray.get(seat.end)
         except RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise cause from cause.__cause__
         except RayError as error:
             self._lost(seat, f"the host died: {type(error).__name__}")
 

@@ -13,6 +13,7 @@ from ..algorithms.contract import Algorithm, Deferred, Plan
 from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Split, Workload
 from . import cohort, schedules
+from .blame import blamed
 from .buffers import Buffered
 from .config import Experiment
 from .dealt import keep
@@ -67,10 +68,8 @@ class Job:
         spec = schedules.at(self.experiment.method, round, self.experiment.federation.rounds, "method")
         built = self.parts.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
-            try:
+            with blamed("method"):
                 built = built.planned(self.plan)
-            except ValueError as error:
-                raise ConfigError(f"method: {error}") from error
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
         return Buffered(built, len(self.buffers)) if self.buffers else built
@@ -78,12 +77,8 @@ class Job:
     @cached_property
     def buffers(self) -> tuple[str, ...]:
         """Names of the model's running statistics."""
-        try:
+        with blamed("workload"):
             return self.workload.buffers
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"workload: {error}") from error
 
     @property
     def plan(self) -> Plan:
@@ -99,12 +94,8 @@ class Job:
 
     def started(self) -> Tree:
         """`start`, where a model that cannot be built is a mistake in the configuration."""
-        try:
+        with blamed("workload"):
             return self.start()
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"workload: {error}") from error
 
     @property
     def changes(self) -> bool:
@@ -164,12 +155,10 @@ class Job:
     def split(self) -> Split:
         """The data and who has which rows, which is kept with the run where it has a folder."""
         clients = self.experiment.federation.clients
-        try:
+        with blamed("workload"):
             split = self.workload.split(self.experiment.seed, clients)
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"workload: {error}") from error
+        if not isinstance(split, Split):
+            raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
         sizes = split.parts.sizes
         if len(sizes) != clients or not sizes.all():
             got = f"rows for {int((sizes > 0).sum())} of {clients} clients"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..workloads.base import Classification, Workload
+from .blame import blamed
 from .compare import differences
 from .config import Experiment
 from .driver import Driver, Record, Setup, Told
@@ -96,14 +97,12 @@ def new_run_id() -> str:
 def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> Job:
     """Resolve every name, so that a mistake is told before anything starts."""
     job = Job.of(run_id, experiment, str(directory) if directory else None, resume)
-    method, engine = job.method(), experiment.engine
-    try:
-        job.workload.check()
-        Forms(method, job.start())
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"workload: {error}") from error
+    workload, engine = job.workload, experiment.engine
+    with blamed("workload"):
+        workload.check()
+    method, x = job.method(), job.started()
+    with blamed("method"):
+        Forms(method, x)
     if experiment.checkpoint.every and directory is None:
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
     if experiment.checkpoint.folder and directory is None:

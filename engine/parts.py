@@ -24,6 +24,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .blame import blamed, placed
 from .errors import ConfigError, nearest
 
 GROUP = "fedfleet.plugins"
@@ -166,10 +167,8 @@ class Parts:
         missing = [k for k, p in parameters.items() if p.default is p.empty and k not in values and k not in more]
         if missing:
             raise ConfigError(f"{path}.{missing[0]} is missing: {name} needs it")
-        try:
+        with blamed(path):
             return target(**values, **more)
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from error
 
     def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
         """(callable, annotations, parameters) behind a name."""
@@ -178,8 +177,8 @@ class Parts:
             if inspect.isabstract(target):
                 raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
             return target, *signature(target)
-        except (ImportError, AttributeError, NameError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: {name} cannot be built: {error}") from error
+        except Exception as error:  # an entry may name a module, which may raise anything as it is imported
+            raise ConfigError(f"{path}: {name} cannot be built: {error}{placed(error)}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         options = typing.get_args(hint) if _is_union(hint) else (hint,)

@@ -110,7 +110,8 @@ def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, T
         yield from listen(driver, stop)
         return ray.get(final)
     except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        raise cause from cause.__cause__
     except RayActorError as error:
         if "No module named 'fedfleet" in str(error):
             raise ConfigError(f"engine.address={job.experiment.engine.address}: {ABSENT}") from None

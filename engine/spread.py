@@ -157,7 +157,8 @@ class Spread:
         try:
             result: Any = ray.get(news)
         except RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise cause from cause.__cause__
         except RayError as error:
             self._lost(seat, f"the host died: {type(error).__name__}")
             return
