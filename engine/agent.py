@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from .forms import Forms
 from .host import Data, Host, Shared
 from .job import Job
 from .pieces import Piece
-from .rows import Place, Rows, make_files, width
+from .rows import Place, Rows, make_files, remove_files, width
 from .sums import Leaves, Sums, plus_leaves
 
 INLINE = 100 * 1024
@@ -73,7 +72,7 @@ class Keeper:
 
     def close(self) -> None:
         if self.mine:
-            shutil.rmtree(self.place.folder, ignore_errors=True)
+            remove_files(self.place.folder)
 
 
 def stack_file(place: Place, number: int) -> Path:

@@ -8,7 +8,9 @@ from typing import Any
 
 from .checkpoint import name_of
 from .copies import Damaged, read_manifest, rounds
+from .directory import LAUNCHER, read_run_id
 from .errors import ConfigError
+from .lock import alone
 from .storage import Folder, above, below, first_line, redacted
 from .whole import write
 
@@ -22,16 +24,16 @@ def bring(url: str, out: Path | None = None) -> Path:
     manifest = newest_manifest(url)
     folder = out or Path("runs") / above(url)[1]
     files = {name: text for name, text in manifest["beside"].items() if re.fullmatch(r"[\w-]+\.json", name)}
-    if (folder / "config.yaml").exists():
-        if (folder / "run.json").read_text() != files["run.json"]:
-            raise ConfigError(f"--out {folder} holds another run; choose another folder")
-        return folder
-    config = manifest["config"]
-    config["checkpoint"]["folder"] = above(url)[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write(folder / name, text)
-    write(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    with alone(folder, LAUNCHER):
+        if (folder / "config.yaml").exists():
+            if read_run_id(folder) != above(url)[1]:
+                raise ConfigError(f"--out {folder} holds another run; choose another folder")
+            return folder
+        config = manifest["config"]
+        config["checkpoint"]["folder"] = above(url)[0]
+        for name, text in files.items():
+            write(folder / name, text)
+        write(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     return folder
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +31,7 @@ from .store import Table
 
 FORMAT = 2
 SEGMENT = 1000
+NAME = re.compile(r"round-[0-9]{6,}")
 
 
 class Snapshot(NamedTuple):
@@ -94,7 +97,7 @@ class Checkpoints:
         for number in sorted(self.pinned)[: -self.keep]:
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
             self.table.unpin(self.pinned.pop(number))
-        for folder in written(str(self.folder.parent)):
+        for folder in written(self.folder.parent):
             if folder.name not in map(name_of, self.pinned):
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         return missed
@@ -139,7 +142,7 @@ class Checkpoints:
         """
         events: list[str] = []
         found: Snapshot | None = None
-        for folder in reversed(written(str(self.folder.parent))):
+        for folder in reversed(written(self.folder.parent)):
             snapshot, wrong = read(folder)
             if snapshot is not None and found is None:
                 wrong = verify(snapshot)
@@ -165,12 +168,25 @@ class Checkpoints:
 
     def remove(self) -> None:
         self.finish()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_all(self.folder.parent)
 
 
-def written(directory: str) -> list[Path]:
+def written(directory: str | Path) -> list[Path]:
     """The folders of a run's checkpoints, oldest first."""
-    return sorted((Path(directory) / "checkpoints").glob("round-*"))
+    folders = (Path(directory) / "checkpoints").glob("round-*")
+    return sorted(folder for folder in folders if NAME.fullmatch(folder.name))
+
+
+def remove_all(directory: str | Path) -> None:
+    """Remove a run's checkpoints, half-written ones too; their folder, unless there is something else in it."""
+    folder = Path(directory) / "checkpoints"
+    for half_written in folder.glob(".round-*"):
+        if NAME.fullmatch(half_written.name[1:]):
+            shutil.rmtree(half_written, ignore_errors=True)
+    for each in written(directory):
+        shutil.rmtree(each, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def name_of(number: int) -> str:
@@ -200,8 +216,10 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 def read(folder: Path) -> tuple[Snapshot | None, str]:
     """(the snapshot, "") or (None, what is wrong)."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        sealed = manifest.pop("digest")
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        if not isinstance(manifest, dict):
+            return None, f"manifest.json holds {type(manifest).__name__} and no object"
+        sealed = manifest.pop("digest", None)
         if sealed != seal(manifest):
             return None, "manifest.json is not what was written"
         if manifest["format"] != FORMAT:
@@ -212,7 +230,7 @@ def read(folder: Path) -> tuple[Snapshot | None, str]:
         return _read(folder, manifest), ""
     except FileNotFoundError as error:
         return None, f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # damage shows itself in any kind of error
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -216,13 +216,17 @@ def read(folder: Folder, number: int) -> tuple[dict[str, Any], dict[str, bytes]]
 def read_manifest(folder: Folder, number: int) -> dict[str, Any]:
     try:
         manifest = json.loads(folder.read(f"{name_of(number)}/{MANIFEST}"))
-        sealed = manifest.pop("digest")
+        if not isinstance(manifest, dict):
+            raise Damaged(f"{MANIFEST} holds {type(manifest).__name__} and no object")
+        sealed = manifest.pop("digest", None)
         if sealed != seal(manifest) or manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} is not what was written")
         return manifest
     except FileNotFoundError:
         raise Damaged(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Damaged:
+        raise
+    except Exception as error:  # damage shows itself in any kind of error
         raise Damaged(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from .connect import carried, here, join, start_ray
 from .directory import RunDirectory
@@ -35,10 +35,15 @@ class Detached(Observer):
         self.job, self.news = job, News(keep=True)
         self.signal = 0
         self.outcome: Result | Exception | None = None
+        self.begun = threading.Event()
         self.thread = threading.Thread(target=self._run, name="run", daemon=True)
 
     def start(self) -> None:
+        """Returns once the run is alone in its folder; raises what kept it from that, such as InUse."""
         self.thread.start()
+        self.begun.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
 
     def _run(self) -> None:
         assert self.job.directory is not None
@@ -50,6 +55,7 @@ class Detached(Observer):
             self.outcome = error
         except BaseException as error:
             self.outcome = FedFleetError(f"{type(error).__name__}: {error}")
+        self.begun.set()
         self.news.end()
         self.news.until_heard(LINGER_SECONDS)
         time.sleep(GRACE_SECONDS)
@@ -59,6 +65,9 @@ class Detached(Observer):
         return self.signal
 
     # --- an observer ------------------------------------------------------------------------------------------------
+    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+        self.begun.set()
+
     def record(self, record: Record) -> None:
         self.news.tell(record)
 
@@ -96,7 +105,11 @@ def detach(job: Job) -> None:
     options |= {"name": actor_name(job.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
     actor: Any = ray.remote(**options, **carried(address))(Detached)
     detached = actor.remote(job)
-    ray.get(detached.start.remote())
+    try:
+        ray.get(detached.start.remote())
+    except RayTaskError as error:
+        ray.kill(detached)
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 
 def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int = 0) -> Result:

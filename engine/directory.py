@@ -1,26 +1,54 @@
-"""A run's folder: config.yaml, environment.json, rounds.parquet, model.safetensors, result.json, run.log."""
+"""A run's folder: config.yaml, environment.json, rounds.parquet, model.safetensors, result.json, run.log.
+
+One process at a time runs in a folder. The launcher holds `.run.lock` from before it writes anything until it ends; the
+driver, which on Ray is another process, perhaps on another node, holds `.driver.lock` beside it. A launcher that is
+killed may leave a driver behind for a moment, so the next launcher also waits for that one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from .checkpoint import remove_all
 from .errors import ConfigError, FedFleetError, whole
 from .history import History, Record
-from .job import Job
+from .job import RUN_ID, Job
 from .launch import Result
+from .lock import alone, driving
 from .observer import Observer
-from .whole import write
+from .rows import remove_files
+from .storage import first_line
+from .whole import beside, write
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
+
+
+FILES = (
+    "config.yaml",
+    "environment.json",
+    "run.json",
+    "run.log",
+    "path.json",
+    "partition.json",
+    "partition.arrow",
+    "rounds.parquet",
+    "model.safetensors",
+    "result.json",
+)
+"""What launcher and driver write beside the clients' states, the checkpoints and `clients/`."""
+FOLDERS = ("state", "checkpoints", "clients")
+LAUNCHER = ".run.lock"
 
 
 class RunDirectory(Observer):
@@ -29,11 +57,11 @@ class RunDirectory(Observer):
     def __init__(self, path: Path, run_id: str = "") -> None:
         self.path, self.run_id = path.resolve(), run_id
         self.rows = History()
+        self.locked = True  # where the file system has locks
 
     @staticmethod
     def new(path: Path) -> RunDirectory:
-        if (path / "config.yaml").exists():
-            raise ConfigError(f"--out {path} already holds a run; choose another folder, remove it, or resume it")
+        refuse_run(path)
         return RunDirectory(path)
 
     @staticmethod
@@ -41,13 +69,50 @@ class RunDirectory(Observer):
         """The folder of a run that did not finish."""
         if not (path / "run.json").is_file():
             raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
-        if (path / "result.json").is_file():
-            raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
-        return RunDirectory(path, json.loads((path / "run.json").read_text())["run_id"])
+        refuse_result(path)
+        return RunDirectory(path, read_run_id(path))
+
+    @contextmanager
+    def alone(self, resume: bool) -> Iterator[None]:
+        """Nobody else runs in the folder meanwhile.
+
+        Raises InUse where somebody does, ConfigError where the folder holds a run already (or what a run would write
+        over), or is not the folder of an unfinished run. A ConfigError of a new run that comes before its first round
+        leaves the folder as it was: of what is there, the files that a run writes are removed by name.
+        """
+        with alone(self.path, LAUNCHER) as lock:
+            self.locked = lock.supported
+            with driving(self.path):
+                pass  # no driver of an earlier launcher is left
+            if resume:
+                refuse_result(self.path)  # which another process may have written since we looked
+            else:
+                refuse_run(self.path)
+            try:
+                yield
+            except ConfigError:
+                if not resume and not self.rows:
+                    self._remove()
+                raise
+
+    def _remove(self) -> None:
+        """What a run that could not begin has written. None of it was there before, see `refuse_run`."""
+        with suppress(OSError):
+            for name in FILES:
+                for path in (self.path / name, beside(self.path / name)):
+                    path.unlink(missing_ok=True)
+        remove_files(str(self.path / "state"))
+        remove_all(self.path)
 
     def config(self) -> dict[str, Any]:
         """What the run was started with."""
-        return yaml.safe_load((self.path / "config.yaml").read_text())
+        try:
+            found = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            found = first_line(error)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
+        return found
 
     def begin(self, job: Job, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -55,6 +120,8 @@ class RunDirectory(Observer):
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         write(self.path / "run.json", json.dumps({"run_id": job.run_id}) + "\n")
         self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
+        if not self.locked:
+            self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
 
     def record(self, record: Record) -> None:
         self.rows.replace(record)
@@ -96,6 +163,44 @@ class RunDirectory(Observer):
 
         with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
             log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
+
+
+def clear(path: Path) -> None:
+    """Remove the whole folder of a run that is to be begun anew. InUse where somebody runs in it."""
+    if path.exists():
+        with alone(path, LAUNCHER):
+            shutil.rmtree(path)
+
+
+def refuse_run(path: Path) -> None:
+    """ConfigError where the folder holds a run, or files that a run would write over."""
+    if (path / "config.yaml").exists():
+        raise ConfigError(f"--out {path} already holds a run; choose another folder, remove it, or resume it")
+    for name in (*FILES, *FOLDERS):
+        if os.path.lexists(path / name):
+            raise ConfigError(f"--out {path} already holds {name}, which a run writes; choose another folder")
+
+
+def refuse_result(path: Path) -> None:
+    if (path / "result.json").is_file():
+        raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
+
+
+def read_run_id(path: Path) -> str:
+    """What run.json in a run's folder says. ConfigError where the file is damaged: the id names folders."""
+    file = path / "run.json"
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = first_line(error)
+    else:
+        run_id = found.get("run_id") if isinstance(found, dict) else None
+        if isinstance(run_id, str) and RUN_ID.fullmatch(run_id):
+            return run_id
+        wrong = "it holds no valid run_id"
+    raise ConfigError(
+        f'{file} is damaged ({wrong}); write {{"run_id": "ID"}} into it, with the id in the first line of run.log'
+    )
 
 
 def environment() -> dict[str, Any]:

@@ -45,6 +45,10 @@ class ConfigError(FedFleetError, ValueError):
     """The experiment cannot be run as it is written. Commands end with status 2."""
 
 
+class InUse(ConfigError):
+    """Another process writes in the folder."""
+
+
 class Diverged(FedFleetError):
     """The server's model is no longer finite."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ from .config import Experiment
 from .dealt import keep
 from .errors import ConfigError
 from .parts import Parts, Plugin, find_plugin
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Folders, actors and tags are named after a run's id, so it must not be a path of several parts."""
 
 
 class Chosen(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .checkpoint import Checkpoints, Snapshot, written
+from .checkpoint import Checkpoints, Snapshot, remove_all, written
 from .compare import differences
 from .copies import Copies
 from .errors import ConfigError
 from .forms import Forms
 from .job import Job
-from .rows import Rows
+from .rows import Rows, remove_files
 from .storage import Folder
 from .store import Table
 
@@ -59,9 +58,9 @@ def discard(job: Job, complete: bool = True) -> None:
     """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
     if job.experiment.engine.keep_state or (not complete and job.directory and written(job.directory)):
         return
-    shutil.rmtree(state_folder(job), ignore_errors=True)
+    remove_files(str(state_folder(job)))
     if job.directory:
-        shutil.rmtree(Path(job.directory) / "checkpoints", ignore_errors=True)
+        remove_all(job.directory)
     if job.directory and complete and (folder := job.experiment.checkpoint.folder):
         with suppress(OSError):  # what it costs is room there
             Folder(folder).remove(job.run_id)

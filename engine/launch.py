@@ -28,7 +28,7 @@ from .fleet import InProcess
 from .forms import Forms
 from .history import History
 from .host import Data
-from .job import Job
+from .job import RUN_ID, Job
 from .keeping import discard
 from .native import NoKernels, library
 from .observer import Observer
@@ -96,6 +96,8 @@ def new_run_id() -> str:
 
 def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> Job:
     """Resolve every name, so that a mistake is told before anything starts."""
+    if not RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
     job = Job.of(run_id, experiment, str(directory) if directory else None, resume)
     workload, engine = job.workload, experiment.engine
     with blamed("workload"):
@@ -161,6 +163,8 @@ def run(
     """
     from .directory import RunDirectory
 
+    if out == "":
+        raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
     directory = RunDirectory.new(Path(out)) if out is not None else None
     job = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
     return watched(job, directory, list(observers), stop)
@@ -188,7 +192,16 @@ def resume(
 
 
 def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
-    """directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0; None: those that come."""
+    """The run, alone in its folder. directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0;
+    None: those that come."""
+    with (
+        stopping() if stop is None else nullcontext(stop) as asked,
+        directory.alone(job.resume) if directory is not None else nullcontext(),
+    ):
+        return _watched(job, directory, observers, asked)
+
+
+def _watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
     if directory is not None:
         observers.insert(0, directory)
     tracking = job.experiment.tracking
@@ -201,8 +214,7 @@ def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[
         for observer in observers:
             begun.append(observer)
             observer.begin(job, {})
-        with stopping() if stop is None else nullcontext(stop) as asked:
-            model = _play(job, observers, rows, asked)
+        model = _play(job, observers, rows, stop)
         result = Result(
             job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
         )

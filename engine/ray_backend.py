@@ -21,6 +21,7 @@ from .fleet import Fleet
 from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
+from .lock import driving
 from .news import News
 from .path import settled
 from .probe import measure
@@ -46,18 +47,22 @@ class DriverProcess:
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            data, setup, told = self._data()
-            driver = Driver(self.job, setup)
-            driver.tell(told)
-            try:
-                driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
-                for item in driver.rounds():
-                    self.news.tell(item)
-                return driver.tensors()
-            finally:
-                driver.close()
+            with driving(self.job.directory, self._check):
+                return self._rounds()
         finally:
             self.news.end()
+
+    def _rounds(self) -> dict[str, Tensor]:
+        data, setup, told = self._data()
+        driver = Driver(self.job, setup)
+        driver.tell(told)
+        try:
+            driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
+            for item in driver.rounds():
+                self.news.tell(item)
+            return driver.tensors()
+        finally:
+            driver.close()
 
     def _fleet(self, data: list[Any], setup: Setup, table: Table, tell: Callable[[str], None]) -> Fleet:
         """Alike hosts on this node, where they all fit, pull their tasks; else the driver hands them out. On a cluster

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,6 +176,16 @@ def make_files(folder: str, capacity: int, width: int) -> None:
     for number, path in enumerate(paths(folder)):
         Path(path).touch()
         os.truncate(path, max(held.get(number, 0) * width, os.path.getsize(path)))
+
+
+def remove_files(folder: str) -> None:
+    """Remove the files of rows; the folder too, unless there is something else in it."""
+    with suppress(OSError):
+        stacks = [path for path in Path(folder).glob("stack-*") if path.name[6:].isdigit()] if folder else []
+        for path in [*map(Path, paths(folder)), *stacks]:  # a host that hung leaves its stack here, see agent.py
+            path.unlink(missing_ok=True)
+        if folder:
+            Path(folder).rmdir()
 
 
 def stored(leaf: Tensor, narrow: bool) -> torch.dtype:

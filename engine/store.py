@@ -8,7 +8,6 @@ table and a digest of every row: it pins its rows, which are not written again w
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from .errors import StoreFull
-from .rows import DIGEST, Place, make_files, paths, runs, width
+from .rows import DIGEST, Place, make_files, paths, remove_files, runs, width
 
 
 class Table:
@@ -131,5 +130,4 @@ class Table:
                 os.fsync(file.fileno())
 
     def remove(self) -> None:
-        if self.place.folder:
-            shutil.rmtree(self.place.folder, ignore_errors=True)
+        remove_files(self.place.folder)

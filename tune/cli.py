@@ -12,6 +12,7 @@ import click
 
 from ..engine.errors import ConfigError, FedFleetError
 from .cluster.cli import COMMANDS, at, on_cluster
+from .leftovers import Out
 from .outcome import resumable, show_result, told
 
 
@@ -24,7 +25,7 @@ def main() -> None:
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the run's files (default: runs/<run id>).")
+@click.option("--out", type=Out(), help="Folder for the run's files (default: runs/<run id>).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
 @click.option("--detach", is_flag=True, help="Leave the run on the cluster; `fedfleet attach` comes back to it.")
@@ -34,7 +35,7 @@ def run(
 ) -> None:
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     from .files import load
-    from .leftovers import check_out, nothing_left
+    from .leftovers import check_out
 
     loaded = load(experiment, on_cluster(overrides, address))
     check_out(out or Path("runs"))
@@ -50,7 +51,7 @@ def run(
 
         click.echo(leave(loaded, folder, run_id))
         return
-    with nothing_left(folder), resumable(folder):
+    with resumable(folder):
         result = start(loaded, folder, [Progress()], run_id)
     show_result(result, as_json)
 
@@ -58,7 +59,7 @@ def run(
 @main.command()
 @click.argument("run", metavar="DIRECTORY")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=click.Path(path_type=Path), help="Of a URL: folder for the run's files here.")
+@click.option("--out", type=Out(), help="Of a URL: folder for the run's files here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
 @told
@@ -105,7 +106,7 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("study")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/studies/NAME); goes on with it.")
+@click.option("--out", type=Out(), help="Folder (default: runs/studies/NAME); goes on with it.")
 @click.option("--scale", type=float, help="Multiply the rounds by this; the report says so.")
 @click.option("--rounds", type=int, help="Rounds of every run, in the place of the study's.")
 @click.option("--clients", type=int, help="Clients, in the place of the study's; the cohort in proportion.")
@@ -145,7 +146,7 @@ def report(folder: Path) -> None:
 @click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
 @click.option("--lower", is_flag=True, help="Lower values are better.")
 @click.option("--target", "targets", multiple=True, type=float, help="For rounds, bytes, seconds to it (repeatable).")
-@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with charts.")
+@click.option("--html", type=Out(), help="Also write a page with charts.")
 @told
 def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None) -> None:
     """Compare the runs in these folders; runs that differ in the seed alone are one line."""
@@ -157,7 +158,7 @@ def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[flo
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder (default: runs/searches/<search id>).")
+@click.option("--out", type=Out(), help="Folder (default: runs/searches/<search id>).")
 @click.option("--paper-grid", is_flag=True, help="Search the grid that a paper prints for the method.")
 @click.option("--paper", default="auto", help="Which paper's, where several print one; implies --paper-grid.")
 @click.option("--resume", "go_on", is_flag=True, help="Go on with the search in the folder EXPERIMENT.")
@@ -178,7 +179,7 @@ def search(experiment: str, overrides: tuple[str, ...], as_json: bool, address: 
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=click.Path(path_type=Path), default="partition.png", help="The chart: .png, .svg or .pdf.")
+@click.option("--out", type=Out(), default="partition.png", help="The chart: .png, .svg or .pdf.")
 @told
 def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
     """Draw who has how much of what in EXPERIMENT, and print how unlike its clients are."""
@@ -195,7 +196,7 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of every line.")
 @click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds timed in a run.")
 @click.option("--hosts", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also draw the ratios: .png, .svg or .pdf.")
+@click.option("--out", type=Out(), help="Also draw the ratios: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print all pairs as one JSON object on the last line.")
 @told
 def bench(

@@ -1,14 +1,33 @@
-"""Where a run's files may go, and their removal where the experiment turns out to be impossible."""
+"""Where the files of a run, a search or a study may go."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import click
 
 from ..engine.errors import ConfigError
+
+
+class NoFolder(click.ClickException):
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=True)
+
+
+class Out(click.ParamType):
+    """A path on the command line. The empty text is refused: as a path it would be the folder that one is in."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value).strip():
+            flag = param.opts[0] if param is not None else "--out"
+            raise NoFolder(f"{flag} must name a folder or file, got an empty text; give one, or leave {flag} out")
+        return Path(value)
 
 
 def check_out(out: Path) -> None:
@@ -16,19 +35,3 @@ def check_out(out: Path) -> None:
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"--out {out}: {there} is not a folder that can be written to; choose another")
-
-
-@contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
-    """On a ConfigError, the folder and its parents are again as they were."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    held = set(folder.iterdir()) if folder.is_dir() else set()
-    try:
-        yield
-    except ConfigError:
-        for file in set(folder.iterdir()) - held if folder.is_dir() else ():
-            shutil.rmtree(file) if file.is_dir() else file.unlink()
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
-        raise

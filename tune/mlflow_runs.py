@@ -27,9 +27,11 @@ KEPT = "mlflow.json"
 def kept(folder: Path) -> dict[str, str]:
     """Store and id of the MLflow run that the folder names, or nothing."""
     try:
-        return json.loads((folder / KEPT).read_text())
-    except (OSError, ValueError):
+        found = json.loads((folder / KEPT).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    known = found if isinstance(found, dict) else {}
+    return {name: value for name, value in known.items() if isinstance(value, str)}
 
 
 def keep(folder: Path, uri: str, run_id: str) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from fedfleet.engine import run
 from fedfleet.engine.config import experiment
-from fedfleet.tune.study.folder import Folder, alone
+from fedfleet.tune.study.folder import Folder, only_study
 from fedfleet.tune.study.spec import load
 
 from .commands import COMMAND, invoke, shell, until
@@ -246,10 +246,10 @@ def test_a_changed_study_uses_what_has_been_run(tmp_path: Path):
 
 def test_only_one_study_in_a_folder(tmp_path: Path):
     file = written(tmp_path)
-    with alone(tmp_path / "out"):
+    with only_study(tmp_path / "out"):
         done = invoke("study", file, "--out", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "a study is running in" in done.output
+    assert f"is in use by process {os.getpid()}" in done.output
 
 
 def test_what_is_smaller_says_so_everywhere(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..leftovers import Out
 from ..outcome import show_result, told
 
 at = click.option("--address", help="A running Ray: auto (on this machine), HOST:PORT, or ray://HOST:PORT.")
@@ -25,14 +26,14 @@ def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tup
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--address", required=True, help="The cluster's dashboard, http://HOST:8265, or auto on its head.")
-@click.option("--out", help="Folder on the cluster for the run's files (default: ~/fedfleet/RUN ID there).")
+@click.option("--out", type=Out(), help="Folder on the cluster for the run's files (default: ~/fedfleet/RUN ID there).")
 @click.option("--detach", is_flag=True, help="Return once the job is accepted.")
 @told
-def submit(experiment: str, overrides: tuple[str, ...], address: str, out: str | None, detach: bool) -> None:
+def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path | None, detach: bool) -> None:
     """Run EXPERIMENT as a job of a cluster, which is sent this package, the file and its plug-ins; follow its log."""
     from .submit import follow, send
 
-    job = send(experiment, overrides, address, out)
+    job = send(experiment, overrides, address, str(out) if out else None)
     click.echo(f"job {job}")
     if not detach:
         follow(job, address)
@@ -64,7 +65,7 @@ def attach(run: str, address: str | None, stop: bool, as_json: bool) -> None:
 @click.argument("experiment", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--address", help="The Ray to look at; unless given, that of EXPERIMENT, else this machine alone.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder that all nodes should see (default: runs).")
+@click.option("--out", type=Out(), help="Folder that all nodes should see (default: runs).")
 @told
 def doctor(experiment: str | None, overrides: tuple[str, ...], address: str | None, out: Path | None) -> None:
     """Check versions on every node, resources asked and granted, shared storage, authentication, the MLflow store."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ...engine import detached
 from ...engine.config import Experiment
 from ...engine.connect import join
+from ...engine.directory import read_run_id
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.launch import Result, prepare
 from ..outcome import resumable
@@ -36,8 +36,7 @@ def going(address: str) -> Sequence[str]:
 
 def follow_run(run: str, address: str, stop: bool) -> Result:
     """run: its id or its folder."""
-    told = Path(run) / "run.json"
-    run_id = json.loads(told.read_text())["run_id"] if told.is_file() else run
+    run_id = read_run_id(Path(run)) if (Path(run) / "run.json").is_file() else run
     try:
         with resumable(Path(run)):
             return detached.attach(run_id, address, [Progress()], signal.SIGTERM if stop else 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ import yaml
 from ...engine.config import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.launch import new_run_id, prepare, stopping
+from ...engine.lock import alone
 from ...engine.recorded import check_column
 from ...engine.whole import write
 from ..files import parse, read
-from ..leftovers import nothing_left
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
 from .plan import Plan, plan
@@ -27,6 +28,9 @@ from .trial import lock_of, trial_folder
 SAVED = "search.yaml"
 KEPT = "search.json"
 BEST = "best.yaml"
+LOCK = ".search.lock"
+PREPARED = (SAVED, KEPT, "search.db")
+"""What is written before the first trial."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +95,41 @@ def search(
     Ray is used as it is or started here. Raises ConfigError for what cannot be searched as it is written, Interrupted
     on SIGINT and SIGTERM (resume goes on without losing a trial that ended), FedFleetError where no trial finished.
     """
+    if folder == "":
+        raise ConfigError("folder must name the search's folder, got an empty text; give one")
     wanted, path = plan(dict(data)), Path(folder).resolve()
-    there = (path / SAVED).is_file()
+    refuse(wanted, path, resume)
+    try_out(wanted, path)
+    with alone(path, LOCK):
+        refuse(wanted, path, resume)  # again: another process may have been here since
+        with nothing_left(path):
+            conductor = prepared(wanted, path, progress, parent)
+        return conducted(conductor)
+
+
+def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
+    """ConfigError where the folder holds a search that is not to be resumed, or another one."""
+    there = (folder / SAVED).is_file()
     if there and not resume:
-        raise ConfigError(f"{path} already holds a search; choose another folder, remove it, or resume it")
+        raise ConfigError(f"{folder} already holds a search; choose another folder, remove it, or resume it")
     if there:
-        same(load(path), wanted, path)
-    with nothing_left(path):
-        conductor = prepared(wanted, path, progress, parent)
-    return conducted(conductor)
+        same(load(folder), wanted, folder)
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """On a ConfigError, remove what `prepared` writes, by name, unless it was there before."""
+    missing = [folder / name for name in PREPARED if not (folder / name).exists()]
+    try:
+        yield
+    except ConfigError:
+        for path in missing:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> Conductor:
     """Everything but the trials, so that a mistake is told before anything runs."""
-    try_out(wanted, folder)
-    folder.mkdir(parents=True, exist_ok=True)
     kept = identity(folder, wanted)
     write(folder / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
     ledger = Ledger(wanted, storage_url(wanted.settings.storage, folder), kept["study"])

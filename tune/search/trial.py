@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +44,7 @@ def play(config: dict[str, Any]) -> None:
 
 
 def run_or_read(wanted: Experiment, folder: Path, run_id: str, reporter: Reporter) -> None:
+    from ...engine.directory import clear
     from ...engine.launch import resume, run
 
     if (folder / "result.json").is_file():
@@ -52,7 +52,7 @@ def run_or_read(wanted: Experiment, folder: Path, run_id: str, reporter: Reporte
     elif (folder / "run.json").is_file() and list((folder / "checkpoints").glob("round-*")):
         resume(wanted, folder, [reporter])
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder)
         run(wanted, folder, [reporter], run_id)
 
 

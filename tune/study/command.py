@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...engine.errors import ConfigError
-from ..leftovers import check_out, nothing_left
+from ..leftovers import check_out
 from .cells import cells, trials
 from .spec import load
 
@@ -28,8 +28,7 @@ def run_named(
 
     from .runner import run_study
 
-    with nothing_left(folder):
-        outcome, text = run_study(study, folder, jobs, keep)
+    outcome, text = run_study(study, folder, jobs, keep)
     click.echo(text)
     told = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
     click.echo(f"\n{told}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from ...engine.errors import ConfigError
+from ...engine.lock import alone
 from ...engine.whole import write
 from .cells import Cell, cells
 from .spec import Study, load
@@ -128,20 +129,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Nobody else runs cells here: no other study, which is told at once, and no worker that one left behind."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".study.lock").open("w") as mine, (folder / ".workers.lock").open("w") as theirs:
-        try:
-            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"a study is running in {folder}; wait for it, or give another --out") from None
+def only_study(folder: Path) -> Iterator[None]:
+    """Nobody else runs cells here: no other study, which is refused at once, and no worker that one left behind."""
+    with alone(folder, ".study.lock"), (folder / ".workers.lock").open("w") as workers:
         deadline = time.monotonic() + WAIT
-        while not taken(theirs):
+        while not taken(workers):
             if time.monotonic() > deadline:
                 raise ConfigError(f"processes of an earlier study still run cells in {folder}; end them")
             time.sleep(0.05)
-        fcntl.flock(theirs, fcntl.LOCK_UN)
+        fcntl.flock(workers, fcntl.LOCK_UN)
         yield
 
 

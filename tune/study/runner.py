@@ -21,7 +21,7 @@ from ...engine.path import words
 from ...engine.recorded import check_column
 from ..report.page import write_report
 from .cells import Cell, grid, levels, planned, trials
-from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, alone
+from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, only_study
 from .grids import has_ranges, points
 from .pool import Pool
 from .progress import Progress
@@ -47,7 +47,7 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
     """
     check(study)
     folder, jobs = Folder(path), jobs or os.cpu_count() or 1
-    with alone(path), stopping() as stop:
+    with only_study(path), stopping() as stop:
         folder.keep(study)
         tracker, progress = Tracker(study, folder), Progress(study, folder, jobs)
         pool = Pool(folder, jobs, stop, keep_models)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.config import experiment
+from ...engine.directory import clear
 from ...engine.driver import Record
-from ...engine.errors import ConfigError, Diverged, Interrupted
+from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
 from ...engine.launch import resume, run
 from ...engine.whole import write
 
@@ -97,10 +97,11 @@ def go(task: Task, folder: Path, news: News) -> None:
         try:
             resume(made, folder, [news])
             return
+        except InUse:
+            raise
         except ConfigError:  # damaged, or of another configuration
             pass
-    if folder.exists():
-        shutil.rmtree(folder)
+    clear(folder)
     run(made, folder, [news])
 
 
