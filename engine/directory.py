@@ -11,25 +11,28 @@ import json
 import os
 import platform
 import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
+from torch import Tensor
 
-from .checkpoint import remove_all
-from .errors import ConfigError, FedFleetError, whole
+from .checkpoint import remove_all, written
+from .errors import ConfigError, FedFleetError, NotSaved, StoreFull, whole
 from .history import History, Record
 from .job import RUN_ID, Job
-from .launch import Result
-from .lock import alone, driving
+from .launch import Result, digest
+from .lock import LAUNCHER, alone, driving
 from .observer import Observer
 from .rows import remove_files
 from .storage import first_line
-from .whole import beside, write
+from .whole import beside, release, write
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
@@ -48,7 +51,15 @@ FILES = (
 )
 """What launcher and driver write beside the clients' states, the checkpoints and `clients/`."""
 FOLDERS = ("state", "checkpoints", "clients")
-LAUNCHER = ".run.lock"
+RESULT = ("rounds.parquet", "model.safetensors", "result.json")
+"""In the order in which they get their names: result.json says that the run is complete."""
+
+
+class Held(NamedTuple):
+    """The result of a run that is over and could not be written under its names."""
+
+    rows: list[Record]
+    model: dict[str, Tensor]
 
 
 class RunDirectory(Observer):
@@ -90,10 +101,12 @@ class RunDirectory(Observer):
                 refuse_run(self.path)
             try:
                 yield
-            except ConfigError:
+            except (ConfigError, StoreFull):
                 if not resume and not self.rows:
                     self._remove()
                 raise
+            finally:
+                release(self.path)
 
     def _remove(self) -> None:
         """What a run that could not begin has written. None of it was there before, see `refuse_run`."""
@@ -119,6 +132,7 @@ class RunDirectory(Observer):
         write(self.path / "config.yaml", yaml.safe_dump(job.experiment.plain(), sort_keys=False))
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         write(self.path / "run.json", json.dumps({"run_id": job.run_id}) + "\n")
+        self.run_id = job.run_id
         self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
         if not self.locked:
             self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
@@ -134,12 +148,69 @@ class RunDirectory(Observer):
         self._log(text)
 
     def end(self, result: Result) -> None:
+        """Write the result: all files beside, then each under its name. NotSaved says where it is kept otherwise."""
+        release(self.path)
+        try:
+            self._put(self.path, result)
+            for name in RESULT:
+                beside(self.path / name).replace(self.path / name)
+        except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
+            raise NotSaved(self._keep(result, error)) from error
+        for folder in self._others():
+            shutil.rmtree(folder, ignore_errors=True)
+        self._log("finished")
+
+    def _put(self, folder: Path, result: Result) -> None:
         from safetensors.torch import save_file
 
-        self._write_rounds()
-        save_file({name: value.contiguous() for name, value in result.model.items()}, self.path / "model.safetensors")
-        write(self.path / "result.json", json.dumps(result.summary(), indent=2) + "\n")
-        self._log("finished")
+        self._write_rounds(beside(folder / "rounds.parquet"))
+        save_file(
+            {name: value.contiguous() for name, value in result.model.items()}, beside(folder / "model.safetensors")
+        )
+        beside(folder / "result.json").write_text(json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8")
+
+    def _keep(self, result: Result, error: Exception) -> str:
+        """Keep what could not be written where there is room, for `held` to find it; a sentence on it."""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        for folder in (self.path, *self._others()):
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if not is_own(folder):
+                    continue
+                self._put(folder, result)
+            except Exception:
+                for name in RESULT:
+                    beside(folder / name).unlink(missing_ok=True)
+                continue
+            return (
+                f"the run is over, and its result could not be written to {self.path} ({why}); it is kept in {folder}, "
+                f"in {', '.join(beside(Path(name)).name for name in RESULT)}: make room, or take away what is in the "
+                f"way, and `fedfleet resume {self.path}` puts it in its place"
+            )
+        last = [folder.name for folder in written(self.path)][-1:]
+        how = f"`fedfleet resume {self.path}` goes on after {last[0]}" if last else "run it again"
+        return (
+            f"the run is over, and its result could be written neither to {self.path} ({why}) nor to "
+            f"{tempfile.gettempdir()}; make room, and {how}"
+        )
+
+    def _others(self) -> list[Path]:
+        """Where else a result may be kept."""
+        return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
+
+    def held(self, job: Job) -> Held | None:
+        """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
+        for folder in filter(is_own, (self.path, *self._others())):
+            try:
+                said = json.loads(beside(folder / "result.json").read_text("utf-8"))
+                model = load_model(beside(folder / "model.safetensors"))
+                rows = read_rows(beside(folder / "rounds.parquet"))
+            except Exception:  # not there, or not whole
+                continue
+            whole = said["model_sha256"] == digest(model) and said["rounds"] == len(rows)
+            if whole and said["run_id"] == self.run_id and len(rows) == job.experiment.federation.rounds:
+                return Held(rows, model)
+        return None
 
     def failed(self, error: BaseException) -> None:
         """Says what it can, and never a second error: the disk may be full."""
@@ -149,20 +220,43 @@ class RunDirectory(Observer):
             self._log(f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(OSError):
                 if self.rows:
-                    self._write_rounds()
+                    self._write_rounds(self.path / "rounds.parquet")
 
-    def _write_rounds(self) -> None:
+    def _write_rounds(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
         from .records import to_table
 
-        pq.write_table(to_table(self.rows), self.path / "rounds.parquet")
+        pq.write_table(to_table(self.rows), path)
 
     def _log(self, line: str) -> None:
         from datetime import datetime, timezone
 
         with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
             log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
+
+
+def is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user's: in the system's temporary folder anybody may make one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def read_rows(path: Path) -> list[Record]:
+    """The rounds as they were recorded, without the columns that a round does not have."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path).to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in table]
 
 
 def clear(path: Path) -> None:

@@ -27,7 +27,7 @@ from .guard import check, growth_limit
 from .history import History, Record, Told
 from .host import Shared, Work, keep_heap
 from .job import Job
-from .keeping import make_checkpoints, make_table, usable, wrong_rows
+from .keeping import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
 from .per_client import write_clients
 from .store import Table
 from .totals import Totals, in_order
@@ -61,6 +61,7 @@ class Driver:
         self.checkpoints = make_checkpoints(job, self.table, self.forms)
         if self.checkpoints is not None and job.resume:
             self._resume(self.checkpoints)
+        take_room(job, pytree.tree_leaves(self.server))
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -81,6 +82,7 @@ class Driver:
     def close(self) -> None:
         """Stop the hosts; remove the clients' states unless they are to be kept or the run can be resumed, which is so
         until its result is on the disk: then it is for `discard`."""
+        give_room(self.job, launcher=False)
         if hasattr(self, "fleet"):
             self.fleet.close()
         if self.checkpoints is not None:
@@ -114,6 +116,7 @@ class Driver:
         except (FedFleetError, KeyboardInterrupt):
             if self.whole:
                 self.table.abort()
+                give_room(self.job)
                 self._save()
             yield from self._news(last=True)
             raise

@@ -94,7 +94,11 @@ class RowsLost(FedFleetError):
 
 
 class StoreFull(FedFleetError):
-    """No room for the clients' states."""
+    """No room for the clients' states, or for what a run writes when it ends."""
+
+
+class NotSaved(FedFleetError):
+    """The run is over, and its result could not be written."""
 
 
 class DriverDied(FedFleetError):

@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from .checkpoint import Checkpoints, Snapshot, remove_all, written
 from .compare import differences
 from .copies import Copies
-from .errors import ConfigError
+from .errors import ConfigError, StoreFull
 from .forms import Forms
 from .job import Job
+from .lock import LAUNCHER
 from .rows import Rows, remove_files
 from .storage import Folder
 from .store import Table
+from .whole import release, reserve
 
 
 def make_table(job: Job, forms: Forms, opens: bool) -> Table:
@@ -44,6 +47,29 @@ def make_checkpoints(job: Job, table: Table, forms: Forms) -> Checkpoints | None
         copies = Copies(asked.folder, job.run_id, asked.keep, rows, Path(job.directory))
         copies.check()
     return Checkpoints(job.directory, asked.keep, table, copies)
+
+
+def take_room(job: Job, server: list[torch.Tensor]) -> None:
+    """Take room on the disk for the last checkpoint or the result, so that a disk that has become full meanwhile does
+    not cost the run. server: the leaves of the server's state. StoreFull where there is no room."""
+    if job.directory is None:
+        return
+    plan = job.experiment.federation
+    state = sum(leaf.numel() * leaf.element_size() for leaf in server)
+    count = 2 * state + 32 * plan.clients + 1024 * plan.rounds + 2**16
+    try:
+        reserve(Path(job.directory), count)
+    except OSError as error:
+        raise StoreFull(
+            f"no room for the model and the record of the rounds, {count:,} bytes, in {job.directory} "
+            f"({error.strerror}); make room or choose another --out"
+        ) from None
+
+
+def give_room(job: Job, launcher: bool = True) -> None:
+    """Give that room back; launcher: also where the launcher has the same folder, and will do so itself."""
+    if job.directory is not None and (launcher or not (Path(job.directory) / LAUNCHER).exists()):
+        release(Path(job.directory))
 
 
 def state_folder(job: Job) -> Path:

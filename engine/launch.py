@@ -214,7 +214,14 @@ def _watched(job: Job, directory: Any, observers: list[Observer], stop: Callable
         for observer in observers:
             begun.append(observer)
             observer.begin(job, {})
-        model = _play(job, observers, rows, stop)
+        held = directory.held(job) if directory is not None and job.resume else None
+        if held is not None:
+            tell(held.rows, observers)
+            model = held.model
+            for row in held.rows:
+                rows.replace(row)
+        else:
+            model = _play(job, observers, rows, stop)
         result = Result(
             job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
         )

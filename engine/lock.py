@@ -22,7 +22,7 @@ from .errors import ConfigError, InUse
 
 HELD_ELSEWHERE = (errno.EWOULDBLOCK, errno.EACCES)
 LOOK_SECONDS = 0.05
-DRIVER = ".driver.lock"
+LAUNCHER, DRIVER = ".run.lock", ".driver.lock"
 ORPHAN_SECONDS = 20.0
 """How long to wait for the driver of a launcher that was killed: Ray ends it within a few seconds."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted
+from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
 
 
 def told(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,10 +48,12 @@ def resumable(folder: Path) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (ConfigError, Diverged):
+    except (ConfigError, Diverged, NotSaved):
         raise
     except FedFleetError as error:
-        last = max((p.name for p in (folder / "checkpoints").glob("round-*")), default="")
+        from ..engine.checkpoint import written
+
+        last = written(folder)[-1].name if written(folder) else ""
         if not last:
             raise
         how = f"; checkpoint after round {int(last.removeprefix('round-'))}; to go on: fedfleet resume {folder}"

@@ -33,6 +33,8 @@ def batch(data: bytes, where: Path) -> Columns:
     pixels = found.get("data")
     if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), 3072):
         raise damaged(where, "no data of 3072 bytes a row with a label each")
+    if pixels.dtype != np.uint8 or not all(type(label) is int and 0 <= label < 100 for label in labels):
+        raise damaged(where, "pixels that are no bytes, or labels that are not whole numbers below 100")
     return {"input": pixels.astype(np.uint8).reshape(-1, *SHAPE), "label": np.array(labels, dtype=np.int64)}
 
 

@@ -1,14 +1,18 @@
 """Pickles of arrays, read without running what they name.
 
-The published CIFAR batches are Python 2 pickles, and loading a pickle runs any function that it names. Here only what
-an array of numbers is made of can be named; anything else is refused before it is looked up.
+The published CIFAR batches are Python 2 pickles, and loading a pickle runs any function that it names. Even a loader
+that names nothing but NumPy's own functions is not safe: a pickle may give a dtype or an array a state of its choice,
+and NumPy believes it. Therefore no pickle is loaded here. Its instructions are read one by one, and only those
+that numbers, text, lists, dictionaries and plain arrays of numbers are made of are carried out, on objects of this
+module. Anything else is refused.
 """
 
 from __future__ import annotations
 
-import codecs
-import io
-import pickle
+import math
+import pickletools
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +20,286 @@ import numpy as np
 
 from .roots import damaged
 
-
-def _reconstruct(kind: type, shape: tuple[int, ...], code: bytes | str) -> np.ndarray:
-    """What numpy's pickles begin an array with; its numbers follow by `__setstate__`."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError("an array of another class")
-    return np.ndarray.__new__(np.ndarray, shape, code if isinstance(code, str) else code.decode("ascii"))
+NUMBERS = re.compile(r"[uifb][0-9]+")
+"""Codes of the types that an array may have: unsigned and signed integers, floats, booleans."""
+BYTE_ORDERS = ("<", ">", "=", "|")
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+class Refused(ValueError):
+    """What a pickle of arrays does not hold."""
+
+
+class Kind:
+    """The type of an array's numbers. A pickle may say the order of its bytes, and nothing else."""
+
+    def __init__(self, code: Any = None, *flags: Any) -> None:
+        name = text(code)
+        if NUMBERS.fullmatch(name) is None:
+            raise Refused(f"numbers of type {name[:20]!r}")
+        try:
+            self.dtype = np.dtype(name)
+        except TypeError:
+            raise Refused(f"numbers of type {name[:20]!r}") from None
+
+    def set(self, state: Any) -> None:
+        """state: (version, order of bytes, and what only records, subarrays, strings and dates have)."""
+        if not isinstance(state, tuple) or len(state) != 8 or state[2:] != (None, None, None, -1, -1, 0):
+            raise Refused("a type with a state that no type of numbers has")
+        order = text(state[1])
+        if order not in BYTE_ORDERS:
+            raise Refused("numbers with bytes in an unknown order")
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class Array:
+    """An array, once its state is known."""
+
+    def __init__(self, kind: Any = None, *shape_and_code: Any) -> None:
+        if kind is not NAMED["numpy", "ndarray"]:
+            raise Refused("an array of another class")
+        self.values: np.ndarray | None = None
+
+    def set(self, state: Any) -> None:
+        """state: (version, shape, Kind, whether the first axis is the quickest, bytes)."""
+        if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], Kind):
+            raise Refused("an array with a state that no array of numbers has")
+        _, shape, kind, transposed, data = state
+        if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
+            raise Refused("an array without a shape")
+        data = data.encode("latin1") if isinstance(data, str) else data
+        if not isinstance(data, bytes) or len(data) != math.prod(shape) * kind.dtype.itemsize:
+            raise Refused("an array whose bytes do not fit its shape")
+        self.values = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if transposed else "C").copy()
+
+
+class Named:
+    """A name in a pickle, and what is done in its place when the pickle calls it."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+
+def encoded(value: Any = None, encoding: Any = "latin1") -> bytes:
     """How protocol 2 writes bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"an encoding {encoding!r}")
-    return codecs.encode(text, "latin1")
+    if not isinstance(value, str) or encoding != "latin1":
+        raise Refused("an encoding other than latin1")
+    return value.encode("latin1")
 
 
-def _dtype(code: str | bytes, *flags: Any) -> np.dtype:
-    name = code if isinstance(code, str) else code.decode("ascii")
-    if name[:1] not in "uifb":
-        raise pickle.UnpicklingError(f"numbers of type {name!r}")
-    return np.dtype(name)
+def no_bytes() -> bytes:
+    """How protocol 2 writes bytes of which there are none."""
+    return b""
 
 
 NAMED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("_codecs", "encode"): _encode,
+    ("numpy", "ndarray"): Named(),
+    ("numpy", "dtype"): Named(Kind),
+    ("numpy.core.multiarray", "_reconstruct"): Named(Array),
+    ("numpy._core.multiarray", "_reconstruct"): Named(Array),
+    ("_codecs", "encode"): Named(encoded),
+    ("__builtin__", "bytes"): Named(no_bytes),
 }
 
 
-class Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return NAMED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no array needs") from None
+def text(value: Any) -> str:
+    """Of what a pickle gives as text or, from Python 2, as bytes."""
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    if not isinstance(value, str):
+        raise Refused(f"{type(value).__name__} in the place of text")
+    return value
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside")
+
+MARK = object()
+GIVEN = {
+    "INT",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG",
+    "LONG1",
+    "LONG4",
+    "FLOAT",
+    "BINFLOAT",
+    "STRING",
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "UNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+}
+"""Instructions that put what follows them on the stack."""
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+    "MARK": lambda: MARK,
+}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+KEPT = {"PUT", "BINPUT", "LONG_BINPUT"}
+FETCHED = {"GET", "BINGET", "LONG_BINGET"}
+NOTHING = {"PROTO", "FRAME"}
+OWN = {"TUPLE", "LIST", "DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "STACK_GLOBAL", "REDUCE", "BUILD", "POP"}
+"""Instructions with a method of their own."""
+
+
+class Reader:
+    """Carries out a pickle's instructions, those of them that are known."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.left = 0  # bytes that arrays and their beginnings may still take: no more than the pickle itself has
+
+    def read(self, data: bytes) -> Any:
+        """What the pickle holds. ValueError, IndexError and KeyError where it is none, or holds anything else."""
+        self.left = 2 * len(data)
+        for code, argument, _ in pickletools.genops(data):
+            if code.name == "STOP":
+                return self.stack.pop()
+            self._step(code.name, argument)
+        raise Refused("it has no end")
+
+    def _step(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in GIVEN:
+            stack.append(argument)
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name]())
+        elif name in TUPLES:
+            self._tuple(len(stack) - TUPLES[name])
+        elif name in KEPT:
+            self.memo[int(argument)] = stack[-1]
+        elif name == "MEMOIZE":
+            self.memo[len(self.memo)] = stack[-1]
+        elif name in FETCHED:
+            stack.append(self.memo[int(argument)])
+        elif name == "GLOBAL":
+            stack.append(named(*argument.split(" ", 1)))
+        elif name in OWN:
+            getattr(self, f"_{name.lower()}")()
+        elif name not in NOTHING:
+            raise Refused(f"an instruction {name}, which no array needs")
+
+    def _marked(self) -> list[Any]:
+        """What was put on the stack since the last mark, which goes too."""
+        at = len(self.stack) - 1
+        while self.stack[at] is not MARK:
+            at -= 1
+            if at < 0:
+                raise Refused("an instruction without its mark")
+        found = self.stack[at + 1 :]
+        del self.stack[at:]
+        return found
+
+    def _tuple(self, begin: int | None = None) -> None:
+        if begin is None:
+            found = self._marked()
+        else:
+            if begin < 0:
+                raise Refused("a tuple of nothing")
+            found = self.stack[begin:]
+            del self.stack[begin:]
+        if any(value is MARK for value in found):
+            raise Refused("a mark inside a tuple")
+        self.stack.append(tuple(found))
+
+    def _list(self) -> None:
+        self.stack.append(self._marked())
+
+    def _dict(self) -> None:
+        found = self._marked()
+        self.stack.append({})
+        self._set(found)
+
+    def _append(self) -> None:
+        value = self.stack.pop()
+        self._extend([value])
+
+    def _appends(self) -> None:
+        self._extend(self._marked())
+
+    def _extend(self, values: list[Any]) -> None:
+        if type(self.stack[-1]) is not list:
+            raise Refused("an item of what is no list")
+        self.stack[-1].extend(values)
+
+    def _setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+
+    def _setitems(self) -> None:
+        self._set(self._marked())
+
+    def _set(self, pairs: list[Any]) -> None:
+        """Keys are text or numbers: one that is nested could be too deep for its hash."""
+        target = self.stack[-1]
+        keys, values = pairs[::2], pairs[1::2]
+        if type(target) is not dict or len(keys) != len(values):
+            raise Refused("an entry of what is no dictionary")
+        if not all(isinstance(key, str | bytes | int) for key in keys):
+            raise Refused("an entry whose name is no text")
+        target.update(zip(keys, values, strict=True))
+
+    def _stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        self.stack.append(named(text(module), text(name)))
+
+    def _reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, Named) or function.call is None or type(arguments) is not tuple:
+            raise Refused("a call of what is no function")
+        found = function.call(*arguments)
+        self._pay(len(found) if isinstance(found, bytes) else 0)
+        self.stack.append(found)
+
+    def _build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if not isinstance(target, Kind | Array):
+            raise Refused("a state of what has none")
+        target.set(state)
+        self._pay(target.values.nbytes if isinstance(target, Array) and target.values is not None else 0)
+
+    def _pay(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise Refused("the same bytes over and over")
+
+    def _pop(self) -> None:
+        self.stack.pop()
+
+
+def named(module: str, name: str) -> Named:
+    try:
+        return NAMED[module, name]
+    except KeyError:
+        raise Refused(f"it names {module}.{name}, which no array needs") from None
 
 
 def arrays(data: bytes, where: Path) -> dict[str, Any]:
     """The dictionary in a pickle of numbers, text, lists and arrays."""
     try:
-        found = Restricted(io.BytesIO(data), encoding="latin1").load()
+        found = Reader().read(data)
+        if not isinstance(found, dict):
+            raise Refused(f"a {type(found).__name__}, not a dictionary")
+        return {text(key): plain(value) for key, value in found.items()}
     except Exception as error:  # a damaged pickle raises of any kind
-        raise damaged(where, error) from error
-    if not isinstance(found, dict):
-        raise damaged(where, f"a {type(found).__name__}, not a dictionary")
-    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
+        raise damaged(where, error) from None
+
+
+def plain(value: Any) -> Any:
+    """An array as itself."""
+    if isinstance(value, Array):
+        if value.values is None:
+            raise Refused("an array without its numbers")
+        return value.values
+    if isinstance(value, Kind | Named) or value is MARK:
+        raise Refused("an entry that is no data")
+    return value
