@@ -149,7 +149,7 @@ def read(file: Path) -> Chosen:
     try:
         found = json.loads(file.read_text("utf-8"))
         path = Chosen(int(found["block"]), str(found["kernels"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged ({error}); remove it") from error
     if path.block < 1 or path.kernels not in ("torch", "native", "chain"):
         raise ConfigError(f"{file} is damaged ({path}); remove it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import torch
 
@@ -33,7 +35,7 @@ def columns(experiment: Experiment) -> list[str] | None:
     threads = torch.get_num_threads()
     driver = None
     try:
-        whole = Job.of("columns", made)
+        whole = Job.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
         job, split = whole.by(Chosen(1, "torch")), little(whole.split())
         driver = Driver(job, Setup(split.parts, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.parts)

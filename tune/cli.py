@@ -66,7 +66,8 @@ def run(
 def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None) -> None:
     """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break.
 
-    DIRECTORY may be a URL, what `checkpoint.folder` was: then the run's folder here is made of what is there.
+    DIRECTORY may be a URL, what `checkpoint.folder` was: then the run's folder here is made of what is there. Plug-ins
+    that its config.yaml names are executed, also files that lie beside it: resume no folder that you do not trust.
     """
     from .files import load
 
@@ -94,7 +95,10 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @told
 def show(experiment: str, overrides: tuple[str, ...]) -> None:
-    """Print the resolved configuration, the parameters by kind and the bytes that a round will move."""
+    """Print the resolved configuration, the parameters by kind and the bytes that a round will move.
+
+    No round is run, but plug-ins that EXPERIMENT names are executed, also files that lie beside it.
+    """
     from .files import load
 
     loaded = load(experiment, overrides)
