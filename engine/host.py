@@ -27,6 +27,7 @@ from .evaluation import Group, Slice, of_clients, of_rows
 from .forms import Forms
 from .job import Job
 from .kernels import kernels
+from .modules import evaluating
 from .rows import Place, Rows
 from .sums import Sums
 from .total import Total, empty
@@ -279,7 +280,7 @@ class Host:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.job.workload, dict(model.items())
         train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
-        with kernels(self.kernels):
+        with kernels(self.kernels), evaluating():
             if isinstance(part, Slice):
                 return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
             return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))

@@ -30,6 +30,7 @@ from .history import History
 from .host import Data
 from .job import RUN_ID, Job
 from .keeping import discard
+from .modules import check_draws
 from .native import NoKernels, library
 from .observer import Observer
 from .path import has_chain, settled
@@ -295,6 +296,7 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
             raise Interrupted(stop())
 
     split = job.split()
+    check_draws(job.workload, job.started(), split)
     try_step(job, split)
     job, told = settled(job, split, measure)
     data = Data.of(split.train, split.test, split.parts)

@@ -22,6 +22,7 @@ from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
 from .lock import driving
+from .modules import check_draws
 from .news import News
 from .path import settled
 from .probe import measure
@@ -82,6 +83,7 @@ class DriverProcess:
     def _data(self) -> tuple[list[Any], Setup, str]:
         """References to the data in the object store, of which no copy stays in this process; how clients are run."""
         split = self.job.split()
+        check_draws(self.job.workload, self.job.started(), split)
         try_step(self.job, split)
         self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]

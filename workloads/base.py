@@ -119,6 +119,11 @@ class Workload(ABC):
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         """Metrics of test examples, each (B,); the report of a test set is their mean, but for those in `whole`."""
 
+    def trial(self, p: Params, batch: Batch) -> object:
+        """One forward pass of training, with the batch's "key". The engine watches it before round 1, to refuse modules
+        that draw from global generators; what it returns is not used."""
+        return self.losses(p, batch)
+
     whole: tuple[str, ...] = ()
     """Columns of the report that are not averaged but seen whole by `summary`, as a ranking has to be."""
 
@@ -190,7 +195,7 @@ class Stateless:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module = module.train()
         self.slots = [
             (f"{prefix}.{leaf}" if prefix else leaf, owner._parameters, leaf)
             for prefix, owner in module.named_modules()
@@ -202,13 +207,16 @@ class Stateless:
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
 
     def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
-        """`key`: of what is random in training, none while testing; `share`: (B,), see `Running`."""
+        """`key`: of what is random in training, None in evaluation, which also is the module's mode, train() or eval();
+        `share`: (B,), see `Running`."""
+        if self.module.training != (key is not None):
+            self.module.train(key is not None)
         for name, parameters, leaf in self.slots:
             parameters[leaf] = p[name]  # pyright: ignore[reportArgumentType] torch runs on plain tensors too
         for number, part in enumerate(self.random):
             part.key = None if key is None else counted.key(key, "module", number)
         for _, part, _ in self.running:
-            part.training, part.share = key is not None, share
+            part.share = share
         return self.module(x)
 
     def drift(self, p: Params) -> Tensor:
@@ -295,6 +303,9 @@ class Classification(Workload):
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = cross_entropy(self.logits(p, batch, batch.get("key")), batch["label"])
         return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
+
+    def trial(self, p: Params, batch: Batch) -> object:
+        return self.logits(p, batch, batch.get("key"))
 
     @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -39,19 +40,24 @@ def images(name: str, shape: tuple[int, ...], least: int) -> None:
 
 
 class Dropout(Keyed):
-    """Zeroes entries with probability `rate` and scales the others by 1 / (1 - rate), while there is a key."""
+    """Dropout whose draws follow from the batch's key: the same for a client alone, in a block and on any worker.
 
-    def __init__(self, rate: float) -> None:
+    While it is trained it sets entries to zero with probability `rate` and multiplies the others by 1 / (1 - rate).
+    `channels`: whole channels of (B, C, …) are set to zero, as torch's Dropout1d, Dropout2d and Dropout3d do.
+    """
+
+    def __init__(self, rate: float, channels: bool = False) -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise ValueError(f"0 <= dropout < 1 must hold, got dropout={rate}")
-        self.rate = rate
+        self.rate, self.channels = rate, channels
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, …); an example's draws depend on its place in the batch, not on the batch's length."""
         if self.key is None or not self.rate:
             return x
-        kept = counted.uniform(self.key.to(x.device), x.numel()).view(x.shape) >= self.rate
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
+        kept = counted.uniform(self.key.to(x.device), prod(shape)).view(shape) >= self.rate
         return torch.where(kept, x / (1 - self.rate), torch.zeros_like(x))
 
 

@@ -77,6 +77,9 @@ class OverClassification(MinMax):
         """(B, classes), of training where there is a key."""
         return self.base.logits(self._net(p), batch, batch.get("key"))
 
+    def trial(self, p: Params, batch: Batch) -> object:
+        return self.logits(p, batch)
+
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = super().losses(p, batch)
         return losses + self.base.network.drift(self._net(p)) if self.buffers and "key" in batch else losses

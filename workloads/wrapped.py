@@ -26,6 +26,9 @@ class Wrapped(Workload):
     def losses(self, p: Params, batch: Batch) -> Tensor:
         return self.of.losses(p, batch)
 
+    def trial(self, p: Params, batch: Batch) -> object:
+        return self.of.trial(p, batch)
+
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         return self.of.report(p, batch)
 

@@ -1,0 +1,237 @@
+"""Modules train in train() and are evaluated in eval(); one that draws from a global generator is refused by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedfleet.engine.config import Experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.launch import Result, run
+from fedfleet.engine.modules import evaluating
+from fedfleet.workloads.auc import Auc
+from fedfleet.workloads.base import Model, Params, Stateless, Workload, cross_entropy
+from fedfleet.workloads.convolutional import Dropout
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.noisy import Noisy
+
+
+class Body(nn.Module):
+    """64 -> 64, a module in between that may draw, -> classes."""
+
+    def __init__(self, between: nn.Module, classes: int = 10) -> None:
+        super().__init__()
+        self.first, self.between, self.out = nn.Linear(64, 64), between, nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.between(self.first(x.flatten(1)).relu()))
+
+
+@dataclass(frozen=True)
+class With(Model):
+    between: Callable[[], nn.Module]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return Body(self.between(), classes)
+
+
+def experiment_of(workload: Workload, rounds: int = 2, **engine: Any) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {"clients": 12, "cohort": 6, "rounds": rounds, "local": {"steps": 4, "batch": 16}},
+            "engine": {"backend": "local", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def trained(workload: Workload, **engine: Any) -> Result:
+    return run(experiment_of(workload, **engine))
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------
+class Functional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.3, self.training)
+
+
+class Normal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Numpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(np.random.random() < 0.5)
+
+
+class Python(nn.Module):
+    """A layer that is skipped at random, as stochastic depth does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if random.random() < 0.5 else x * 2
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(64, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, None], x[:, None], x[:, None])[0][:, 0]
+
+
+class Channels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout2d(0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x.view(-1, 4, 4, 4)).flatten(1)
+
+
+TORCH = "torch's global generator"
+DRAWS: list[tuple[Callable[[], nn.Module], str, str, str]] = [
+    (lambda: nn.Dropout(0.7), r"between \(Dropout\)", TORCH, r"convolutional.Dropout\(0.7\)"),
+    (lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.5)), r"between.1 \(Dropout\)", TORCH, r"Dropout\(0.5\)"),
+    (Channels, r"between.drop \(Dropout2d\)", TORCH, r"Dropout\(0.25, channels=True\)"),
+    (lambda: nn.AlphaDropout(0.2), r"between \(AlphaDropout\)", TORCH, "base.Keyed"),
+    (nn.RReLU, r"between \(RReLU\)", TORCH, "base.Keyed"),
+    (Attention, r"between.inner \(MultiheadAttention\)", TORCH, "set its dropout to 0"),
+    (Functional, r"between \(Functional\)", TORCH, "base.Keyed"),
+    (Normal, r"between \(Normal\)", TORCH, "base.Keyed"),
+    (Numpy, r"between \(Numpy\)", "numpy's global generator", "base.Keyed"),
+    (Python, r"between \(Python\)", "Python's global generator", "base.Keyed"),
+]
+
+
+@pytest.mark.parametrize(("between", "name", "drawn", "remedy"), DRAWS, ids=lambda value: str(value)[:24])
+def test_a_module_that_draws_from_a_global_generator_is_refused_by_name(between, name, drawn, remedy):
+    Digits().load()  # scikit-learn draws from Python's generator when it is imported
+    states = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy(), random.getstate()
+    with pytest.raises(ConfigError, match=rf"workload: module {name} must draw .* {drawn}; .*{remedy}"):
+        trained(Digits(model=With(between)))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], states[1])
+    assert random.getstate() == states[2]
+
+
+@pytest.mark.parametrize("around", [Noisy, Auc], ids=lambda kind: kind.__name__)
+def test_it_is_refused_inside_other_workloads(around):
+    with pytest.raises(ConfigError, match=r"module between \(Dropout\) must draw"):
+        trained(around(Digits(model=With(lambda: nn.Dropout(0.5)))))
+
+
+def test_an_input_that_draws_is_refused():
+    class Blurred(Digits):
+        def inputs(self, batch: Any, dtype: torch.dtype) -> Tensor:
+            return super().inputs(batch, dtype) + torch.rand(1)
+
+    with pytest.raises(ConfigError, match=r"the loss of Blurred must draw .* torch's global generator; use .*counted"):
+        trained(Blurred())
+
+
+@pytest.mark.parametrize("between", [lambda: nn.Dropout(0.0), lambda: Dropout(0.5), nn.Tanh], ids=["none", "keyed", ""])
+def test_a_module_without_such_draws_is_taken(between):
+    first, second = (trained(Digits(model=With(between))) for _ in range(2))
+    assert first.model_sha256 == second.model_sha256
+    assert first.metrics == second.metrics
+
+
+def test_keyed_dropout_of_whole_channels():
+    drop = Stateless(Dropout(0.5, channels=True))
+    x = torch.ones(4, 64, 3, 3)
+    kept = drop({}, x, torch.tensor(7))
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(kept, kept[..., :1, :1].expand_as(kept))
+    assert torch.equal(kept, drop({}, x, torch.tensor(7)))
+    assert torch.equal(drop({}, x), x)
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+class ModeShift(nn.Module):
+    """Adds to every logit what evaluations must not see; draws nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -x if self.training else x
+
+
+def test_evaluations_are_in_eval_mode_and_training_in_train_mode():
+    """The mode is that of the call, whatever was called before."""
+    network = Stateless(nn.Sequential(ModeShift(), nn.Sequential(ModeShift(), ModeShift())).eval())
+    x, key = torch.ones(2, 3), torch.tensor(1)
+    for _ in range(2):
+        assert torch.equal(network({}, x), x)
+        assert torch.equal(network({}, x, key), -x)
+    frozen = nn.Sequential(ModeShift())
+    frozen[0].eval()  # a module that somebody left in another mode
+    assert torch.equal(Stateless(frozen)({}, x, key), -x)
+
+
+@pytest.mark.parametrize("vectorise", [True, False])
+def test_a_run_evaluates_what_eval_mode_computes(vectorise):
+    """Dropout (keyed) in training; the report is that of the final model without dropout, to the last digit."""
+    workload = Digits(model=With(lambda: Dropout(0.7)))
+    result = trained(workload, vectorise=vectorise)
+    module = workload.build().eval()
+    test = workload.load()[1]
+    with torch.no_grad():
+        logits = functional_call(module, result.model, (torch.from_numpy(test["input"]),))
+    right = (logits.argmax(1) == torch.from_numpy(test["label"])).double().mean()
+    assert result.metrics["eval/accuracy"] == pytest.approx(float(right), abs=1e-12)
+
+
+@dataclass(frozen=True)
+class OwnModules(Digits):
+    """A workload that calls a module of its own, which it makes when it needs it, as a function of its parameters."""
+
+    def body(self) -> Any:
+        if not hasattr(self, "kept"):
+            object.__setattr__(self, "kept", Body(nn.Sequential(ModeShift(), ModeShift(), ModeShift())))
+        return getattr(self, "kept")  # noqa: B009 no field of the dataclass
+
+    def logits(self, p: Params, batch: Any, key: Tensor | None = None) -> Tensor:
+        return functional_call(self.body(), dict(p), (batch["input"].flatten(1).to(next(iter(p.values())).dtype),))
+
+    def losses(self, p: Params, batch: Any) -> Tensor:
+        assert self.body().training
+        return cross_entropy(self.logits(p, batch), batch["label"])
+
+    def report(self, p: Params, batch: Any) -> dict[str, Tensor]:
+        logits = self.logits(p, batch)
+        assert not self.body().between[0].training
+        return {"loss": cross_entropy(logits, batch["label"])}
+
+
+def test_modules_that_a_workload_keeps_by_itself_are_evaluated_in_eval_mode():
+    workload = OwnModules(model=With(nn.Identity))
+    result = trained(workload, vectorise=False)
+    assert np.isfinite(result.metrics["eval/loss"])
+    assert workload.body().training
+
+
+def test_evaluating_leaves_every_module_in_its_own_mode():
+    body = Body(nn.Sequential(ModeShift(), ModeShift()))
+    body.out.eval()
+    modes = [part.training for part in body.modules()]
+
+    def evaluation_that_fails() -> None:
+        with evaluating():
+            body(torch.ones(1, 64))
+            assert not any(part.training for part in body.modules())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        evaluation_that_fails()
+    assert [part.training for part in body.modules()] == modes
