@@ -159,11 +159,13 @@ class Engine(Section):
 
 class Evaluate(Section):
     """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only.
-    `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth."""
+    `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth.
+    `held_out`: the fraction of each client's rows that it does not train on; the same means over them."""
 
     every: int = Field(default=5, ge=0)
     batch: int = Field(default=500, ge=1)
     fairness: bool = False
+    held_out: float = Field(default=0.0, ge=0, lt=1)
 
 
 class Checkpoint(Section):

@@ -18,7 +18,7 @@ MOST = 5_000_000
 def digest(parts: Parts) -> str:
     """Of who has which rows, in order: the same seed and settings give the same."""
     sha = hashlib.sha256()
-    for array in (parts.offsets, parts.rows):
+    for array in (*parts[:2], *(parts.held or ())[:2]):
         sha.update(np.ascontiguousarray(array, dtype="<i8").data)
     return sha.hexdigest()
 
@@ -27,6 +27,8 @@ def keep(parts: Parts, folder: Path) -> None:
     """Write partition.json (clients, rows, sha256) and, unless there are too many, partition.arrow."""
     folder.mkdir(parents=True, exist_ok=True)
     about = {"clients": len(parts.sizes), "rows": len(parts.rows), "sha256": digest(parts)}
+    if parts.held is not None:
+        about["held_out"] = len(parts.held.rows)
     (folder / "partition.json").write_text(json.dumps(about, indent=2) + "\n")
     if len(parts.sizes) + len(parts.rows) > MOST or parts.rows.max(initial=0) >= 2**31:
         return

@@ -40,28 +40,29 @@ class Slice(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients [begin, end), on whose training rows to evaluate."""
+    """Clients [begin, end), on whose rows to evaluate: training rows, or those that they hold out."""
 
     index: int
     begin: int
     end: int
+    held: bool = False
 
     @property
     def what(self) -> str:
-        return f"evaluation of clients {self.begin} to {self.end}"
+        return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held}"
 
 
 def slices(rows: int, size: int) -> list[Slice]:
     return [Slice(i, at, min(at + size, rows)) for i, at in enumerate(range(0, rows, size))]
 
 
-def groups(parts: Parts, size: int) -> list[Group]:
-    """Consecutive clients with `size` rows or fewer in all, or one that has more."""
+def groups(parts: Parts, size: int, held: bool = False) -> list[Group]:
+    """Consecutive clients with `size` rows or fewer in all, or one that has more; held: parts are the rows held out."""
     cuts = [0]
     while cuts[-1] < len(parts.sizes):
         most = parts.offsets[cuts[-1]] + size
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(parts.offsets, most, "right")) - 1))
-    return [Group(i, *cut) for i, cut in enumerate(pairwise(cuts))]
+    return [Group(i, *cut, held) for i, cut in enumerate(pairwise(cuts))]
 
 
 def of_rows(workload: Workload, p: Params, test: Columns, part: Slice, device: torch.device) -> Found:
@@ -76,17 +77,20 @@ def of_rows(workload: Workload, p: Params, test: Columns, part: Slice, device: t
 def of_clients(
     workload: Workload, p: Params, train: Columns, parts: Parts, part: Group, size: int, device: torch.device
 ) -> Found:
-    """Each client's means of the report over its own rows, (c,)."""
+    """Each client's means of the report over its own rows, (c,); a client that holds out no row is left out."""
+    if part.held:
+        assert parts.held is not None  # else there is no such task
+        parts = parts.held
     starts = parts.offsets[part.begin : part.end + 1]
-    rows = torch.from_numpy(parts.rows[starts[0] : starts[-1]])
+    rows, sizes = torch.from_numpy(parts.rows[starts[0] : starts[-1]]), np.diff(starts)
     found: dict[str, list[np.ndarray]] = {}
-    for some in rows.split(size):
+    for some in rows.split(size) if len(rows) else ():
         batch = {name: column.index_select(0, some).to(device) for name, column in train.items()}
         for name, column in workload.report(p, batch).items():
             if name not in workload.whole:
                 found.setdefault(name, []).append(column.double().cpu().numpy())
-    at, sizes = starts[:-1] - starts[0], np.diff(starts)
-    return {}, {name: np.add.reduceat(np.concatenate(values), at) / sizes for name, values in found.items()}
+    at = (starts[:-1] - starts[0])[sizes > 0]
+    return {}, {name: np.add.reduceat(np.concatenate(values), at) / sizes[sizes > 0] for name, values in found.items()}
 
 
 def measured(
@@ -96,7 +100,11 @@ def measured(
     rows, parts = data
     found = run(slices(rows, asked.batch))
     record = summed_up(workload, found.facts, found.clients)
-    return record | spread(workload, run(groups(parts, asked.batch)).clients) if asked.fairness else record
+    if asked.fairness:
+        record |= spread(workload, run(groups(parts, asked.batch)).clients)
+    if parts.held is not None:
+        record |= spread(workload, run(groups(parts.held, asked.batch, held=True)).clients, "test_")
+    return record
 
 
 def summed_up(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -107,13 +115,13 @@ def summed_up(workload: Workload, facts: Mapping[str, float], whole: Mapping[str
     return {f"eval/{name}": value for name, value in {**means, **more}.items()}
 
 
-def spread(workload: Workload, clients: Mapping[str, np.ndarray]) -> dict[str, float]:
+def spread(workload: Workload, clients: Mapping[str, np.ndarray], prefix: str = "") -> dict[str, float]:
     """Of each metric (N,), the mean over all clients, and over the tenth that is worst off in it."""
     record = {}
     for name, values in clients.items():
         ordered = np.sort(values)
         if name in workload.lower:
             ordered = ordered[::-1]
-        record[f"eval/clients/{name}"] = float(values.mean())
-        record[f"eval/clients/{name}_worst"] = float(ordered[: -(-len(ordered) // WORST)].mean())
+        record[f"eval/clients/{prefix}{name}"] = float(values.mean())
+        record[f"eval/clients/{prefix}{name}_worst"] = float(ordered[: -(-len(ordered) // WORST)].mean())
     return record

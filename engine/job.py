@@ -19,6 +19,7 @@ from .buffers import Buffered
 from .config import Experiment
 from .dealt import keep
 from .errors import ConfigError
+from .holdout import hold_out
 from .parts import Parts, Plugin, find_plugin
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -163,14 +164,19 @@ class Job:
             split = self.workload.split(self.experiment.seed, clients)
         if not isinstance(split, Split):
             raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
+        with blamed("workload"):
+            self.workload.check_split(split, torch.finfo(self.dtype).max)
         sizes = split.parts.sizes
         if len(sizes) != clients or not sizes.all():
             got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
             raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
-        if self.experiment.evaluate.fairness and (lacking := set(split.test) - set(split.train)):
+        asked = self.experiment.evaluate
+        split = hold_out(split, asked.held_out, self.experiment.seed)
+        by_client = "fairness" if asked.fairness else "held_out" if split.parts.held is not None else ""
+        if by_client and (lacking := set(split.test) - set(split.train)):
             raise ConfigError(
-                f"evaluate.fairness: the workload's report goes by {', '.join(sorted(lacking))}, which training rows "
-                "do not have; set it to false"
+                f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(lacking))}, which training "
+                f"rows do not have; set it to {'false' if asked.fairness else 0}"
             )
         if self.directory is not None and not self.resume:
             keep(split.parts, Path(self.directory))

@@ -27,6 +27,7 @@ from .errors import ConfigError, Interrupted
 from .fleet import InProcess
 from .forms import Forms
 from .history import History
+from .holdout import left_out
 from .host import Data
 from .job import RUN_ID, Job
 from .keeping import discard
@@ -304,6 +305,8 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
     threads = torch.get_num_threads()
     driver = Driver(job, setup)
     driver.tell(told)
+    if left := left_out(split):
+        driver.tell(left)
     try:
         driver.start(lambda table: InProcess(job, data, table.place, beat))
         yield from driver.rounds()

@@ -18,6 +18,7 @@ from .connect import carried, here, start_ray
 from .driver import Driver, Setup, Told
 from .errors import ConfigError, DriverDied, Interrupted
 from .fleet import Fleet
+from .holdout import left_out
 from .hosts import RayFleet
 from .job import Job
 from .keeping import discard
@@ -56,7 +57,8 @@ class DriverProcess:
     def _rounds(self) -> dict[str, Tensor]:
         data, setup, told = self._data()
         driver = Driver(self.job, setup)
-        driver.tell(told)
+        for sentence in told:
+            driver.tell(sentence)
         try:
             driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
             for item in driver.rounds():
@@ -80,14 +82,15 @@ class DriverProcess:
         fleet.open(room)
         return fleet
 
-    def _data(self) -> tuple[list[Any], Setup, str]:
-        """References to the data in the object store, of which no copy stays in this process; how clients are run."""
+    def _data(self) -> tuple[list[Any], Setup, list[str]]:
+        """References to the data in the object store, of which no copy stays in this process; sentences for the log on
+        how clients are run and which rows nobody has."""
         split = self.job.split()
         check_draws(self.job.workload, self.job.started(), split)
         try_step(self.job, split)
         self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-        return data, Setup(split.parts, examples(split.test)), told
+        return data, Setup(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
 
     def _check(self) -> None:
         if self.signal:

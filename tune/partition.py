@@ -10,6 +10,7 @@ import numpy as np
 from ..engine.config import Experiment
 from ..engine.dealt import digest
 from ..engine.errors import ConfigError
+from ..engine.holdout import left_out
 from ..engine.job import Job
 from ..workloads.base import Parts
 from .listing import columns
@@ -27,6 +28,7 @@ class Dealt(NamedTuple):
     parts: Parts
     counts: np.ndarray | None
     tests: int
+    left: str = ""  # on training rows that no client has
 
     @staticmethod
     def of(job: Job) -> Dealt:
@@ -35,11 +37,11 @@ class Dealt(NamedTuple):
         tests = len(next(iter(split.test.values())))
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-            return Dealt(split.parts, None, tests)
+            return Dealt(split.parts, None, tests, left_out(split))
         sizes, classes = split.parts.sizes, int(label.max()) + 1
         client = np.repeat(np.arange(len(sizes)), sizes)
         counts = np.bincount(client * classes + label[split.parts.rows], minlength=len(sizes) * classes)
-        return Dealt(split.parts, counts.reshape(len(sizes), classes), tests)
+        return Dealt(split.parts, counts.reshape(len(sizes), classes), tests, left_out(split))
 
 
 def measures(dealt: Dealt) -> dict[str, np.ndarray]:
@@ -61,6 +63,9 @@ def told(dealt: Dealt) -> str:
         numbers = (values.min(), np.median(values), values.mean(), values.max())
         rows.append((name, *(f"{number:,.0f}" if number == int(number) else f"{number:,.3f}" for number in numbers)))
     about = f"{len(dealt.parts.sizes):,} clients, {len(dealt.parts.rows):,} training rows, {dealt.tests:,} test rows"
+    if dealt.parts.held is not None:
+        about += f", {len(dealt.parts.held.rows):,} rows held out by clients"
+    about += f"\n{dealt.left}" if dealt.left else ""
     return f"{about}\n{columns(rows)}\npartition sha256 {digest(dealt.parts)[:16]}…"
 
 

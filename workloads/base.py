@@ -22,6 +22,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.nn import functional as F
 
 from . import counted
+from .cells import check_finite, labels_of
 from .metrics import auc
 
 Columns = Mapping[str, np.ndarray]
@@ -33,11 +34,19 @@ Batch = Mapping[str, Tensor]
 a block have short batches also "weight", (B,): each example's part of the mean loss, 0 for padding."""
 
 
+HELD_OUT = "held_out"
+"""A column of training rows, (n,) bool: rows that the client who has them keeps for testing. No batch sees it."""
+
+
 class Parts(NamedTuple):
-    """Who has which rows of the training set: client i has rows[offsets[i] : offsets[i + 1]]."""
+    """Who has which rows of the training set: client i has rows[offsets[i] : offsets[i + 1]].
+
+    `held`: the rows that each client has but does not train on, its own test set; None where there are none.
+    """
 
     offsets: np.ndarray  # (N + 1,) int64
     rows: np.ndarray  # int64
+    held: Parts | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> Parts:
@@ -123,6 +132,17 @@ class Workload(ABC):
         """One forward pass of training, with the batch's "key". The engine watches it before round 1, to refuse modules
         that draw from global generators; what it returns is not used."""
         return self.losses(p, batch)
+
+    may_be_missing: tuple[str, ...] = ()
+    """Columns whose NaN or infinite entries have a meaning to `losses`; all others are refused if they have any."""
+
+    def check_split(self, split: Split, most: float) -> None:
+        """Raise ValueError where a column of the training or test rows holds what no model can use: NaN, infinity, or
+        numbers larger than `most`, the largest of the type that the run computes in."""
+        for part, columns in (("the training set", split.train), ("the test set", split.test)):
+            for name, column in columns.items():
+                if name not in self.may_be_missing:
+                    check_finite(column, part, name, most)
 
     whole: tuple[str, ...] = ()
     """Columns of the report that are not averaged but seen whole by `summary`, as a ranking has to be."""
@@ -264,12 +284,21 @@ class Classification(Workload):
         """(train, test), each with "input" (n, *shape), bytes or floats, and "label" (n,) int64."""
 
     def split(self, seed: int, clients: int) -> Split:
-        train, test = self.load()
+        train, test = (
+            {**columns, "label": labels_of(columns["label"], self.classes, part)}
+            for part, columns in zip(("the training set", "the test set"), self.load(), strict=True)
+        )
         column = self.partition.column
         if column not in train:
             raise ValueError(f"the partition goes by a column {column!r}, got a data set with {', '.join(train)}")
         parts = self.partition.deal(train[column], clients, seed)
-        return Split({name: rows for name, rows in train.items() if name != "client"}, test, parts)
+        train, test = ({k: v for k, v in columns.items() if k != "client"} for columns in (train, test))
+        return Split(train, test, parts)
+
+    def check_split(self, split: Split, most: float) -> None:
+        super().check_split(split, most)
+        for part, columns in (("the training set", split.train), ("the test set", split.test)):
+            labels_of(columns["label"], self.classes, part)
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(self.build, seed)

@@ -15,6 +15,7 @@ import numpy as np
 
 from .base import Columns, Model, Partition
 from .cache import cached
+from .cells import Column, Inputs, Labels, read_columns
 from .published import Published
 from .roots import Found, Layout, damaged, locate
 
@@ -93,22 +94,9 @@ def batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
         raise damaged(path, error) from error
 
 
-def table(paths: Sequence[Path], columns: Sequence[str]) -> dict[str, list[Any] | np.ndarray]:
-    """Some columns of Parquet files, one after the other: numbers as arrays, anything else as lists."""
-    import pyarrow as pa
-
-    parts = [pa.Table.from_batches([batch]) for path in paths for batch in batches(path, columns, 1 << 16)]
-    if not parts:
-        raise ValueError(f"{paths[0]} must have rows, got none; fetch it again")
-    whole = pa.concat_tables(parts, promote_options="permissive")
-    return {name: plain(whole[name].combine_chunks()) for name in columns}
-
-
-def plain(column: Any) -> list[Any] | np.ndarray:
-    import pyarrow as pa
-
-    numbers = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return np.asarray(column.to_numpy(zero_copy_only=False)) if numbers else column.to_pylist()
+def columns_of(paths: Sequence[Path], columns: Sequence[Column], rows: int = 1 << 14) -> list[Any]:
+    """What each column makes of all rows of Parquet files, one file after the other."""
+    return read_columns(paths, columns, batches, [parquet(path).metadata.num_rows for path in paths], rows)
 
 
 def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, first: int = 0) -> np.ndarray:
@@ -142,15 +130,5 @@ def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
 def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:
     """Parquet files with columns `image` (encoded) and `label`; decoded as they are read, so that the encoded ones are
     never in memory all at once."""
-    rows = sum(parquet(path).metadata.num_rows for path in paths)
-    inputs, labels, begin = np.empty((rows, *shape), dtype=np.uint8), np.empty(rows, dtype=np.int64), 0
-    for path in paths:
-        first = begin
-        for batch in batches(path, ("image", "label"), CHUNK):
-            cells = [image["bytes"] if isinstance(image, dict) else image for image in batch["image"].to_pylist()]
-            label, part = plain(batch["label"]), slice(begin, begin + len(cells))
-            if not isinstance(label, np.ndarray) or label.dtype.kind not in "iu":
-                raise ValueError(f"{path} must have whole numbers in label, got others or empty cells")
-            inputs[part], labels[part] = pictures(cells, shape, path, begin - first), label
-            begin += len(cells)
-    return {"input": inputs, "label": labels}
+    images, labels = columns_of(paths, [Inputs("image", shape, pictures), Labels("label")], CHUNK)
+    return {"input": images, "label": labels}

@@ -66,6 +66,9 @@ class OverClassification(MinMax):
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)
 
+    def check_split(self, split: Split, most: float) -> None:
+        self.of.check_split(split, most)
+
     @abstractmethod
     def others(self) -> dict[str, Tensor]:
         """The first values of the tensors that are not the network's."""

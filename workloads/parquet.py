@@ -1,82 +1,122 @@
-"""Parquet files of your own: a column of numbers or of pictures, one of labels, perhaps one of clients.
+"""Parquet files of your own: inputs, labels, and perhaps clients and which rows are for testing.
 
-Numbers are lists of equal length, reshaped to `shape`; whole numbers of 8 bits stay bytes and are scaled to [0, 1], all
-else becomes float32. Pictures are encoded (PNG, JPEG, WebP), of the size that `shape` says.
+Inputs are one column or several. One column holds numbers, lists of numbers (of equal length, nested or of fixed size)
+or encoded pictures (PNG, JPEG, WebP), as bytes or as Hugging Face's structs {bytes, path}. Unsigned 8-bit numbers and
+pictures stay bytes and are scaled to [0, 1]; other numbers become float32 as they are. Several columns hold one number
+each, and become float32 as they are.
+
+Test rows are in files of their own, test*.parquet beside train*.parquet, or among the rows of all files: marked by the
+column `split_column` or drawn as `test_fraction`. Rows may also be held out of the training of the client that has
+them, by the column `held_out`, which gives each client a test set of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from .base import Columns, Model, Partition
-from .images import FromFiles, pictures, table
+from . import counted
+from .base import HELD_OUT, Columns, Model, Partition
+from .cells import Clients, Column, Feature, Inputs, Labels, Marks
+from .images import FromFiles, columns_of, pictures
 from .models import Mlp
 from .partitions import Iid
-from .roots import Layout
+from .roots import Found, Layout
+
+TRAIN = ("train", "training")
+TEST = ("test", "testing")
 
 
 @dataclass(frozen=True)
 class Parquet(FromFiles):
-    """`folder` below the data root, with train*.parquet and test*.parquet; `input`, `label`, `client`: their columns;
-    `shape` of an input, `classes` of labels 0, 1, …"""
+    """`folder` below the data root; `input`, `label`, `client`: their columns, several of inputs; `shape` of an input;
+    `classes` of labels 0, 1, …; `split_column`: a column of train or test, or true for test rows; `test_fraction`: of
+    all rows; `held_out`: a column, true for rows that the client does not train on."""
 
     model: Model = Mlp()
     partition: Partition = Iid()
     folder: str = "table"  # pyright: ignore[reportIncompatibleVariableOverride]
     shape: tuple[int, ...] = (1,)  # pyright: ignore[reportIncompatibleVariableOverride]
     classes: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    input: str = "input"
+    input: str | tuple[str, ...] = "input"
     label: str = "label"
     client: str | None = None
+    split_column: str | None = None
+    test_fraction: float = 0.0
+    held_out: str | None = None
 
     fetch: ClassVar[str] = "put your files there, or give workload.folder"
 
     def __post_init__(self) -> None:
+        if isinstance(self.input, tuple) and self.shape == (1,):
+            object.__setattr__(self, "shape", (len(self.input),))
         if self.classes < 2 or min(self.shape, default=0) < 1:
             raise ValueError(
                 f"classes >= 2 and sides of 1 or more must hold, got classes={self.classes}, shape={self.shape}"
             )
+        if isinstance(self.input, tuple) and self.shape != (len(self.input),):
+            raise ValueError(
+                f"shape must be ({len(self.input)},) for so many columns in input, got shape={self.shape}; leave it out"
+            )
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"0 <= test_fraction < 1 must hold, got test_fraction={self.test_fraction}")
+        if self.split_column is not None and self.test_fraction:
+            raise ValueError(
+                f"give either split_column or test_fraction, got split_column={self.split_column!r}, "
+                f"test_fraction={self.test_fraction}; drop one"
+            )
+
+    @property
+    def in_one(self) -> bool:
+        """Whether training and test rows are in the same files."""
+        return self.split_column is not None or self.test_fraction > 0
 
     def settings(self) -> str:
-        return f"Parquet {self.input} {self.label} {self.client} {self.shape}"
+        rows = f"{self.split_column} {self.test_fraction} {self.held_out}"
+        return f"Parquet {self.input} {self.label} {self.client} {self.shape} {rows} checked"
 
     def layouts(self) -> tuple[Layout, ...]:
-        return (Layout(("train*.parquet",), ("test*.parquet",), self.read),)
+        train, test = ("*.parquet", "*.parquet") if self.in_one else ("train*.parquet", "test*.parquet")
+        return tuple(Layout((f"{top}{train}",), (f"{top}{test}",), self.read) for top in ("", "data/"))
+
+    def decode(self, found: Found) -> tuple[Columns, Columns]:
+        if not self.in_one:
+            train, test = found.read()
+        else:
+            columns = dict(self.read(found.train, True))
+            tests = columns.pop("test") if "test" in columns else self.drawn(len(columns["label"]))
+            train, test = ({name: rows[mask] for name, rows in columns.items()} for mask in (~tests, tests))
+        if train["input"].dtype != test["input"].dtype:
+            raise ValueError(
+                f"{self.input} must be of one type in the training and test files, got {train['input'].dtype} and "
+                f"{test['input'].dtype}: bytes are scaled to [0, 1], other numbers are not"
+            )
+        return train, {name: rows for name, rows in test.items() if name != HELD_OUT}
+
+    def drawn(self, rows: int) -> np.ndarray:
+        """(n,) bool: the test rows, the same for every seed of a run."""
+        tests = np.zeros(rows, dtype=bool)
+        count = round(self.test_fraction * rows)
+        tests[counted.numpy_generator("parquet", "test rows").permutation(rows)[:count]] = True
+        return tests
 
     def read(self, paths: list[Path], train: bool) -> Columns:
-        names = [name for name in (self.input, self.label, self.client) if name is not None]
-        found = table(paths, names)
-        if not isinstance(found[self.label], np.ndarray):
-            raise ValueError(f"{paths[0]} must have whole numbers in {self.label}, got something else")
-        columns = {
-            "input": self.inputs_of(found[self.input], paths[0]),
-            "label": np.asarray(found[self.label]).astype(np.int64),
-        }
-        if self.client is None:
-            return columns
-        clients = np.asarray([str(one) for one in found[self.client]])
-        return {**columns, "client": np.unique(clients, return_inverse=True)[1].astype(np.int64)}
-
-    def inputs_of(self, cells: list | np.ndarray, where: Path) -> np.ndarray:
-        """(n, *shape)"""
-        if len(cells) and isinstance(cells[0], bytes):
-            if len(self.shape) != 3 or self.shape[0] not in (1, 3):
-                raise ValueError(f"pictures need shape (1 or 3, height, width), got shape={self.shape}")
-            return pictures(list(cells), self.shape, where)
-        try:
-            values = np.asarray(cells)
-            values = values if values.dtype == np.uint8 else values.astype(np.float32)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{where} must have numbers or lists of equal length in {self.input}, got {error}"
-            ) from error
-        if values.size != len(cells) * prod(self.shape):
-            raise ValueError(
-                f"{where} must have {prod(self.shape)} numbers a row in {self.input}, got shape {values.shape[1:]}"
-            )
-        return values.reshape(-1, *self.shape)
+        """Columns "input", "label", and "client", "test", "held_out" where they are asked for."""
+        features = self.input if isinstance(self.input, tuple) else ()
+        wanted: dict[str, Column] = {f"feature {name}": Feature(name, (1,), pictures) for name in features}
+        if isinstance(self.input, str):
+            wanted["input"] = Inputs(self.input, self.shape, pictures)
+        wanted["label"] = Labels(self.label)
+        if self.client is not None:
+            wanted["client"] = Clients(self.client)
+        if self.split_column is not None:
+            wanted["test"] = Marks(self.split_column, TEST, TRAIN)
+        if self.held_out is not None and train:
+            wanted[HELD_OUT] = Marks(self.held_out, TEST, TRAIN)
+        columns = dict(zip(wanted, columns_of(paths, list(wanted.values())), strict=True))
+        if features:
+            columns["input"] = np.concatenate([columns.pop(f"feature {name}") for name in features], axis=1)
+        return columns

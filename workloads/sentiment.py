@@ -19,7 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from .base import Model, Partition
-from .images import table
+from .cells import Clients, Labels, Texts
+from .images import columns_of
 from .partitions import Iid
 from .recurrent import Rnn
 from .roots import Found, Layout, damaged
@@ -96,17 +97,10 @@ class Sentiment140(Text):
 
 def read_texts(paths: list[Path], columns: tuple[str, str, str | None]) -> Rows:
     """`columns`: of texts, labels and clients."""
-    found = table(paths, [name for name in columns if name is not None])
     text, label, client = columns
-    if not isinstance(found[label], np.ndarray) or not all(isinstance(one, str) for one in found[text]):
-        raise ValueError(
-            f"{paths[0]} must have texts in {text} and whole numbers in {label}, got others or empty cells"
-        )
-    return Rows(
-        [re.sub(r"<br\s*/?>", " ", one) for one in found[text]],
-        np.asarray(found[label]).astype(np.int64),
-        None if client is None else [str(one) for one in found[client]],
-    )
+    wanted = [Texts(text), Labels(label), *([] if client is None else [Clients(client)])]
+    texts, labels, *clients = columns_of(paths, wanted)
+    return Rows([re.sub(r"<br\s*/?>", " ", one) for one in texts], labels, *clients)
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class ParquetText(Text):
     fetch: ClassVar[str] = "put your files there, or give workload.folder"
 
     def settings(self) -> str:
-        return f"{super().settings()} {self.text} {self.label} {self.client}"
+        return f"{super().settings()} {self.text} {self.label} {self.client} checked"
 
     def layouts(self) -> tuple[Layout, ...]:
         columns = (self.text, self.label, self.client)

@@ -34,6 +34,7 @@ WORKLOADS = {
     "imdb": Part(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
     "parquet": Part(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
     "parquet_text": Part(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
+    "idx": Part(_HERE + "idx_files:IdxFiles", "idx files of your own, as MNIST's: images, labels"),
     "quadratic": Part(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
     "linear": Part(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
     "logistic": Part(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),

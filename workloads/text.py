@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     texts: Sequence[str]
     labels: np.ndarray  # (n,) int64
-    clients: Sequence[str] | None = None
+    clients: Sequence[str] | np.ndarray | None = None
 
 
 def words(text: str) -> list[str]:

@@ -20,6 +20,9 @@ class Wrapped(Workload):
     def split(self, seed: int, clients: int) -> Split:
         return self.of.split(seed, clients)
 
+    def check_split(self, split: Split, most: float) -> None:
+        self.of.check_split(split, most)
+
     def init(self, seed: int) -> dict[str, Tensor]:
         return self.of.init(seed)
 

@@ -300,7 +300,7 @@ def test_labels_that_are_no_whole_numbers(cifar, labels):
     path = next((cifar / "cifar10").glob("train*"))
     whole = parquet.read_table(path)
     parquet.write_table(pa.table({"image": whole["image"], "label": labels * len(whole)}), path)
-    with pytest.raises(ValueError, match=r"train.* must have whole numbers in label, got others or empty cells"):
+    with pytest.raises(ValueError, match=r"train.* must have whole numbers in .*column label, got (string|.* rows w)"):
         Cifar10(data_root=str(cifar)).load()
 
 

@@ -223,7 +223,10 @@ def test_parquet_of_your_own(tmp_path):
     train, _ = Parquet(Logistic(), client="who", **settings).load()
     assert train["input"].tolist() == [[1, 2], [3, 4], [5, 6]]
     assert train["client"].tolist() == [0, 1, 0]
-    for change, said in (({"shape": (3,)}, "3 numbers a row"), ({"input": "c"}, "must have the columns")):
+    for change, said in (
+        ({"shape": (3,)}, "must have 3 numbers in every row of column a, got 2"),
+        ({"input": "c"}, "must have the columns"),
+    ):
         with pytest.raises(ValueError, match=said):
             Parquet(Logistic(), **{**settings, **change}).load()
     with pytest.raises(ValueError, match="0 <= label < 2"):
