@@ -16,7 +16,7 @@ algorithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -25,6 +25,8 @@ from .rules import nonnegative, positive
 from .tree import Tree
 
 Mode = Literal["coordinate", "norm"]
+Threshold = Annotated[float, "may be infinite"]
+"""A setting for which .inf has a meaning; the configuration refuses infinite numbers everywhere else."""
 
 
 def biclip(z: Tree, d: float, u: float, mode: Mode) -> Tree:
@@ -50,7 +52,7 @@ class BiClip(Rule):
 
     lr: float = 0.1
     d: float = 0.0
-    u: float = 0.1
+    u: Threshold = 0.1
     mode: Mode = "coordinate"
     weight_decay: float = 0.0
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .biclip import BiClip, Mode, biclip, check_thresholds
+from .biclip import BiClip, Mode, Threshold, biclip, check_thresholds
 from .contract import Round
 from .fedavg import Plain
 from .fedopt import Adagrad, AdamServer
@@ -35,7 +35,7 @@ from .tree import Tree
 class BiClipServer(ServerRule):
     lr: float = 1.0
     d: float = 0.0
-    u: float = 0.01
+    u: Threshold = 0.01
     mode: Mode = "coordinate"
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ def bi2clip(
     rule: Rule = BiClip(),
     server_lr: float = 1.0,
     server_d: float = 0.0,
-    server_u: float = 0.01,
+    server_u: Threshold = 0.01,
     server_mode: Mode = "coordinate",
 ) -> LocalMethod:
     """rule: BiClip with its thresholds; server_d, server_u, server_mode: those of the outer BiClip."""

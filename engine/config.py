@@ -17,7 +17,7 @@ from .storage import redacted, without_secrets
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

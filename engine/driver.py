@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -162,7 +163,7 @@ class Driver:
             server = self.method.server_update(self.server, mean, self._where(number, count))
             model = self.method.model(server)
             told = self.method.told(self.server, server, mean)
-        check(number, server, model, self.limit, totals)
+        check(number, server, model, self.limit, totals, self.model)
         updated = time.perf_counter()
         record = {
             "round": number,
@@ -229,7 +230,10 @@ class Driver:
     def _evaluate(self, x: Tree) -> Record:
         asked, setup = self.job.experiment.evaluate, self.setup
         run = partial(self._run, "evaluate", state=x.flat)
-        return measured(self.job.workload, asked, (setup.examples, setup.parts), run)
+        record = measured(self.job.workload, asked, (setup.examples, setup.parts), run)
+        if lost := [name for name, value in record.items() if math.isnan(value)]:
+            self.tell(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
+        return record
 
     def model(self) -> Any:
         """The tree to evaluate."""

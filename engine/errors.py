@@ -52,13 +52,12 @@ class InUse(ConfigError):
 class Diverged(FedFleetError):
     """The server's model is no longer finite."""
 
-    def __init__(self, round: int, detail: str) -> None:
-        super().__init__(f"diverged in round {round}: {detail}; lower the step size")
-        self.round = round
-        self.detail = detail
+    def __init__(self, round: int, detail: str, remedy: str = "lower the step size") -> None:
+        super().__init__(f"diverged in round {round}: {detail}; {remedy}")
+        self.round, self.detail, self.remedy = round, detail, remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Diverged, (self.round, self.detail), self.kept()
+        return Diverged, (self.round, self.detail, self.remedy), self.kept()
 
 
 class ClientFailed(FedFleetError):

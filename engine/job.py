@@ -19,6 +19,7 @@ from .buffers import Buffered
 from .config import Experiment
 from .dealt import keep
 from .errors import ConfigError
+from .finite import check_finite
 from .holdout import hold_out
 from .parts import Parts, Plugin, find_plugin
 
@@ -64,6 +65,8 @@ class Job:
     @cached_property
     def workload(self) -> Workload:
         built = self.parts.build("WORKLOADS", self.experiment.workload, "workload")
+        if not isinstance(self.experiment.workload, str | dict):
+            check_finite(built, "workload")
         if not isinstance(built, Workload):
             raise ConfigError(f"workload: {self.experiment.workload!r} is not a workload; give a name or a Workload")
         return built
@@ -75,6 +78,8 @@ class Job:
         if isinstance(built, Deferred):
             with blamed("method"):
                 built = built.planned(self.plan)
+        if not isinstance(self.experiment.method, str | dict):
+            check_finite(self.experiment.method, "method")
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
         return Buffered(built, len(self.buffers)) if self.buffers else built

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from .blame import blamed, placed
 from .errors import ConfigError, nearest
+from .finite import check_finite, unbounded
 
 GROUP = "fedfleet.plugins"
 TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
@@ -216,13 +217,13 @@ def check(hint: Any, value: Any, path: str) -> Any:
     """The value as the annotation wants it, or one sentence."""
     from pydantic import TypeAdapter, ValidationError
 
-    if hint is Any:
-        return value
     try:
-        return TypeAdapter(hint).validate_python(value)
+        found = value if hint is Any else TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Input ").replace("should be", "must be", 1)
         raise ConfigError(f"{path} {message}, got {value!r}") from None
+    check_finite(found, path, unbounded(hint))
+    return found
 
 
 def resolve(entry: Any) -> Any:
@@ -241,7 +242,7 @@ def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]
         function = function.__init__
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = {k: p for k, p in inspect.signature(target).parameters.items() if p.kind not in several}
-    return typing.get_type_hints(function), parameters
+    return typing.get_type_hints(function, include_extras=True), parameters
 
 
 def summary(entry: Any) -> str:

@@ -62,5 +62,5 @@ def at(spec: Any, t: int, rounds: int, path: str) -> Any:
         raise ConfigError(f"{path}.schedule: no schedule is called {name}; {nearest(str(name), SCHEDULES)}")
     try:
         return SCHEDULES[name](t, rounds, **{k: float(v) for k, v in spec.items() if k != "schedule"})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: schedule {name}: {error}") from None

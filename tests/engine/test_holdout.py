@@ -1,0 +1,200 @@
+"""Clients' own test rows: by fraction, by a column, with natural clients; rows that nobody has are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from fedfleet.engine.config import Experiment
+from fedfleet.engine.dealt import digest
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.job import Job
+from fedfleet.engine.launch import Result, run
+from fedfleet.tune.partition import Dealt, told
+from fedfleet.workloads.base import Parts
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.models import Logistic
+from fedfleet.workloads.partitions import Dirichlet, Iid
+
+ROWS, TESTS, OWNERS = 240, 40, 15
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A set with clients of its own, in its test rows too, and a column of rows that are held out."""
+    random = np.random.default_rng(1)
+    (tmp_path / "data/table").mkdir(parents=True)
+    for part, rows in (("train", ROWS), ("test", TESTS)):
+        x = random.normal(size=(rows, 3))
+        columns = {
+            "input": list(x),
+            "label": (x[:, 0] > 0).astype(int),
+            "who": [f"w{i % OWNERS}" for i in range(rows)],
+            "mine": np.arange(rows) // OWNERS % 4 == 0,
+        }
+        parquet.write_table(pa.table(columns), tmp_path / f"data/table/{part}.parquet")
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    data = {"name": "parquet", "data_root": str(tmp_path / "data"), "shape": [3], "client": "who", "model": "logistic"}
+    return {**data, "partition": "natural"}
+
+
+def plan(workload: Any, clients: int = OWNERS, evaluate: Any = None, **engine: Any) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "federation": {"clients": clients, "cohort": 4, "rounds": 3, "local": {"steps": 3, "batch": 8}},
+            "engine": {"backend": "local", **engine},
+            "evaluate": {"every": 2, "batch": 32, **(evaluate or {})},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def on_clients(result: Result, columns: Any, parts: Parts) -> np.ndarray:
+    """Each client's accuracy on rows of its own, by the final model, in float64; NaN where it has none."""
+    weight, bias = result.model["out.weight"].double().numpy(), result.model["out.bias"].double().numpy()
+    x = columns["input"].reshape(len(columns["label"]), -1).astype(np.float64)
+    right = (x @ weight.T + bias).argmax(1) == columns["label"]
+    own = np.split(right[parts.rows], parts.offsets[1:-1])
+    return np.array([each.mean() if len(each) else np.nan for each in own])
+
+
+def worst(values: np.ndarray) -> float:
+    return float(np.sort(values)[: -(-len(values) // 10)].mean())
+
+
+def test_fairness_with_natural_clients(table):
+    experiment = plan(table, evaluate={"fairness": True})
+    result = run(experiment)
+    split = Job.of("again", experiment).split()
+    assert "client" not in split.train
+    assert "client" not in split.test
+    own = on_clients(result, split.train, split.parts)
+    assert result.metrics["eval/clients/accuracy"] == pytest.approx(own.mean(), abs=1e-12)
+    assert result.metrics["eval/clients/accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
+
+
+@pytest.mark.parametrize("way", ["fraction", "column"])
+def test_accuracy_on_rows_that_clients_hold_out(way, table):
+    """Against plain means of the final model over each client's rows; beside the training rows', and alone."""
+    asked = {"held_out": 0.25} if way == "fraction" else {}
+    workload = {**table, "held_out": "mine"} if way == "column" else table
+    experiment = plan(workload, evaluate={"fairness": True, **asked})
+    result, split = run(experiment), Job.of("again", experiment).split()
+    held = split.parts.held
+    assert held is not None
+    assert held.sizes.tolist() == [4] * OWNERS
+    assert split.parts.sizes.tolist() == [12] * OWNERS
+    for prefix, parts in (("", split.parts), ("test_", held)):
+        own = on_clients(result, split.train, parts)
+        assert result.metrics[f"eval/clients/{prefix}accuracy"] == pytest.approx(own.mean(), abs=1e-12)
+        assert result.metrics[f"eval/clients/{prefix}accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
+    alone = run(plan(workload, evaluate=asked))
+    assert alone.model_sha256 == result.model_sha256
+    assert alone.metrics["eval/clients/test_accuracy"] == result.metrics["eval/clients/test_accuracy"]
+    assert "eval/clients/accuracy" not in alone.metrics
+
+
+def test_held_out_rows_are_not_trained_on(table):
+    """Each row is either trained on or held out, by the client that had it; the same rows for the same seed."""
+    whole = Job.of("all", plan(table)).split().parts
+    asked = plan(table, evaluate={"held_out": 0.3})
+    parts, again = (Job.of("some", asked).split().parts for _ in range(2))
+    assert parts.held is not None
+    assert digest(parts) == digest(again)
+    assert digest(parts) != digest(Parts(parts.offsets, parts.rows))
+    for client in range(OWNERS):
+        trained, held, both = (p.rows[p.offsets[client] : p.offsets[client + 1]] for p in (parts, parts.held, whole))
+        assert len(held) == round(0.3 * 16)
+        assert sorted([*trained, *held]) == sorted(both)
+    column = Job.of("column", plan({**table, "held_out": "mine"})).split()
+    assert "held_out" not in column.train
+    assert column.parts.held is not None
+    assert set(column.parts.held.rows.tolist()) == {i for i in range(ROWS) if i // OWNERS % 4 == 0}
+
+
+def test_without_held_out_rows_nothing_moves(table):
+    experiment = plan(table)
+    parts = Job.of("plain", experiment).split().parts
+    assert parts.held is None
+    assert not [name for name in run(experiment).metrics if name.startswith("eval/clients")]
+
+
+@pytest.mark.parametrize("batch", [7, 500])
+def test_clients_with_few_rows(batch):
+    """A client of one row trains on it and is left out of the mean; one of two rows holds out one."""
+    workload = Digits(model=Logistic(), partition=Dirichlet(0.1))
+    experiment = plan(workload, 200, {"held_out": 0.1, "batch": batch})
+    whole, split = Job.of("w", plan(workload, 200)).split().parts, Job.of("s", experiment).split()
+    held = split.parts.held
+    assert held is not None
+    assert (whole.sizes == 1).any()
+    assert np.array_equal(held.sizes == 0, whole.sizes == 1)
+    assert split.parts.sizes.min() >= 1
+    result = run(experiment)
+    own = on_clients(result, split.train, held)
+    own = own[~np.isnan(own)]
+    assert result.metrics["eval/clients/test_accuracy"] == pytest.approx(own.mean(), abs=1e-12)
+    assert result.metrics["eval/clients/test_accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
+
+
+def test_on_ray_and_in_process(table, ray_here):
+    asked = {"fairness": True, "held_out": 0.25}
+    local = run(plan(table, evaluate=asked))
+    there = run(plan(table, evaluate=asked, backend="ray", hosts=2))
+    assert there.model_sha256 == local.model_sha256
+    assert there.metrics == local.metrics
+
+
+@dataclass(frozen=True)
+class Marked(Digits):
+    """digits whose column of held-out rows is what a test says"""
+
+    every: int = 2
+
+    def load(self) -> Any:
+        train, test = super().load()
+        return {**train, "held_out": np.arange(len(train["label"])) % self.every == 0}, test
+
+
+def test_mistakes_about_held_out_rows(table):
+    for experiment, words in (
+        (plan(Marked(partition=Iid()), 10, {"held_out": 0.5}), "held_out: the workload's column held_out already says"),
+        (plan(Marked(every=1), 10), "every client must have a row to train on, got 10 clients whose rows are all held"),
+        (plan(Marked(every=10**6), 10), None),
+        (plan("digits", 1442, {"held_out": 0.5}), "held_out: no client has a row to hold out, got clients of 1 rows"),
+        (plan("quadratic", 10, {"held_out": 0.5}), "held_out: no client has a row"),
+        (plan("linear", 10, {"held_out": 0.5}), None),
+        (plan("saddle", 10, {"fairness": True}), "evaluate.fairness: the workload's report goes by floor"),
+    ):
+        job = Job.of("mistake", experiment)
+        if words is None:
+            assert job.split().parts.held is not None
+        else:
+            with pytest.raises(ConfigError, match=words):
+                job.split()
+
+
+# --- rows that nobody has ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_natural_with_fewer_clients_says_how_many_rows_it_leaves_out(backend, table, tmp_path, ray_here):
+    run(plan(table, 5, backend=backend, hosts=1), tmp_path / "out")
+    log = (tmp_path / "out/run.log").read_text()
+    assert "160 of 240 training rows belong to no client: the partition deals 80 to 5 clients" in log
+    assert "rest=merge" in log
+    merged = {**table, "partition": {"name": "natural", "rest": "merge"}}
+    run(plan(merged, 5, backend=backend, hosts=1), tmp_path / "merged")
+    assert "belong to no client" not in (tmp_path / "merged/run.log").read_text()
+
+
+def test_the_partition_command_says_it_too(table):
+    said = told(Dealt.of(Job.of("partition", plan(table, 5, {"held_out": 0.25}))))
+    assert "5 clients, 60 training rows, 40 test rows, 20 rows held out by clients" in said
+    assert "160 of 240 training rows belong to no client" in said
