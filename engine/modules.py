@@ -7,20 +7,20 @@ be vectorised over clients. A training run refuses them by name before its first
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..algorithms.tree import Tree
 from ..workloads import counted
 from ..workloads.base import Batch, Params, Split, Workload
 from .errors import ConfigError
+from .trial_step import generators, kept_generators, moved
 
 ROWS = 2
 """Examples in the trial batch."""
@@ -74,22 +74,17 @@ def check_draws(workload: Workload, x: Tree, split: Split) -> None:
 
 
 def trial(workload: Workload, p: Params, batch: Batch) -> str:
-    """A sentence on what draws from a global generator in one forward pass of training, "" where nothing does."""
-    before, watch = states(), Watch()
+    """A sentence on the module that draws from a global generator in one forward pass of training, "" if none does.
+
+    Draws outside modules are for `trial_step`, which finds the line.
+    """
+    watch = Watch()
     try:
-        with watch:
+        with kept_generators(), watch:
             workload.trial(p, batch)
     except Exception:
         return ""
-    finally:
-        after = states()
-        restore(before)
-    if watch.found or not (drawn := changed(before, after)):
-        return watch.found
-    return (
-        f"the loss of {type(workload).__name__} must draw from its batch's key, got draws from {drawn}; "
-        "use fedfleet.workloads.counted with batch['key']"
-    )
+    return watch.found
 
 
 class Watch:
@@ -108,12 +103,12 @@ class Watch:
             hook.remove()
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self.calls.append((module, states()))
+        self.calls.append((module, generators()))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """An inner module ends before the modules around it, so the first one that is found is the culprit."""
         before = self.calls[-1][1]
-        if not self.found and (drawn := changed(before, states())):
+        if not self.found and (drawn := moved(before)):
             root = self.calls[0][0]
             name = next((name for name, part in root.named_modules() if part is module), "")
             what = f"module {name} ({type(module).__name__})" if name else f"module {type(module).__name__}"
@@ -131,34 +126,3 @@ def remedy(module: nn.Module) -> str:
     if getattr(module, "dropout", 0) and not isinstance(getattr(module, "dropout", 0), nn.Module):
         return f"set its dropout to 0 and use {KEYED} beside it"
     return f"use {KEYED} or {OWN} in its place"
-
-
-def states() -> dict[str, Any]:
-    """The state of each global generator that code on the CPU may draw from, by the name that messages use."""
-    return {
-        "torch's global generator": torch.get_rng_state(),
-        "numpy's global generator": np.random.get_state(legacy=False),
-        "Python's global generator": random.getstate(),
-    }
-
-
-def restore(before: dict[str, Any]) -> None:
-    """Put the global generators back, so that a trial leaves nothing behind."""
-    torch.set_rng_state(before["torch's global generator"])
-    np.random.set_state(before["numpy's global generator"])
-    random.setstate(before["Python's global generator"])
-
-
-def changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """The first generator whose state differs, "" where none does."""
-    return next((name for name in before if not same(before[name], after[name])), "")
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    if isinstance(a, dict):
-        return all(same(a[key], b[key]) for key in a)
-    return a == b

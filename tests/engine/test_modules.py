@@ -111,8 +111,8 @@ DRAWS: list[tuple[Callable[[], nn.Module], str, str, str]] = [
     (Attention, r"between.inner \(MultiheadAttention\)", TORCH, "set its dropout to 0"),
     (Functional, r"between \(Functional\)", TORCH, "base.Keyed"),
     (Normal, r"between \(Normal\)", TORCH, "base.Keyed"),
-    (Numpy, r"between \(Numpy\)", "numpy's global generator", "base.Keyed"),
-    (Python, r"between \(Python\)", "Python's global generator", "base.Keyed"),
+    (Numpy, r"between \(Numpy\)", "NumPy's global generator", "base.Keyed"),
+    (Python, r"between \(Python\)", "Python's module random", "base.Keyed"),
 ]
 
 
@@ -138,7 +138,7 @@ def test_an_input_that_draws_is_refused():
         def inputs(self, batch: Any, dtype: torch.dtype) -> Tensor:
             return super().inputs(batch, dtype) + torch.rand(1)
 
-    with pytest.raises(ConfigError, match=r"the loss of Blurred must draw .* torch's global generator; use .*counted"):
+    with pytest.raises(ConfigError, match=r"losses draw from torch's global generator.*counted"):
         trained(Blurred())
 
 
