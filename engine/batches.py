@@ -17,6 +17,7 @@ from ..workloads import counted
 from ..workloads.base import Parts
 from .cohort import steps_of
 from .config import Local
+from .kernels import enough
 from .native import library
 
 
@@ -45,12 +46,16 @@ def _drawn(
     all: np.ndarray, each: tuple[np.ndarray, ...], shape: tuple[int, int, int], batch: int, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `_shuffled`."""
+    _, offsets, sizes, *_ = each
+    if sizes.min() < 1 or offsets.min() < 0 or (offsets + sizes).max() > len(all):
+        raise IndexError(f"a client's rows must lie among all {len(all)}, and it must have one at least")
     rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)
+    full = np.empty(1, np.int64)
     given = [np.ascontiguousarray(array, dtype=np.int64) for array in (*each, all)]
-    arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, rows, weight, keys))
+    arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, rows, weight, keys, full))
     purposes = (int(counted.key(seed, purpose)) for purpose in ("order", "step"))
-    full = library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes)))
-    return torch.from_numpy(rows), None if full else torch.from_numpy(weight), torch.from_numpy(keys)
+    enough(library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes))))
+    return torch.from_numpy(rows), None if full[0] else torch.from_numpy(weight), torch.from_numpy(keys)
 
 
 def _shuffled(

@@ -30,21 +30,21 @@ inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // not-a-number
 template <int R, int T>
 void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, float* y, int64_t ys) {
   Lanes a[R][T];
-#pragma GCC unroll 32
+UNROLL
   for (int m = 0; m < R * T; m++) a[m / T][m % T] = Lanes{};
   for (int64_t v = 0; v < n; v += LANES) {
     const Mask m = first(n - v);
     Lanes q[T];
-#pragma GCC unroll 8
+UNROLL
     for (int t = 0; t < T; t++) q[t] = held(load_of(w + t * ws + v, m));
-#pragma GCC unroll 8
+UNROLL
     for (int r = 0; r < R; r++) {
       const Lanes p = held(load_of(x + r * xs + v, m));
-#pragma GCC unroll 8
+UNROLL
       for (int t = 0; t < T; t++) a[r][t] += p * q[t];
     }
   }
-#pragma GCC unroll 8
+UNROLL
   for (int r = 0; r < R; r++)
     if constexpr (T == 4) {
       const Four total = sums(a[r][0], a[r][1], a[r][2], a[r][3]);
@@ -68,22 +68,22 @@ template <int R, int V>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
             int64_t ys, const Plus& plus = {}) {
   Lanes a[R][V];
-#pragma GCC unroll 32
+UNROLL
   for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
   for (int64_t o = 0; o < O; o++) {
     Lanes q[V];
-#pragma GCC unroll 8
+UNROLL
     for (int v = 0; v < V; v++) q[v] = held(v < V - 1 ? load(w + o * ws + v * LANES) : load_of(w + o * ws + v * LANES, last));
-#pragma GCC unroll 8
+UNROLL
     for (int r = 0; r < R; r++) {
       const Lanes d = held(Lanes{} + g[r * gr + o * gs]);
-#pragma GCC unroll 8
+UNROLL
       for (int v = 0; v < V; v++) a[r][v] += q[v] * d;
     }
   }
-#pragma GCC unroll 8
+UNROLL
   for (int r = 0; r < R; r++) {
-#pragma GCC unroll 8
+UNROLL
     for (int v = 0; v < V; v++) {
       const int64_t to = r * ys + v * LANES;
       const Mask m = v < V - 1 ? first(LANES) : last;
@@ -197,7 +197,7 @@ void convolve(const Layer& l, const float* p, const float* x, float* y, int32_t*
   for (int64_t b = 0; b < B; b++) {
     pad(x + b * l.in(), padded, l.I, l.h, l.w, l.p, stride);
     const Plain plain{y + b * l.out(), oh, ow};
-    const Pooled pooled{y + b * l.out(), place + b * l.out(), oh / 2, ow / 2, l.relu};
+    const Pooled pooled{y + b * l.out(), l.pool ? place + b * l.out() : nullptr, oh / 2, ow / 2, l.relu};
     if (l.pool)
       example<K>(padded, packed, bias, l.I, l.O, hp, stride, oh, ow, pooled);
     else if (l.relu)
@@ -377,37 +377,41 @@ Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
 
 extern "C" {
 
-// Of C clients; p, gp: (C, P); x: (C, B, ...); label, share: (C, B); loss: (C,). 1 where a label is no class.
+// Of C clients; p, gp: (C, P); x: (C, B, ...); label, share: (C, B); loss: (C,). Returns a Status.
 int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
                        const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (!classes(label, C * B, all[n - 1].O)) return 1;
-  Room& room = room_of(layers, n, B);
-  for (int64_t c = 0; c < C; c++)
-    loss[c] = client(all, n, room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
-                     gp + c * P, B, [](const Layer&) {});
-  return 0;
+  if (!classes(label, C * B, all[n - 1].O)) return NO_CLASS;
+  return guarded([&] {
+    Room& room = room_of(layers, n, B);
+    for (int64_t c = 0; c < C; c++)
+      loss[c] = client(all, n, room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
+                       gp + c * P, B, [](const Layer&) {});
+    return DONE;
+  });
 }
 
 // One client's K steps y <- y - lr (g + shift); total <- total + g. y, shift, total: (P,), the last two may be missing;
-// x: (K, B, ...); label, share: (K, B); loss: (K,). 1 where a label is no class.
+// x: (K, B, ...); label, share: (K, B); loss: (K,). Returns a Status.
 int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label, const float* share,
                       float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B, int64_t P, float lr) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (!classes(label, K * B, all[n - 1].O)) return 1;
-  Room& room = room_of(layers, n, B);
-  static thread_local std::vector<float> gradient;
-  gradient.resize(P);
-  float* g = gradient.data();
-  const auto part = [&](int64_t at, int64_t size) {
-    walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
-  };
-  for (int64_t k = 0; k < K; k++)
-    loss[k] = client(all, n, room, y, x + k * B * all[0].in(), label + k * B, share ? share + k * B : nullptr, g, B,
-                     [&](const Layer& l) {
-                       part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
-                       if (l.bias >= 0) part(l.bias, l.O);
-                     });
-  return 0;
+  if (!classes(label, K * B, all[n - 1].O)) return NO_CLASS;
+  return guarded([&] {
+    Room& room = room_of(layers, n, B);
+    static thread_local std::vector<float> gradient;
+    gradient.resize(P);
+    float* g = gradient.data();
+    const auto part = [&](int64_t at, int64_t size) {
+      walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
+    };
+    for (int64_t k = 0; k < K; k++)
+      loss[k] = client(all, n, room, y, x + k * B * all[0].in(), label + k * B, share ? share + k * B : nullptr, g, B,
+                       [&](const Layer& l) {
+                         part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
+                         if (l.bias >= 0) part(l.bias, l.O);
+                       });
+    return DONE;
+  });
 }
 }

@@ -28,6 +28,8 @@ from .forms import Forms
 from .job import Job
 from .kernels import kernels
 from .modules import evaluating
+from .native import NoKernels
+from .proof import Disagreement, Given, place, prove
 from .rows import Place, Rows
 from .sums import Sums
 from .total import Total, empty
@@ -146,10 +148,20 @@ class Host:
         self.rows = Rows(place, self.forms.client) if keeps else None
         self.place, self.beat = place, beat
         self.vectorise, self.kernels = engine.vectorise, job.kernels
+        self._prove()
         self.trips: tuple[tuple[int, bool], Trips] | None = None
         self.shared: tuple[int, Any] = (-1, None)
         self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
         self.gathering = 0.0  # seconds so far
+
+    def _prove(self) -> None:
+        """Raise NoKernels where the run goes by kernels of our own that do not do here what torch's do: on another
+        machine than the one where that was proven they are another library."""
+        if self.kernels != "torch" and self.job.proved != place():
+            try:
+                prove(self.job, Given(self.data.train, self.data.parts), self.kernels)
+            except Disagreement as error:
+                raise NoKernels(f"{self.kernels} kernels do not do here what torch's do: {error}") from error
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()

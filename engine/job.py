@@ -42,6 +42,7 @@ class Job:
     directory: str | None = None  # of the run's files
     resume: bool = False  # from the directory's last checkpoint
     chosen: Chosen | None = None  # once it is settled, see `path`
+    proved: str | None = None  # where the chosen kernels were proven, see `proof.place`
 
     @staticmethod
     def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> Job:
@@ -50,13 +51,18 @@ class Job:
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
-        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen)
+        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen, self.proved)
 
-    def by(self, chosen: Chosen) -> Job:
+    def by(self, chosen: Chosen, proved: str | None = None) -> Job:
         """The same, settled; what was built is kept."""
-        job = replace(self, chosen=chosen)
+        job = replace(self, chosen=chosen, proved=proved)
         vars(job).update({name: value for name, value in vars(self).items() if name not in vars(job)})
         return job
+
+    @cached_property
+    def proofs(self) -> dict[str, Any]:
+        """Kernels of our own that were tried on the run's data: why they are not to be used, None where they may."""
+        return {}
 
     @cached_property
     def parts(self) -> Parts:

@@ -35,8 +35,18 @@ def at(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
+DONE, NO_CLASS, NO_MEMORY = range(3)
+"""`Status` of draw.cpp."""
+
+
+def enough(status: int) -> None:
+    """Raise MemoryError where a function of the library says that it got no memory."""
+    if status == NO_MEMORY:
+        raise MemoryError("the kernels cannot allocate what a batch of this size needs")
+
+
 def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
-    getattr(library(), name)(*map(at, tensors), *map(ctypes.c_int64, sizes))
+    enough(getattr(library(), name)(*map(at, tensors), *map(ctypes.c_int64, sizes)))
 
 
 class Conv(torch.autograd.Function):
@@ -190,9 +200,11 @@ def conv2d(
     plain = one(stride) == one(dilation) == groups == 1 and input.ndim == 4
     if not plain or side not in SIDES or around is None or not 0 <= around < side or not ours(input, weight, bias):
         return None
+    if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        return None  # torch says what is wrong
     if min(input.shape) < 1 or min(input.shape[-2:]) + 2 * around < side:
         return None
-    return Conv.apply(input.contiguous(), weight.contiguous(), bias, around)
+    return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -223,10 +235,12 @@ def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
     """`orthogonal.iterate`, or None where it is for torch."""
     if not ours(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
         return None
+    if torch.is_grad_enabled() and x.requires_grad:
+        return None  # it keeps nothing to go back by
     x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
     coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
     sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
-    library().newton_schulz(at(x), at(y), coefficients, *map(ctypes.c_int64, sizes))
+    enough(library().newton_schulz(at(x), at(y), coefficients, *map(ctypes.c_int64, sizes)))
     return y
 
 
@@ -253,6 +267,7 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
     """total, float64, <- (a + b) + (c + d) of up to FOUR parts, or what there is of them; plus what total was if
     `more`. The same bits whatever kernels `name` means."""
     own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (FOUR - len(parts)), total), len(parts), more, total.numel())
         return

@@ -34,7 +34,7 @@ from .keeping import discard
 from .modules import check_draws
 from .native import NoKernels, library
 from .observer import Observer
-from .path import has_chain, settled
+from .path import settled, why_no_chain
 from .probe import measure
 from .trial_step import try_step
 
@@ -141,10 +141,10 @@ def refused(job: Job) -> None:
         library()
     except NoKernels as error:
         raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
-    if kernels == "chain" and not has_chain(job):
+    if kernels == "chain" and (reason := why_no_chain(job)):
         raise ConfigError(
             "engine.kernels=chain is for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear "
-            "layers, with precision=same; choose native or torch"
+            f"layers, with precision=same, but {reason}; choose native or torch"
         )
 
 

@@ -48,11 +48,27 @@ inline Lanes held(Lanes v) { return v; }
 inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
 inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 
+typedef int32_t Places __attribute__((vector_size(64)));
+
+// The sixteen lanes of a (0 to 15) and b (16 to 31) that are named. clang has one of these builtins, g++ before 12 has
+// the other one.
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
+#endif
+
+// Loops over arrays that must lie in registers are unrolled by word.
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 inline float sum(Lanes v) {
-  typedef int32_t Order __attribute__((vector_size(64)));
-  v += __builtin_shuffle(v, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-  v += __builtin_shuffle(v, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-  v += __builtin_shuffle(v, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  v += PICK(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v += PICK(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v += PICK(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
   return v[0] + v[1];
 }
 
@@ -214,7 +230,7 @@ void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int6
             }
           }
         }
-#pragma GCC unroll 32
+UNROLL
       for (int n = 0; n < T * K; n += 4) {
         const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
         const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
@@ -266,12 +282,10 @@ void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, in
   }
 }
 
-typedef int32_t Places __attribute__((vector_size(64)));
-
-#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
-#define LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define EVEN(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define LOW(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 
 inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
   const Places more = (value > top) | (value != value);
@@ -310,23 +324,29 @@ void add_up_of(const float* const* p, double* total, int64_t size) {
 
 extern "C" {
 
-void conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
-                  int64_t O, int64_t h, int64_t wd, int64_t p, int64_t K, int64_t turned) {
-#define CALL(k) return conv<k>(x, w, bias, y, C, B, I, O, h, wd, p, turned)
-  BY_KERNEL(CALL)
+// These return a Status.
+int32_t conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
+                     int64_t O, int64_t h, int64_t wd, int64_t p, int64_t K, int64_t turned) {
+  return guarded([&] {
+#define CALL(k) return conv<k>(x, w, bias, y, C, B, I, O, h, wd, p, turned), DONE
+    BY_KERNEL(CALL)
 #undef CALL
+    return DONE;
+  });
 }
 
-void conv_weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O,
-                  int64_t h, int64_t wd, int64_t p, int64_t K) {
-#define CALL(k) return weights<k>(x, g, gw, gb, C, B, I, O, h, wd, p)
-  BY_KERNEL(CALL)
+int32_t conv_weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O,
+                     int64_t h, int64_t wd, int64_t p, int64_t K) {
+  return guarded([&] {
+#define CALL(k) return weights<k>(x, g, gw, gb, C, B, I, O, h, wd, p), DONE
+    BY_KERNEL(CALL)
 #undef CALL
+    return DONE;
+  });
 }
-
 
 // 2 x 2 windows; place: which of the four was the largest, the first of equals, as in torch
-void pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int64_t h, int64_t w) {
+int32_t pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int64_t h, int64_t w) {
   const int64_t oh = h / 2, ow = w / 2;
   for (int64_t n = 0; n < planes; n++)
     for (int64_t r = 0; r < oh; r++)
@@ -344,9 +364,10 @@ void pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int6
         store(y + to, top, lanes);
         store(reinterpret_cast<float*>(place + to), (Lanes)at, lanes);
       }
+  return DONE;
 }
 
-void pool_backward(const float* g, const int32_t* place, float* gx, int64_t planes, int64_t h, int64_t w) {
+int32_t pool_backward(const float* g, const int32_t* place, float* gx, int64_t planes, int64_t h, int64_t w) {
   const int64_t oh = h / 2, ow = w / 2;
   if (h % 2 || w % 2) std::memset(gx, 0, sizeof(float) * planes * h * w);
   for (int64_t n = 0; n < planes; n++)
@@ -362,10 +383,11 @@ void pool_backward(const float* g, const int32_t* place, float* gx, int64_t plan
           if (left > LANES) store(to + LANES, HIGH(even, odd), left - LANES);
         }
       }
+  return DONE;
 }
 
 // n: 1 to 4 of a, b, c, d; total: float64
-void add_up(const float* a, const float* b, const float* c, const float* d, double* total, int64_t n, int64_t more,
+int32_t add_up(const float* a, const float* b, const float* c, const float* d, double* total, int64_t n, int64_t more,
             int64_t size) {
   const float* parts[] = {a, b, c, d};
   void (*const all[4][2])(const float* const*, double*, int64_t) = {{add_up_of<1, false>, add_up_of<1, true>},
@@ -373,5 +395,6 @@ void add_up(const float* a, const float* b, const float* c, const float* d, doub
                                                                     {add_up_of<3, false>, add_up_of<3, true>},
                                                                     {add_up_of<4, false>, add_up_of<4, true>}};
   all[n - 1][more](parts, total, size);
+  return DONE;
 }
 }

@@ -1,7 +1,8 @@
 """The compiled kernels of the .cpp files here: built once with the machine's C++ compiler, kept in the cache folder.
 
-A library's name is a digest of source, compiler, flags and processor: another of any of these is another library. Two
-processes may build at once; each renames a whole file into place.
+The name of a library is a digest of source, compiler, flags and processor, so that another of any of these is another
+library, and a digest of the file's own content: a file that was cut short or damaged is not loaded, which would end the
+process, but built anew. Two processes may build at once; each renames a whole file into place.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import ConfigError
@@ -22,6 +25,8 @@ SOURCES = [Path(__file__).with_name(name) for name in ("orthogonal.cpp", "chain.
 """Each includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
+OLDEST = {"g++": 9, "clang++": 14}
+"""The oldest versions that compile the sources."""
 SECONDS = 300
 """What a compiler may take, on a machine that is busy."""
 
@@ -49,19 +54,35 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
     told = "\0".join([*(source.read_text("utf-8") for source in SOURCES), version(compiler), *FLAGS, processor()])
-    path = cache_folder() / "kernels" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
+    folder, name = cache_folder() / "kernels", hashlib.sha256(told.encode()).hexdigest()[:32]
     try:
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            build(compiler, path)
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(whole(folder, name) or build(compiler, folder, name)))
     except OSError as error:
-        raise NoKernels(f"{path} cannot be made or loaded: {error}") from error
+        raise NoKernels(
+            f"{folder}/{name} cannot be made or loaded: {error}; set FEDFLEET_CACHE to a folder that can be written"
+        ) from error
 
 
-def build(compiler: str, path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as beside:
-        made = Path(beside) / path.name
+def whole(folder: Path, name: str) -> Path | None:
+    """The library `name` where its file is there and is what its own name says."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(OSError):
+            if path.name == named(name, path.read_bytes()):
+                return path
+    return None
+
+
+def named(name: str, content: bytes) -> str:
+    """The file name of a library."""
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+
+
+def build(compiler: str, folder: Path, name: str) -> Path:
+    """The new file; damaged ones of the same name go."""
+    supported(compiler)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as beside:
+        made = Path(beside) / "made.so"
         try:
             done = subprocess.run(
                 [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
@@ -71,7 +92,24 @@ def build(compiler: str, path: Path) -> None:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             raise NoKernels(f"{compiler} does not compile {SOURCES[0].name}: {last[:200]}")
+        path = folder / named(name, made.read_bytes())
+        for damaged in folder.glob(f"{name}-*.so"):
+            if damaged.name != named(name, damaged.read_bytes()):
+                damaged.unlink(missing_ok=True)
         os.replace(made, path)
+    return path
+
+
+def supported(compiler: str) -> None:
+    """Raise NoKernels, with the reason, unless the compiler is one of OLDEST or newer."""
+    done = subprocess.run([compiler, "-x", "c++", "-dM", "-E", os.devnull], capture_output=True, text=True)
+    macros = dict(re.findall(r"^#define (__clang_major__|__GNUC__) (\d+)", done.stdout, re.MULTILINE))
+    kind = "clang++" if "__clang_major__" in macros else "g++"
+    number = int(macros.get("__clang_major__", macros.get("__GNUC__", 0)))
+    if number < OLDEST[kind]:
+        wanted = " or ".join(f"{name} {least} or newer" for name, least in OLDEST.items())
+        found = f"{kind} {number}" if number else "neither of the two"
+        raise NoKernels(f"the compiler must be {wanted}, got {compiler}, which is {found}")
 
 
 @functools.cache

@@ -54,21 +54,25 @@ void mirror(float* y, int64_t m) {
 
 extern "C" {
 
-// C matrices (m, n), m <= n; triples: (iterations, 3) of a, b, c; at least one
-void newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m, int64_t n) {
-  float *g = scratch(0, m * m), *p = scratch(1, m * m), *other = scratch(2, m * n);
-  for (int64_t c = 0; c < C; c++) {
-    const float* from = x + c * m * n;
-    for (int64_t k = 0; k < iterations; k++) {
-      const float *t = triples + 3 * k;
-      float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last one is y
-      gram(from, g, m, n);
-      mirror(g, m);
-      times(g, g, p, m, m, m, Plus{t[2], t[1], g}, true);
-      mirror(p, m);
-      times(p, from, to, m, m, n, Plus{1, t[0], from}, false);
-      from = to;
+// C matrices (m, n), m <= n; triples: (iterations, 3) of a, b, c; at least one. Returns a Status.
+int32_t newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m,
+                      int64_t n) {
+  return guarded([&] {
+    float *g = scratch(0, m * m), *p = scratch(1, m * m), *other = scratch(2, m * n);
+    for (int64_t c = 0; c < C; c++) {
+      const float* from = x + c * m * n;
+      for (int64_t k = 0; k < iterations; k++) {
+        const float* t = triples + 3 * k;
+        float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last one is y
+        gram(from, g, m, n);
+        mirror(g, m);
+        times(g, g, p, m, m, m, Plus{t[2], t[1], g}, true);
+        mirror(p, m);
+        times(p, from, to, m, m, n, Plus{1, t[0], from}, false);
+        from = to;
+      }
     }
-  }
+    return DONE;
+  });
 }
 }

@@ -20,18 +20,19 @@ import numpy as np
 import torch
 
 from ..workloads.base import Split
-from .chain import chain_of
+from .chain import Unfit, fitted
 from .cohort import steps_of
 from .errors import ConfigError
 from .job import Chosen, Job
 from .native import SOURCES, NoKernels, cache_folder, library, processor
+from .proof import Disagreement, Given, place, prove
 from .whole import write
 
 WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
 BLOCKS = (48, 24, 12, 8, 4)
 """Numbers of blocks a round that are tried: such that two, four or eight hosts end together."""
-MADE_OF = [*SOURCES, *(Path(__file__).with_name(name) for name in ("kernels.py", "chain.py", "trip.py"))]
+MADE_OF = [*SOURCES, *(Path(__file__).with_name(name) for name in ("kernels.py", "chain.py", "trip.py", "proof.py"))]
 """What runs on a path: where it changes, what was measured no longer holds."""
 
 Measure = Callable[[Job, Split, list[Chosen]], dict[Chosen, float]]
@@ -51,10 +52,45 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
         path, how = rule, "too short a run to measure" if not job.resume else "by the rule, as the run began"
     else:
         path, how = remembered(job, split, measure)
+    path, how = proven(job, split, path, how)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
-    return job.by(path), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+    proved = place() if path.kernels != "torch" else None
+    return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+
+
+def proven(job: Job, split: Split, path: Chosen, how: str) -> tuple[Chosen, str]:
+    """The path with torch's kernels where those chosen are not proven, and how it came about with what was refused.
+
+    Raises ConfigError where the user, or the run as it began, has it that they must be used; but where torch's kernels
+    fail on the same data the run takes them, and fails as it does by them."""
+    engine = job.experiment.engine
+    error = disproof(job, split, path.kernels) if path.kernels != "torch" else None
+    if error is not None:
+        if not error.torch_fails and engine.kernels != "auto":
+            raise ConfigError(
+                f"engine.kernels={engine.kernels} must compute what torch's kernels compute, but {error}; choose torch"
+            )
+        if not error.torch_fails and job.resume:
+            raise ConfigError(
+                f"{job.directory}: the run began with {path.kernels} kernels, which do not do here what torch's do: "
+                f"{error}; resume it on a machine like the one where it began"
+            )
+        path = path._replace(kernels="torch")
+    reasons = [f"{name} kernels refused: {error}" for name, error in job.proofs.items() if error is not None]
+    return path, "; ".join([how, *reasons])
+
+
+def disproof(job: Job, split: Split, kernels: str) -> Disagreement | None:
+    """Why kernels of our own are not to be used on this job's data; None where they are proven."""
+    if kernels not in job.proofs:
+        job.proofs[kernels] = None
+        try:
+            prove(job, Given(split.train, split.parts), kernels)
+        except Disagreement as error:
+            job.proofs[kernels] = error
+    return job.proofs[kernels]
 
 
 def ruled(job: Job) -> Chosen:
@@ -75,7 +111,7 @@ def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
     file = cache_folder() / "paths" / f"{digest}.json"
     if file.is_file():
         return read(file), "measured before"
-    seconds = measure(job, split, candidates(job))
+    seconds = measure(job, split, candidates(job, split))
     path = quickest(seconds) or ruled(job)
     told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
@@ -86,23 +122,37 @@ def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
     return path, f"measured, ms a client: {told}"
 
 
-def candidates(job: Job) -> list[Chosen]:
-    """Small blocks first, of each torch's kernels first."""
+def candidates(job: Job, split: Split | None = None) -> list[Chosen]:
+    """Small blocks first, of each torch's kernels first; with a split, of ours only those that are proven on it."""
     engine, cohort = job.experiment.engine, job.experiment.federation.cohort
     blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
-    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job)]
+    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job, split)]
     return [Chosen(block, name) for block in blocks for name in names]
 
 
-def own(job: Job) -> list[str]:
-    """Kernels beside torch's: where a chain is had, it leaves nothing to the others."""
-    return [] if not has_native(job) else ["chain"] if has_chain(job) else ["native"]
+def own(job: Job, split: Split | None = None) -> list[str]:
+    """Kernels beside torch's: where a chain is had, it leaves nothing to the others. With a split, only those that are
+    proven on it."""
+    names = []
+    if has_native(job):
+        reason = why_no_chain(job)
+        names = ["native"] if reason else ["chain"]
+        if reason and split is not None:
+            job.proofs["chain"] = Disagreement(reason)
+    return [name for name in names if split is None or disproof(job, split, name) is None]
 
 
-def has_chain(job: Job) -> bool:
-    return job.precision is None and chain_of(job.workload, job.start().layout) is not None
+def why_no_chain(job: Job) -> str:
+    """Empty where the workload's loss is one that the chain computes, before anything is proven."""
+    if job.precision is not None:
+        return f"engine.precision={job.experiment.engine.precision}"
+    try:
+        fitted(job.workload, job.start().layout)
+    except Unfit as error:
+        return str(error)
+    return ""
 
 
 def has_native(job: Job) -> bool:
@@ -131,7 +181,7 @@ def about(job: Job, split: Split) -> dict[str, Any]:
         "local": plan.local.model_dump(),
         "cohort": plan.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
-        "device": [job.device.type, processor(), torch.__version__, own(job)],
+        "device": [job.device.type, processor(), torch.__version__, own(job, split)],
         "source": hashlib.sha256(b"".join(source.read_bytes() for source in MADE_OF)).hexdigest(),
     }
 

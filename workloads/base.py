@@ -163,11 +163,17 @@ class Workload(ABC):
         return {}
 
 
+NO_LABEL = -(1 << 63)
+"""What no label is. torch would pass over -100 without a word, and in a block it would not."""
+
+
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """(B,) from logits (B, classes) and labels (B,); of bfloat16 in float32, whose digits a softmax needs."""
+    """(B,) from logits (B, classes) and labels (B,) of any integer type; of bfloat16 in float32, whose digits a softmax
+    needs. Raises IndexError (of a block under vmap RuntimeError) for a label that is no class."""
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    label = label if label.dtype == torch.int64 or label.is_floating_point() else label.long()
     if not is_batchedtensor(logits):
-        return F.cross_entropy(logits, label, reduction="none")
+        return F.cross_entropy(logits, label, reduction="none", ignore_index=NO_LABEL)
     # Under vmap torch takes its own apart in Python, and loads sympy for it.
     return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
@@ -337,10 +343,19 @@ class Classification(Workload):
         return self.logits(p, batch, batch.get("key"))
 
     @property
+    def overridden(self) -> list[str]:
+        """Which of the functions that make the loss are not this class's own."""
+        names = ("losses", "logits", "inputs", "network")
+        return [
+            name
+            for name in names
+            if getattr(type(self), name) is not getattr(Classification, name)
+            or (name != "network" and name in vars(self))
+        ]
+
+    @property
     def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        plain = type(self).losses is Classification.losses and type(self).logits is Classification.logits
-        network = self.network.module
-        return Chained(network, self.shape, self.inputs) if plain and isinstance(network, nn.Sequential) else None
+        return None if self.overridden else Chained(self.network.module, self.shape, self.inputs)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
         logits, label = self.logits(p, batch), batch["label"]

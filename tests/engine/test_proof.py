@@ -1,0 +1,372 @@
+"""Kernels of our own are used only where they compute what torch computes: by what is seen of the network and by a
+proof on the run's own data. Each case is trained to the end too, with whatever kernels the run may take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from fedfleet.engine import native, path, proof, run
+from fedfleet.engine.chain import Unfit, fitted
+from fedfleet.engine.config import Experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.host import Data, Host
+from fedfleet.engine.job import Chosen, Job
+from fedfleet.engine.rows import Place
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.partitions import Iid
+
+from .setups import STEPS, digits
+from .test_path import Log
+
+pytestmark = pytest.mark.usefixtures("own_kernels")
+
+TOLERANCE = 1e-5
+"""Float32 sums in another order, relative to the largest weight."""
+
+
+@dataclass(frozen=True)
+class Built(Model):
+    """A network of 64 pixels and ten classes; `make` builds it."""
+
+    make: Callable[[], nn.Module]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return self.make()
+
+
+def layers() -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)]
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(*layers())
+
+
+def one_relu_twice() -> nn.Module:
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), relu, nn.Linear(12, 12), relu, nn.Linear(12, 10))
+
+
+def one_linear_twice() -> nn.Module:
+    twice = nn.Linear(12, 12)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), twice, nn.ReLU(), twice, nn.ReLU(), nn.Linear(12, 10)
+    )
+
+
+class Halved(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 2
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def inner_forward() -> nn.Module:
+    first, *rest = layers()
+    return nn.Sequential(first, Halved(*rest[:2]), *rest[2:])
+
+
+def changed(change: Callable[[list[nn.Module]], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        parts = layers()
+        change(parts)
+        return nn.Sequential(*parts)
+
+    return make
+
+
+def own_forward(parts: list[nn.Module]) -> None:
+    relu = parts[2]
+    relu.forward = lambda x: F.relu(x) + 0.5 * x  # pyright: ignore[reportAttributeAccessIssue]
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "a Sequential with a forward of its own": lambda: Halved(*layers()),
+    "one inside": inner_forward,
+    "a layer with a forward of its own": lambda: nn.Sequential(nn.Flatten(), Scaled(64, 10)),
+    "a forward put on a module": changed(own_forward),
+    "a hook": changed(lambda parts: parts[1].register_forward_hook(lambda module, given, y: y / 3)),
+    "a hook before": changed(lambda parts: parts[1].register_forward_pre_hook(lambda module, given: (given[0] + 1,))),
+    "a hook of gradients": changed(
+        lambda parts: parts[2].register_full_backward_hook(lambda module, into, out: (into[0] / 2,))
+    ),
+    "a parametrisation": changed(lambda parts: weight_norm(parts[1])),
+    "a layer used twice": one_linear_twice,
+}
+"""None of these is a chain, though it is made of layers that a chain has."""
+
+
+def noisy(self: Any, batch: Batch, dtype: torch.dtype) -> Tensor:
+    """As NoisyDigits of docs/extending.md."""
+    x = Digits.inputs(self, batch, dtype)
+    if "key" not in batch:
+        return x
+    places = torch.arange(len(x), device=x.device)
+    xi = counted.normal(counted.key(batch["key"], "noise", places), x[0].numel())
+    return x + 0.1 * xi.to(dtype).view(x.shape)
+
+
+def smoothed(self: Any, p: Params, batch: Batch) -> Tensor:
+    return F.cross_entropy(
+        self.logits(p, batch, batch.get("key")), batch["label"], reduction="none", label_smoothing=0.1
+    )
+
+
+def sharper(self: Any, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+    return 2 * Classification.logits(self, p, batch, key)
+
+
+OVERRIDDEN = {"inputs": noisy, "losses": smoothed, "logits": sharper}
+
+
+def said(self: Any) -> Chained:
+    """A workload that says that it is a chain, whatever it does."""
+    return Chained(self.network.module, self.shape, lambda batch, dtype: Digits.inputs(self, batch, dtype))
+
+
+def made(make: Callable[[], nn.Module] = plain, **functions: Any) -> Digits:
+    Own = type("Own", (Digits,), functions)
+    return Own(Built(make), Iid())
+
+
+def experiment(workload: Any, method: Any = "fedavg", **engine: Any) -> Experiment:
+    base = digits(method, STEPS, **{"block": 4, "kernels": "auto", **engine})
+    return base.model_copy(update={"workload": workload})
+
+
+@pytest.fixture
+def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are measured, and the answer is kept nowhere else."""
+    monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(path, "WORTH", 0)
+
+    def own_ones(job: Job, split: Any, candidates: list[Chosen]) -> dict[Chosen, float]:
+        return {candidates[-1]: 1.0}  # torch's come first
+
+    monkeypatch.setattr("fedfleet.engine.launch.measure", own_ones)
+
+
+def flat(model: dict[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in model.values()])
+
+
+def far(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    return float((flat(first) - flat(second)).abs().max() / flat(second).abs().max())
+
+
+WRONG = {
+    **{name: (make, {}) for name, make in NETWORKS.items()},
+    **{f"{name} overridden": (plain, {name: own}) for name, own in OVERRIDDEN.items()},
+    **{
+        f"{name} overridden, said to be a chain": (plain, {name: own, "chained": property(said)})
+        for name, own in OVERRIDDEN.items()
+    },
+}
+
+
+@pytest.mark.usefixtures("worth")
+@pytest.mark.parametrize(("make", "functions"), WRONG.values(), ids=WRONG)
+def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(make, functions, tmp_path: Path):
+    workload, log = made(make, **functions), Log()
+    by_torch = run(experiment(workload, kernels="torch"))
+    auto = run(experiment(workload), tmp_path / "run", [log])
+    assert far(auto.model, by_torch.model) < TOLERANCE
+    kept = json.loads((tmp_path / "run/path.json").read_text())
+    assert kept["kernels"] != "chain"
+    (line,) = [text for text in log.told if text.startswith("path: ")]
+    assert "chain kernels refused: " in line
+    assert "chain kernels refused: " in kept["how"]
+    assert "\n" not in line
+    with pytest.raises(ConfigError, match=r"^engine\.kernels=chain .*; choose "):
+        run(experiment(workload, kernels="chain"))
+
+
+def test_hooks_of_all_modules_are_seen():
+    workload = made()
+    job = Job.of("run", experiment(workload, kernels="chain"))
+    assert fitted(workload, job.start().layout)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, given, y: y)
+    try:
+        with pytest.raises(Unfit, match="all modules"):
+            fitted(workload, job.start().layout)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.usefixtures("worth")
+def test_a_module_used_twice_is_computed_twice():
+    workload = made(one_relu_twice)
+    own = run(experiment(workload, kernels="chain"))
+    assert far(own.model, run(experiment(workload, kernels="torch")).model) < TOLERANCE
+
+
+def test_a_tensor_put_on_the_workload_itself_is_seen():
+    workload = made()
+    vars(workload)["losses"] = lambda p, batch: 2 * Digits.losses(workload, p, batch)
+    with pytest.raises(Unfit, match="losses"):
+        fitted(workload, Job.of("run", experiment(workload)).start().layout)
+
+
+def test_columns_of_another_size_than_declared_are_refused():
+    """8 x 8 declared, 4 x 4 given: torch says what is wrong, and nothing is read beyond what there is."""
+
+    class Small(Digits):
+        def load(self) -> Any:
+            return tuple({**columns, "input": columns["input"].reshape(-1, 64)[:, :16]} for columns in super().load())
+
+    workload = Small(Built(plain), Iid())
+    texts = []
+    for kernels in ("torch", "chain"):
+        with pytest.raises(Exception, match="16") as error:
+            run(experiment(workload, kernels=kernels))
+        texts.append((type(error.value), str(error.value).split(" failed on ")[0]))
+    assert texts[0] == texts[1]
+
+
+def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = experiment(made(), kernels="auto")
+    job = replace(Job.of("run", asked, str(tmp_path), resume=True))
+    split = job.split()
+    assert path.proven(job, split, Chosen(4, "chain"), "as the run began") == ((4, "chain"), "as the run began")
+    other = replace(Job.of("run", experiment(made(inputs=noisy)), str(tmp_path), resume=True))
+    with pytest.raises(ConfigError, match=r"the run began with chain kernels.*resume it on a machine"):
+        path.proven(other, split, Chosen(4, "chain"), "as the run began")
+
+
+def test_a_host_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
+    job = Job.of("run", experiment(made(), kernels="chain"))
+    split = job.split()
+    settled, _ = path.settled(job, split, lambda *_: {})
+    data, rows = Data.of(split.train, split.test, split.parts), Place("", 0, False, False)
+    proofs = []
+    real = proof.prove
+    monkeypatch.setattr("fedfleet.engine.host.prove", lambda *given: proofs.append(given) or real(*given))
+    Host(settled, data, rows, lambda: None)
+    assert not proofs  # the same library on the same processor
+    Host(replace(settled, proved="another machine"), data, rows, lambda: None)
+    assert len(proofs) == 1
+    wrong = Job.of("run", experiment(made(inputs=noisy), kernels="chain")).by(Chosen(4, "chain"), "another machine")
+    with pytest.raises(native.NoKernels, match="chain kernels do not do here what torch's do"):
+        Host(wrong, data, rows, lambda: None)
+
+
+# --- a library that is wrong ------------------------------------------------------------------------------------------
+DEFECTS = {
+    "draw.cpp": [("{folded(key, place) >> 21, place}", "{folded(key, place + 1) >> 21, place}")],
+    "native.cpp": [
+        ("larger(top, at, ODD(b0, b1), 3)", "larger(top, at, ODD(b0, b1), 2)"),
+        ("if (N == 3) sum += double(c[i]);", "if (N == 3) sum += double(b[i]);"),
+    ],
+    "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
+    "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
+}
+"""file -> (what is there, what is put there), each a mistake that a compiler or a processor might as well make."""
+
+
+@pytest.fixture(scope="module")
+def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    for source in native.SOURCES:
+        text = source.read_text()
+        for old, new in DEFECTS[source.name]:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (folder / source.name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Built once for this module, and used until the test is over."""
+    monkeypatch.setattr(native, "SOURCES", [wrong_sources / source.name for source in native.SOURCES])
+    monkeypatch.setattr(native, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS))
+    monkeypatch.setenv("FEDFLEET_CACHE", str(wrong_sources / "cache"))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, proof.Proof]:
+    from .test_kernels import lenet
+
+    job = Job.of("run", lenet(method=method, kernels=kernels))
+    split = job.split()
+    return job, proof.Proof(job, proof.Given(split.train, split.parts), kernels)
+
+
+@pytest.mark.usefixtures("wrong_library")
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda proving: proving.streams(), "batches of clients"),
+        (lambda proving: proof.sums(100), "sum of 3 messages"),
+        (lambda proving: proving.gradients("here", proving.x.flat, proving.batches()[0]), "is .* off torch's"),
+        (lambda proving: proving.descent(proving.x.flat, proving.batches()[0]), "two steps"),
+    ],
+    ids=["draw", "add_up", "native", "descend"],
+)
+def test_a_library_that_computes_something_else_is_found_out(part, reason):
+    kernels = "chain" if reason == "two steps" else "native"
+    with torch.no_grad(), pytest.raises(proof.Disagreement, match=reason):
+        part(lenet_proof(kernels)[1])
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
+    job = Job.of("run", digits("local_muon", STEPS, kernels="native"))
+    split = job.split()
+    proving = proof.Proof(job, proof.Given(split.train, split.parts), "native")
+    with torch.no_grad(), pytest.raises(proof.Disagreement, match="Newton-Schulz"):
+        proving.orthogonalised(proving.batches()[0][0])
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_a_run_that_asks_for_them_is_told(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"engine\.kernels=native must compute what torch's .*; choose torch"):
+        run(digits("fedavg", STEPS, kernels="native"))
+
+
+# --- no false alarm ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kernels", ["chain", "native"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "local_muon"])
+def test_what_is_right_is_proven(method, kernels):
+    for seed in range(4):
+        job = Job.of(
+            "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
+        )
+        split = job.split()
+        proof.prove(job, proof.Given(split.train, split.parts), kernels)
+
+
+def dead(self: Any, seed: int) -> dict[str, Tensor]:
+    """No unit of the hidden layer ever answers, and no gradient says anything of it."""
+    p = Classification.init(self, seed)
+    return {name: torch.full_like(value, -100.0) if name == "1.bias" else value for name, value in p.items()}
+
+
+def test_a_dead_start_proves_nothing_by_itself():
+    def halved_hidden(self: Any, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+        return Classification.logits(self, {**p, "1.weight": p["1.weight"] / 2}, batch, key)
+
+    workload = made(init=dead, logits=halved_hidden, chained=property(said))
+    job = Job.of("run", experiment(workload, kernels="chain"))
+    split = job.split()
+    right = Job.of("run", experiment(made(init=dead), kernels="chain"))
+    proof.prove(right, proof.Given(split.train, split.parts), "chain")
+    with pytest.raises(proof.Disagreement):
+        proof.prove(job, proof.Given(split.train, split.parts), "chain")
