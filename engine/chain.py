@@ -228,7 +228,8 @@ def layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Layout) 
     if type(part) is nn.Linear:
         if shape != (part.in_features,):
             raise Unfit(f"{name} takes {part.in_features} inputs, got {list(shape)}")
-        return Layer(LINEAR, *places(prefix, part, layout), part.in_features, part.out_features)
+        begins = places(prefix, part, (part.out_features, part.in_features), layout)
+        return Layer(LINEAR, *begins, part.in_features, part.out_features)
     if type(part) is nn.Conv2d:
         if len(shape) != 3 or shape[0] != part.in_channels or part.padding_mode != "zeros":
             raise Unfit(f"{name} is not one of {list(shape)} that is padded by zeros")
@@ -238,18 +239,18 @@ def layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Layout) 
             raise Unfit(f"{name} is not a square one, of stride 1, in one group, of a side of {SIDES}")
         if min(shape[1:]) + 2 * padding < side:
             raise Unfit(f"{name} is larger than its input {list(shape)}")
-        begins = places(prefix, part, layout)
+        begins = places(prefix, part, (part.out_channels, part.in_channels, side, side), layout)
         return Layer(CONV, *begins, part.in_channels, part.out_channels, *shape[1:], padding, side)
     raise Unfit(f"{name} is none of the layers")
 
 
-def places(prefix: str, part: nn.Linear | nn.Conv2d, layout: Layout) -> tuple[int, int]:
-    """Where the weights and the biases begin on the flat vector, -1 for no biases."""
+def places(prefix: str, part: nn.Linear | nn.Conv2d, shape: tuple[int, ...], layout: Layout) -> tuple[int, int]:
+    """Where the weights and the biases begin on the flat vector, -1 for no biases; shape: of the weights. The module's
+    own tensors are those of its last call, and are not looked at."""
     begins = []
-    for leaf, own in (("weight", part.weight), ("bias", part.bias)):
-        begin, _, shape = layout.spans.get(f"{prefix}{leaf}", (-1, 0, ()))
-        if (begin < 0) != (own is None) or (own is not None and shape != tuple(own.shape)):
-            # named_parameters names a tensor once: with its first owner
-            raise Unfit(f"{prefix}{leaf} is shared with another module, or not as the model has it")
+    for leaf, wanted in (("weight", shape), ("bias", None if part.bias is None else shape[:1])):
+        begin, _, found = layout.spans.get(f"{prefix}{leaf}", (-1, 0, None))
+        if found != wanted:  # a tensor of two modules has the name of the first one alone
+            raise Unfit(f"{prefix}{leaf} is shared with another module, or of another shape than the module says")
         begins.append(begin)
     return begins[0], begins[1]

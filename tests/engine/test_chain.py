@@ -5,6 +5,7 @@ TOLERANCE: float32 sums in another order, relative to the largest entry of a ten
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,9 @@ def workload(shape: tuple[int, ...], *layers: nn.Module, normalised: bool = Fals
     Made.shape, Made.classes = shape, 7
     if normalised:
         Made.mean, Made.std = (0.3,) * shape[0], (0.5,) * shape[0]
-    return Made(Fixed(layers), Iid())
+    return Made(
+        Fixed(tuple(copy.deepcopy(layer) for layer in layers)), Iid()
+    )  # a module keeps tensors of its last call
 
 
 def conv(*sizes: int, **more: Any) -> nn.Conv2d:
@@ -156,6 +159,108 @@ def test_a_label_that_is_no_class_is_told(label):
     batch["label"][2] = label
     with pytest.raises(IndexError, match="out of bounds: classes 0 … 6"):
         at(own, x, x.flat, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_labels_of_any_integer_type_are_the_same_labels(dtype):
+    """By torch's kernels too, alone and in a block."""
+    made = workload(*CHAINS["mlp"])
+    x, torchs, own = both(made)
+    block = batch_of(made, 2, 6)
+    block["label"] %= 2
+    other = {**block, "label": block["label"].to(dtype)}
+    for trips in (torchs, own):
+        for i in range(2):
+            alone, same = ({name: column[i] for name, column in batch.items()} for batch in (block, other))
+            for a, b in zip(at(trips, x, x.flat, alone), at(trips, x, x.flat, same), strict=True):
+                assert torch.equal(a, b)
+        together = torch.func.vmap(
+            lambda flat, columns, trips=trips: Gradient.apply(flat, trips, x.layout, tuple(columns), *columns.values())
+        )
+        points = x.flat.expand(2, -1)
+        assert torch.equal(together(points, block)[0], together(points, other)[0])
+
+
+@pytest.mark.parametrize(("label", "kernels"), [(-1, "chain"), (7, "chain"), (-100, "chain"), (-100, "torch")])
+def test_a_label_that_is_no_class_is_an_error_by_all_kernels_alike(label, kernels):
+    """torch's cross-entropy passes over -100 unless it is told not to, and then only where a client is alone."""
+    made = workload(*CHAINS["linear"])
+    x, torchs, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
+    batch["label"][2] = label
+    with pytest.raises(IndexError, match="out of bounds"):
+        at(own if kernels == "chain" else torchs, x, x.flat, batch)
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_strides_do_not_matter(chain):
+    made = workload(*chain)
+    x, _, own = both(made)
+    assert own.chain is not None
+    batch = batch_of(made, 3, 5, weighted=True)
+    strided = {name: torch.stack([column, column], -1)[..., 0] for name, column in batch.items()}
+    points = torch.stack([x.flat, 0.9 * x.flat, 1.1 * x.flat])
+    turned = points.T.contiguous().T
+    assert not turned.is_contiguous()
+    for a, b in zip(own.chain.gradient(points, batch), own.chain.gradient(turned, strided), strict=True):
+        assert torch.equal(a, b)
+    totals = torch.zeros(2, len(x.flat))
+    first, _ = own.chain.descend(points[1], batch, 0.1, points[2], totals[0])
+    second, _ = own.chain.descend(turned[1], strided, 0.1, turned[2], totals[1])
+    assert torch.equal(first, second)
+    assert torch.equal(*totals)
+
+
+def test_no_example_has_no_loss_and_no_gradient():
+    made = workload(*CHAINS["unpooled"])
+    x, torchs, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 0).items()}
+    for trips in (torchs, own):
+        gradient, loss = at(trips, x, x.flat, batch)
+        assert not gradient.nan_to_num(0.0).any()
+        assert loss.isnan()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["input", "weights", "bias of the last layer"])
+@pytest.mark.parametrize("chain", ["linear", "mlp", "pooled first", "unpooled"])
+def test_what_is_not_finite_goes_where_torch_has_it_go(chain, where, value):
+    made = workload(*CHAINS[chain])
+    x, torchs, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
+    point = x.flat.clone()
+    if where == "input":
+        batch["input"].view(4, -1)[2, 3] = value
+    else:
+        point[0 if where == "weights" else -1] = value
+    (own_gradient, own_loss), (gradient, loss) = (at(trips, x, point, batch) for trips in (own, torchs))
+    assert own_loss.isfinite() == loss.isfinite()
+    assert own_loss.isnan() == loss.isnan()
+    assert own_gradient.isfinite().all() == gradient.isfinite().all()
+
+
+MISFITS = {
+    "smaller inputs": lambda batch: {"input": batch["input"][..., :4, :4]},
+    "inputs for fewer": lambda batch: {"input": batch["input"][1:]},
+    "flat inputs": lambda batch: {"input": batch["input"].flatten(1)},
+    "double inputs": lambda batch: {"input": batch["input"].flatten(1)[:, ::2]},
+    "labels that are fractions": lambda batch: {"label": batch["label"] + 0.5},
+    "labels of another shape": lambda batch: {"label": batch["label"].view(2, 3)},
+    "fewer shares": lambda batch: {"weight": torch.ones(5) / 5},
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS.values(), ids=MISFITS)
+def test_columns_that_do_not_fit_are_never_read(misfit):
+    made = workload(*CHAINS["nested"])
+    x, _, own = both(made)
+    batch = {name: column[0] for name, column in batch_of(made, 1, 6).items()}
+    with pytest.raises(RuntimeError, match="must be"):
+        at(own, x, x.flat, {**batch, **misfit(batch)})
+    with pytest.raises(RuntimeError, match="must be"):
+        at(own, x, x.flat[1:], batch)
+    with pytest.raises(RuntimeError, match="must be"):
+        at(own, x, x.flat.double(), batch)
 
 
 UNFIT = {

@@ -1,0 +1,133 @@
+"""Every function of the kernels' library, on sizes and values at the edges, by a library that was built with
+AddressSanitizer and UndefinedBehaviorSanitizer: run as a program by test_sanitized.py, with flags as arguments."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional as F
+
+from fedfleet.algorithms.orthogonal import SCHEMES, iterate
+from fedfleet.engine import native
+from fedfleet.engine.batches import stream
+from fedfleet.engine.config import Local
+from fedfleet.engine.kernels import FOUR, add_up, kernels, polynomials
+from fedfleet.workloads.base import Parts
+
+from .test_chain import CHAINS, at, batch_of, both, workload
+from .test_kernels import CONVS, drawn, gradients
+
+ODD = (torch.nan, torch.inf, -torch.inf)
+
+
+def chains() -> None:
+    for chain in CHAINS.values():
+        made = workload(*chain)
+        x, torchs, own = both(made)
+        assert own.chain is not None
+        for examples in (0, 1, 6, 13):
+            for weighted in (False, True):
+                batch = batch_of(made, 2, examples, weighted and examples > 0)
+                alone = {name: column[0] for name, column in batch.items()}
+                for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+                    at(own, x, x.flat, {**alone, "label": alone["label"].to(dtype)})
+                strided = {**batch, "input": batch["input"].flip(1).transpose(0, 1).contiguous().transpose(0, 1)}
+                points = torch.stack([x.flat, 2 * x.flat], 1).mT  # neither is contiguous
+                own.chain.gradient(points, strided)
+                own.chain.descend(points[0], batch, 0.1, x.flat, torch.zeros_like(x.flat))
+                own.chain.descend(points[0], batch, 0.1, None, None)
+                if examples:
+                    wrong(own, x, alone)
+                    for value in ODD:
+                        broken(own, torchs, x, alone, value)
+
+
+def wrong(own: Any, x: Any, batch: dict[str, Tensor]) -> None:
+    """Whatever does not fit is refused before it is read."""
+    label = batch["label"]
+    given: dict[str, Any] = {
+        "label below": {"label": label - 8},
+        "label above": {"label": label + 7},
+        "label far": {"label": label + (1 << 62)},
+        "fractions": {"label": label.float()},
+        "fewer labels": {"label": label[1:]},
+        "smaller inputs": {"input": batch["input"][..., 1:]},
+        "more shares": {"weight": torch.ones(len(label) + 1)},
+    }
+    for name, change in given.items():
+        try:
+            at(own, x, x.flat, {**batch, **change})
+        except (IndexError, RuntimeError):
+            continue
+        raise AssertionError(f"{name} is taken")
+
+
+def broken(own: Any, torchs: Any, x: Any, batch: dict[str, Tensor], value: float) -> None:
+    """What is not finite goes where torch has it go."""
+    inputs = batch["input"].clone()
+    inputs.view(-1)[inputs.numel() // 2] = value
+    mine, theirs = (at(trips, x, x.flat, {**batch, "input": inputs}) for trips in (own, torchs))
+    assert mine[1].isfinite() == theirs[1].isfinite()
+
+
+def singles() -> None:
+    for inputs, outputs, side, padding, height, width in CONVS:
+        tensors = [drawn(2, 3, inputs, height, width), drawn(2, outputs, inputs, side, side), drawn(2, outputs)]
+
+        def conv(x: Tensor, w: Tensor, b: Tensor, padding: int = padding) -> Tensor:
+            return F.conv2d(x, w, b, padding=padding)
+
+        with kernels("native"):
+            gradients(vmap(conv), *tensors)
+            gradients(conv, *(t[0].mT.contiguous().mT if t.ndim > 2 else t[0].expand(outputs) for t in tensors))
+            gradients(conv, *(t[0] for t in tensors[:2]), torch.ones(1).expand(outputs))
+    for height, width in ((2, 2), (7, 9), (5, 70), (33, 32)):
+        x = drawn(2, 3, height, width)
+        x[0, 0, 0, 0] = torch.nan
+        with kernels("native"):
+            gradients(lambda a: F.max_pool2d(a, 2), x)
+            gradients(lambda a: F.max_pool2d(a, 2), x.mT.contiguous().mT)
+
+
+def rest() -> None:
+    for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (2, 6, 70)):
+        x = drawn(*shape) / 10
+        for scheme in SCHEMES.values():
+            triples = scheme.coefficients(3)
+            own = polynomials(x, triples)
+            assert own is not None
+            torch.testing.assert_close(own, iterate(x, triples), rtol=1e-3, atol=1e-4)
+        assert polynomials(x.mT.contiguous().mT, triples) is not None
+    for size in (1, 15, 16, 17, 1000):
+        for count in range(1, FOUR + 1):
+            for more in (False, True):
+                add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, "native")
+    sizes = np.array([1, 2, 5, 16, 17, 40])
+    parts = Parts.of([np.arange(size) + sizes[:i].sum() for i, size in enumerate(sizes)])
+    for batch in (1, 4, 16, 100):
+        for local in (Local(epochs=2, batch=batch), Local(steps=7, batch=batch)):
+            for visits in (0, 3):
+                who = (np.arange(len(sizes)), np.full(len(sizes), visits))
+                own, expected = (stream(parts, *who, local, 5, own=own) for own in (True, False))
+                assert torch.equal(own.rows, expected.rows)
+    beyond = SimpleNamespace(offsets=np.array([0, 4, 9]), rows=np.arange(6))
+    try:
+        stream(beyond, np.arange(2), np.zeros(2), Local(steps=1, batch=2), 5, own=True)  # pyright: ignore[reportArgumentType]
+    except IndexError:
+        return
+    raise AssertionError("rows beyond all of them are read")
+
+
+if __name__ == "__main__":
+    native.FLAGS = tuple(sys.argv[1:])
+    torch.set_num_threads(1)
+    chains()
+    singles()
+    rest()
+    print("all are sound")

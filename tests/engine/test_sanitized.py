@@ -1,0 +1,49 @@
+"""Our own kernels read and write within what they are given, and do nothing that C++ leaves undefined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedfleet.engine import native
+
+ROOT = Path(__file__).parents[2]
+CHECKED = ("-O0", "-g1", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC", "-fsanitize=address,undefined")
+FLAGS = (*CHECKED, "-fno-sanitize-recover=all")
+MACHINES = {"any processor": (), "this processor": ("-march=native",)}
+"""Where vectors are narrow the parts of one are copied, which every check sees; elsewhere they are masked."""
+
+
+@pytest.fixture(scope="module")
+def sanitizer() -> str:
+    """The libraries that must be loaded before Python's own allocations."""
+    compiler = native.find_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler is here; install g++")
+    found = []
+    for name in ("libasan.so", "libstdc++.so"):  # the second one, or the first one does not find what throws
+        done = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+        path = Path(done.stdout.strip())
+        if not path.is_absolute() or not path.exists():
+            pytest.skip(f"{compiler} has no {name}, which a program that is not built by it needs; use g++")
+        found.append(str(path.resolve()))
+    return " ".join(found)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_nothing_is_read_or_written_beyond_its_end(machine, sanitizer: str, tmp_path: Path):
+    environment = {**os.environ, "FEDFLEET_CACHE": str(tmp_path), "LD_PRELOAD": sanitizer}
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.sanitized", *FLAGS, *machine],
+        capture_output=True,
+        text=True,
+        env={**environment, **options},
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("all are sound")
