@@ -18,7 +18,7 @@ LOAD = (
     "import sys; from fedfleet.engine import native; native.FLAGS = tuple(sys.argv[1:]); native.library().conv_forward"
 )
 KNOWN = [f"g++-{number}" for number in range(9, 17)] + [f"clang++-{number}" for number in range(14, 24)]
-HERE = [name for name in ("g++", "clang++", *KNOWN) if shutil.which(name)]
+HERE = {os.path.realpath(found): name for name in ("g++", "clang++", *KNOWN) if (found := shutil.which(name))}
 
 
 def loading(cache: Path, compiler: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def loading(cache: Path, compiler: str | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize("compiler", HERE)
+@pytest.mark.parametrize("compiler", HERE.values())
 def test_every_compiler_that_is_here_makes_kernels_that_compute_the_same(compiler, tmp_path: Path):
     environment = {**os.environ, "FEDFLEET_CACHE": str(tmp_path), "CXX": compiler}
     command = [sys.executable, "-m", "tests.engine.sanitized", *QUICK]
