@@ -49,6 +49,9 @@ class LastTwo(ServerRule):
         new, inner = self.rule.step(x, delta, norm2, state.rule, round)
         return new, Before(x, inner)
 
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Before, round: Round) -> Tensor | float:
+        return self.rule.rate(x, delta, norm2, state.rule, round)
+
     def model(self, x: Tree, state: Before) -> Tree:
         return self.rule.model(x, state.rule).lerp(self.rule.model(state.x, state.rule), 0.5)
 

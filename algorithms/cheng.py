@@ -15,12 +15,14 @@ FedAvg-M is FedCM, Xu et al. 2021, arXiv:2106.10874, with a normalised pseudo-gr
 
 G is fixed during a round; beta is the weight of the new gradient. Messages carry (y_K - x) / K in the place of
 y_K - x, from which G follows with this round's lr, also where clients take unequal numbers of steps; gamma =
-server_lr * lr * K with K their mean, unless given. Means are uniform whatever the federation's weights are.
+server_lr * lr * K with K their mean, unless given. Means are uniform whatever the federation's weights are: c is the
+plain mean of all c_i, and G, which follows from both, would not be the mean of u with another one.
 
 Uncertain, as the rules were not read in the paper's PDF: start = "gradient" (one pass over all clients: G the mean
 gradient at x0, c_i the own one, c = G) is what the theory of the VR methods uses, from memory; "zeros" is the default.
-Departures: x_prev is sent, not rebuilt as x + gamma G, which would be exact up to rounding only. With a rule other
-than `sgd`, x - y_K is no multiple of the mean of u: every client then sends that mean too, one vector more.
+Departures: x_prev is sent, not rebuilt as x + gamma G, which would be exact up to rounding only. Of G and c, the
+SCAFFOLD methods send down beta c + (1 - beta) G alone, which is all that a step needs. With a rule other than `sgd`,
+the displacement is no multiple of the mean of u: every client then sends that mean too, one vector more.
 """
 
 from __future__ import annotations
@@ -32,18 +34,27 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from .groups import PerGroup
 from .local import Rule
 from .opening import Opened, Opening
-from .rules import Sgd, positive
+from .rules import Normalised, Sgd, positive
 from .tree import Tree
 
 Start = Literal["zeros", "gradient"]
 
 
 class Shared(NamedTuple):
+    """What the server holds of what all clients share."""
+
     x: Tree
     momentum: Tree  # G
     control: Any  # c, or ()
+    previous: Any  # x_prev, or ()
+
+
+class Broadcast(NamedTuple):
+    x: Tree
+    along: Tree  # G; where there are controls beta c + (1 - beta) G
     previous: Any  # x_prev, or ()
 
 
@@ -73,14 +84,21 @@ class Direction:
         if not 0 < self.beta <= 1:
             raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
 
-    def at(self, y: Tree, public: Shared, own: Any, oracle: Oracle) -> tuple[Tree, Tree]:
+    def along(self, shared: Shared) -> Tree:
+        """All that a step needs of G and c. Both are the same in all of a round's steps, so that one vector goes down
+        where the formulas have two."""
+        return shared.momentum.lerp(shared.control, self.beta) if self.controlled else shared.momentum
+
+    def at(self, y: Tree, public: Broadcast, own: Any, oracle: Oracle) -> tuple[Tree, Tree]:
         """(u, g) at y."""
-        g = oracle(y)
+        g, along = oracle(y), public.along
+        if not self.controlled:
+            if not self.reduced:
+                return along.lerp(g, self.beta), g
+            return g.add(along - oracle(public.previous), 1 - self.beta), g
         if not self.reduced:
-            v = g - own + public.control if self.controlled else g
-            return public.momentum.lerp(v, self.beta), g
-        u = g.add(public.momentum - oracle(public.previous), 1 - self.beta)
-        return (u.add(own - public.control, -self.beta) if self.controlled else u), g
+            return along.add(g - own, self.beta), g
+        return g.add(own, -self.beta).add(oracle(public.previous), self.beta - 1) + along, g
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,11 @@ class SharedMomentum(Opened):
         control = x.zeros() if self.direction.controlled else ()
         return Server(Shared(x, x.zeros(), control, x if self.direction.reduced else ()))
 
+    def broadcast(self, server: Server) -> Broadcast:
+        """With this round's beta."""
+        shared: Shared = server.public
+        return Broadcast(shared.x, self.direction.along(shared), shared.previous)
+
     def client_init(self, public: Public) -> Client:
         return public.x.zeros() if self.direction.controlled else ()
 
@@ -148,6 +171,14 @@ class SharedMomentum(Opened):
         new = x + moved * (lr * sent.steps) if gamma is None else x.add(moved, gamma / step_size(self.rule))
         control = c.add(sent.change, round.share) if self.direction.controlled else ()
         return Server(Shared(new, self._momentum(server.public, mean), control, x if self.direction.reduced else ()))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        """lr: gamma; nothing where the local rule has no step size of which gamma would be a multiple."""
+        if self.server.gamma is not None:
+            return {"lr": self.server.gamma}
+        if not isinstance(self.rule, Sgd | Normalised) or isinstance(self.rule.lr, PerGroup):
+            return {}
+        return {"lr": self.server.lr * self.rule.lr * mean.sent.steps}
 
     def _momentum(self, public: Shared, mean: Message) -> Tree:
         """The next G."""

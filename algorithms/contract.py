@@ -60,7 +60,8 @@ Local = Any
 
 
 class Server(NamedTuple):
-    """`public` is broadcast to the cohort, `private` stays with the server."""
+    """`public` is broadcast to the cohort, unless `Algorithm.broadcast` makes less of it; `private` stays with the
+    server."""
 
     public: Public
     private: Private = ()
@@ -75,14 +76,17 @@ class Known(NamedTuple):
 class Message(NamedTuple):
     """What one client sends; anything in it, once decoded, may be added. The engine averages it over the cohort.
 
-    `delta`: y_K - x, or a multiple of it, averaged with the federation's client weights. `sent`: whatever else the
-    method sends, averaged uniformly. `facts`: 0-d diagnostics, averaged uniformly, recorded and not counted as traffic;
-    always has `norm2`, the squared norm of y_K - x.
+    `delta`: y_K - x, or a multiple of it, averaged with the federation's client weights. `sent`: what the method
+    averages uniformly whatever these weights are, as control variates. `facts`: 0-d diagnostics, averaged uniformly,
+    recorded and not counted as traffic; always has `norm2`, the squared norm of y_K - x, which a decoder replaces by
+    that of what it decoded. `averaged`: what the method averages as it averages x, with the same client weights:
+    momenta, estimators of a gradient, squared norms that are compared with that of the mean.
     """
 
     delta: Any  # a Tree, once decoded
     sent: Any
     facts: dict[str, Any]
+    averaged: Any = ()
 
 
 class Round(NamedTuple):
@@ -123,10 +127,16 @@ class Algorithm(ABC):
     """A federated method. Implementations are frozen dataclasses: settings only, no state."""
 
     weighted: bool = True
-    """False: delta is averaged uniformly whatever the federation's client weights are."""
+    """False: `delta` and `averaged` are averaged uniformly whatever the federation's client weights are."""
 
     @abstractmethod
     def server_init(self, x: Tree) -> Server: ...
+
+    def broadcast(self, server: Server) -> Public:
+        """What is sent down at the beginning of a round, made with this round's settings. A method whose clients need
+        only a combination of what the server keeps public sends that combination. It has the same shapes every round.
+        """
+        return server.public
 
     def unpack(self, public: Public) -> Any:
         """What a client makes of the broadcast, the same for all of them: the `public` of the functions below. It runs
@@ -159,8 +169,9 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...
 
-    def told(self, before: Server, after: Server, mean: Message) -> dict[str, Tensor]:
-        """Numbers () of the server's step for the record, columns `server/NAME`."""
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        """Numbers, or tensors (), of the server's step for the record, columns `server/NAME`. It is given what
+        `server_update` is given."""
         return {}
 
     @abstractmethod

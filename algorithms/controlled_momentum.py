@@ -15,8 +15,9 @@ the plain mean. Clients form u_k = beta (g - h_i) + c with c = beta h + (1 - bet
 sent down, two trees and not three. beta weighs the NEW gradient.
 
 The first u, h and h_i are zero, which the paper leaves open. Departures: the paper has everyone take part; in a cohort
-h moves by S/N, as above, and u follows it. Means are uniform, whatever the federation's weights are. With unequal
-numbers of local steps each client's displacement is divided by its own K.
+h moves by S/N, as above, and u follows it. Means are uniform, whatever the federation's weights are: h is the plain
+mean of all h_i, and u, which follows from it, would not be the mean of u_k with another one. With unequal numbers of
+local steps each client's displacement is divided by its own K.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from .tree import Tree
 
 class Shared(NamedTuple):
     x: Tree
-    c: Tree  # beta h + (1 - beta) u
+
+
+class Broadcast(NamedTuple):
+    x: Tree
+    c: Tree  # beta h + (1 - beta) u, with this round's beta
 
 
 class Kept(NamedTuple):
@@ -54,12 +59,13 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class ControlledMomentum(Algorithm):
-    """rule: the local step along u_k, its state anew every round; ratio: gamma / lr, None for the plain mean. A client
-    keeps h_i and sends its change."""
+    """rule: the local step along u_k, its state anew every round; ratio: gamma / lr, None for the plain mean; gamma:
+    for the record. A client keeps h_i and sends its change."""
 
     rule: Rule
     beta: Number = 0.9
     ratio: Number | None = None
+    gamma: Number | None = None
     weighted = False
 
     def __post_init__(self) -> None:
@@ -67,7 +73,11 @@ class ControlledMomentum(Algorithm):
             raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
 
     def server_init(self, x: Tree) -> Server:
-        return Server(Shared(x, x.zeros()), Kept(x.zeros(), x.zeros()))
+        return Server(Shared(x), Kept(x.zeros(), x.zeros()))
+
+    def broadcast(self, server: Server) -> Broadcast:
+        kept: Kept = server.private
+        return Broadcast(server.public.x, kept.u.lerp(kept.h, self.beta))
 
     def client_init(self, public: Public) -> Client:
         return public.x.zeros()
@@ -90,7 +100,14 @@ class ControlledMomentum(Algorithm):
         h = server.private.h.add(mean.sent, round.share)
         u = server.private.u.lerp(h, self.beta)
         x = server.public.x.add(mean.delta, 1.0 if self.ratio is None else self.ratio)
-        return Server(Shared(x, u.lerp(h, self.beta)), Kept(h, u))
+        return Server(Shared(x), Kept(h, u))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        """lr: gamma, and lr_dual, where it is another for the dual group; nothing where it is not given."""
+        if self.gamma is None:
+            return {}
+        primal, dual = both(self.gamma)
+        return {"lr": primal} if primal == dual else {"lr": primal, "lr_dual": dual}
 
     def model(self, server: Server) -> Tree:
         return server.public.x
@@ -101,4 +118,4 @@ def controlled_momentum(rule: Rule, lr: Number, gamma: Number | None, beta: Numb
     if gamma is None:
         return ControlledMomentum(rule, beta)
     positive(gamma=gamma)
-    return ControlledMomentum(rule, beta, gamma / lr)
+    return ControlledMomentum(rule, beta, gamma / lr, gamma)

@@ -28,7 +28,7 @@ from .compression import RATIO, Compressed, Compression
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
-from .local import LocalMethod, Rule
+from .local import LocalMethod, Rule, remeasured
 from .matrices import Layers, Weight, compressible
 from .rules import Sgd, positive
 from .servers import Mean
@@ -115,19 +115,30 @@ class Sparsified(Compressing):
 
     def decode(self, public: Any, message: Message) -> Message:
         codes, rest = message.delta.codes, message.delta.rest
-        return message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest))
+        return remeasured(message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest)))
 
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+    def _inner(self, server: Server, mean: Message) -> tuple[Server, Message]:
+        """The method's server and mean message. With shifts what stands for a client's displacement is h + C(.): the
+        mean of these is the server's direction, and the mean of their squared norms follows from the two means."""
         held: Private = server.private
-        x_hat, h = self.unpack(server.public).x, held.h
         if self.memory == "shift":
             sent, rest = self.halves.split(mean.delta)
-            mean = mean._replace(delta=self.halves.join(h + sent, rest))
-            h = h + self.beta * round.share * sent
-        public = server.public.method._replace(x=held.x)
-        inner = self.method.server_update(Server(public, held.method), mean, round)
+            averaged = mean.averaged
+            if self.method.server.measures:
+                averaged = averaged._replace(norm2=averaged.norm2 + held.h.dot(held.h + 2 * sent))
+            mean = mean._replace(delta=self.halves.join(held.h + sent, rest), averaged=averaged)
+        return Server(server.public.method._replace(x=held.x), held.method), mean
+
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        x_hat, h = self.unpack(server.public).x, server.private.h
+        if self.memory == "shift":
+            h = h + self.beta * round.share * self.halves.split(mean.delta)[0]
+        inner = self.method.server_update(*self._inner(server, mean), round)
         change, known, x = self.down.next(inner.public.x, x_hat, round.number + 1)
         return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.told(*self._inner(server, mean), round)
 
     def model(self, server: Server) -> Tree:
         public, held = server.public, server.private

@@ -11,9 +11,11 @@ Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
 
 Uncertain: the rules come from third-party code, hyperparameters are ours, constant in place of the paper's decaying
 ones (give schedules); the start's step is not preconditioned, as in that code, unless first = "preconditioned"; p_i at
-a round's start is the client's own, or the mean of the cohort's (previous = "server", one vector more each way and none
-kept). Departures: the start is a pass over all data, or left out, m = v = 0 and p_i = x0 (start = "zeros"). All take
-part in the paper; in a cohort, a client that was not there in the round before takes p_i = x.
+a round's start is the client's own, or the mean of the cohort's (previous = "server": one vector more down and none
+kept; none more up, as the mean of the p_i is that of the y). All means have the federation's client weights, those of
+m, v and the start's gradients like that of x. Departures: the start is a pass over all data, or left out, m = v = 0 and
+p_i = x0 (start = "zeros"). All take part in the paper; in a cohort, a client that was not there in the round before
+takes p_i = x.
 """
 
 from __future__ import annotations
@@ -41,11 +43,6 @@ class Shared(NamedTuple):
     moments: Moments
     number: Tensor  # (), rounds done
     previous: Any  # mean of p_i, where the server has it
-
-
-class Sent(NamedTuple):
-    moments: Moments
-    previous: Any
 
 
 class Trip(NamedTuple):
@@ -79,6 +76,7 @@ class Fafed(Opened):
     start: Literal["zeros", "gradient"] = "gradient"
     first: Literal["plain", "preconditioned"] = "plain"
     previous: Literal["own", "server"] = "own"
+    opening_averaged = True
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -113,13 +111,13 @@ class Fafed(Opened):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
-        sent = Sent(local.moments, local.y if self.previous == "server" else ())
         kept = Own(local.y, public.number + 1) if self.previous == "own" else ()
-        return Message(delta, sent, {"norm2": delta.norm2()}), kept
+        return Message(delta, (), {"norm2": delta.norm2()}, local.moments), kept
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        moments, previous = mean.sent
-        x = server.public.x + mean.delta - self.step.along(*moments)
+        moments: Moments = mean.averaged
+        stopped = server.public.x + mean.delta  # where clients are before the K-th step: the mean of their p_i too
+        x, previous = stopped - self.step.along(*moments), stopped if self.previous == "server" else ()
         return Server(Shared(x, moments, server.public.number + 1, previous))
 
     def model(self, server: Server) -> Tree:

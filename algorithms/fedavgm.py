@@ -42,6 +42,9 @@ class ServerMomentum(ServerRule):
         v = delta.add(state, self.beta)
         return x.add(delta.add(v, self.beta) if self.nesterov else v, self.lr), v
 
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Tree, round: Round) -> float:
+        return self.lr
+
 
 def fedavgm(
     rule: Rule = Sgd(0.1),

@@ -33,7 +33,7 @@ from .compression import Compressed, Compression
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
-from .local import LocalMethod, Rule
+from .local import Averaged, LocalMethod, PublicState, Rule, remeasured
 from .matrices import Layers, Weight, compressible
 from .rules import Sgd, nonnegative
 from .servers import Mean
@@ -139,17 +139,22 @@ class FedBat(Compressing):
         drawn = signs(u, self.spread(alpha), counted.key(local.key, "up")).split(self.halves.sizes)
         codes = tuple(Bits(pack(bits), a) for bits, a in zip(drawn, alpha.unbind(), strict=True))
         norm2 = delta.norm2()
-        return Message(Upload(codes, rest), norm2 if self.method.server.measures else (), {"norm2": norm2}), client
+        averaged = Averaged((), norm2 if self.method.server.measures else ())
+        return Message(Upload(codes, rest), (), {"norm2": norm2}, averaged), client
 
     def decode(self, public: Tree, message: Message) -> Message:
         codes, rest = message.delta.codes, message.delta.rest
-        return message._replace(delta=self.halves.join(self.halves.decode(Signs(), codes), rest))
+        return remeasured(message._replace(delta=self.halves.join(self.halves.decode(Signs(), codes), rest)))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         held: Private = server.private
-        x, rule = self.method.server.step(held.x, mean.delta, mean.facts["norm2"], held.rule, round)
+        x, rule = self.method.server.step(held.x, mean.delta, self.method.norm2(mean), held.rule, round)
         change, known, x = self.down.next(x, self.unpack(server.public), round.number + 1)
         return Server(Broadcast(change, known), Private(x, rule))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        held: Private = server.private
+        return self.method.told(Server(PublicState(held.x, (), ()), held.rule), mean, round)
 
     def model(self, server: Server) -> Tree:
         return self.method.server.model(self.unpack(server.public), server.private.rule)

@@ -11,14 +11,15 @@ Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 beta1 / 2 on the old m is meant (strong projection condition). No bias correction: with epsilon = 0 it would cancel. All
 start at 0. With G = 1 these are FedExP without its floor, and FedExP-M. Evaluated at the mean of the last two iterates.
 epsilon_g has the unit of |delta|; the paper tunes it and says that 0, our default, works; it may be a schedule.
-Departures: 0 / 0 = 0, and no step where sum v^2 / G = 0; A is a plain mean over the cohort, also where
-federation.weights makes delta a weighted one. The general mirror map is not here, the paper uses the quadratic alone.
+Means have the federation's client weights, A as well as delta; under a compression both are of the messages as they
+were decoded. Departures: 0 / 0 = 0, and no step where sum v^2 / G = 0. The general mirror map is not here, the paper
+uses the quadratic alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,6 +31,12 @@ from .fedopt import quotient
 from .local import LocalMethod, Rule, ServerRule
 from .rules import Sgd, fraction, nonnegative
 from .tree import Tree
+
+
+class DuAdam(NamedTuple):
+    s: Tree
+    v: Tree
+    m: Tensor  # ()
 
 
 @dataclass(frozen=True)
@@ -48,23 +55,30 @@ class DoublyAdaptive(ServerRule):
         """G, the diagonal."""
         return Tree(s.flat.sqrt() + self.epsilon, s.layout)
 
-    def move(self, x: Tree, s: Tree, v: Tree, m: Tensor) -> Tree:
+    def preconditioned(self, s: Tree, v: Tree, m: Tensor) -> tuple[Tree, Tensor]:
+        """(v / G, eta_g)."""
         scaled = quotient(v, self.metric(s))
         below = v.dot(scaled)
-        return x + scaled * ratio(m * (below > 0), below + self.epsilon_g)
+        return scaled, ratio(m * (below > 0), below + self.epsilon_g)
 
-    def init(self, x: Tree) -> Tree:
+    def moments(self, delta: Tree, norm2: Tensor, state: Any) -> DuAdam:
+        """The next s, and the v and m that the step is taken with."""
+        return DuAdam(state + delta * delta, delta, norm2 / 2)
+
+    def init(self, x: Tree) -> Any:
         return x.zeros()
 
-    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Tree, round: Round) -> tuple[Tree, Tree]:
-        s = state + delta * delta
-        return self.move(x, s, delta, norm2 / 2), s
+    def kept(self, moments: DuAdam) -> Any:
+        """The next state."""
+        return moments.s
 
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
+        moments = self.moments(delta, norm2, state)
+        scaled, rate = self.preconditioned(*moments)
+        return x + scaled * rate, self.kept(moments)
 
-class DuAdam(NamedTuple):
-    s: Tree
-    v: Tree
-    m: Tensor  # ()
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor:
+        return self.preconditioned(*self.moments(delta, norm2, state))[1]
 
 
 @dataclass(frozen=True)
@@ -80,11 +94,13 @@ class DoublyAdaptiveMomentum(DoublyAdaptive):
     def init(self, x: Tree) -> DuAdam:
         return DuAdam(x.zeros(), x.zeros(), x.flat.new_zeros(()))
 
-    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: DuAdam, round: Round) -> tuple[Tree, DuAdam]:
+    def moments(self, delta: Tree, norm2: Tensor, state: DuAdam) -> DuAdam:
         b1, b2 = self.betas
         s, v = state.s.lerp(delta * delta, 1 - b2), state.v.lerp(delta, 1 - b1)
-        m = b1 / 2 * state.m + (1 - b1) / 2 * norm2
-        return self.move(x, s, v, m), DuAdam(s, v, m)
+        return DuAdam(s, v, b1 / 2 * state.m + (1 - b1) / 2 * norm2)
+
+    def kept(self, moments: DuAdam) -> DuAdam:
+        return moments
 
 
 def feddu_adagrad(

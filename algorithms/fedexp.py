@@ -13,8 +13,9 @@ and FedExP-M, with momentum, in the form that the authors' code and Takakura et 
 Norms over the whole model. Uncertain points. Takakura et al. write FedExP without max(1, .): floor = false. The code of
 the authors has epsilon * S where the paper has epsilon (give the product), and decays it by the square of the step
 size's decay (give a schedule). Its branch for momentum is never reached; FedExP-M here has it in both lines. Evaluated
-at the mean of the last two iterates. Departures: no step where |delta|^2 + epsilon = 0; A is a plain mean over the
-cohort, also where federation.weights makes delta a weighted one.
+at the mean of the last two iterates. Means have the federation's client weights, A as well as delta, so that A >=
+|delta|^2 (Jensen); under a compression both are of the messages as they were decoded. Departures: no step where
+|delta|^2 + epsilon = 0.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Extrapolated(ServerRule):
         nonnegative(epsilon=self.epsilon)
 
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
+        return x + delta * self.rate(x, delta, norm2, state, round), state
+
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor:
         lr = ratio(norm2, 2 * (delta.norm2() + self.epsilon))
-        return x + delta * (lr.clamp(min=1.0) if self.floor else lr), state
+        return lr.clamp(min=1.0) if self.floor else lr
 
 
 class Extrapolation(NamedTuple):
@@ -77,8 +81,17 @@ class ExtrapolatedMomentum(ServerRule):
     def step(
         self, x: Tree, delta: Tree, norm2: Tensor, state: Extrapolation, round: Round
     ) -> tuple[Tree, Extrapolation]:
-        v, r = delta.add(state.v, self.beta), norm2 + self.beta / 2 * state.r
-        return x + v * ratio(r, 2 * (v.norm2() + self.epsilon)), Extrapolation(v, r)
+        after = self._after(delta, norm2, state)
+        return x + after.v * self._rate(after), after
+
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Extrapolation, round: Round) -> Tensor:
+        return self._rate(self._after(delta, norm2, state))
+
+    def _after(self, delta: Tree, norm2: Tensor, state: Extrapolation) -> Extrapolation:
+        return Extrapolation(delta.add(state.v, self.beta), norm2 + self.beta / 2 * state.r)
+
+    def _rate(self, after: Extrapolation) -> Tensor:
+        return ratio(after.r, 2 * (after.v.norm2() + self.epsilon))
 
 
 def fedexp(

@@ -27,7 +27,7 @@ from .compression import RATIO, Budget, Compressed, Compression
 from .contract import Algorithm, Message, Round, Server
 from .factors import Pair
 from .fedavg import Plain
-from .local import LocalMethod, Rule
+from .local import LocalMethod, Rule, remeasured
 from .matrices import Layers, Reshape, Sized, to_matrix
 from .products import LowRank
 from .rules import Sgd
@@ -78,14 +78,18 @@ class Truncated(Within):
     def decode(self, public: Opened, message: Message) -> Message:
         z = public.method.x
         delta = self.space.lift(z + message.delta, {}) - self.space.lift(z, {})
-        norm2 = delta.norm2()
-        sent = message.sent._replace(norm2=norm2) if self.method.server.measures else message.sent
-        return Message(delta, sent, {**message.facts, "norm2": norm2})
+        return remeasured(message._replace(delta=delta))
+
+    def _truncated(self, server: Server) -> Server:
+        """The method's, at the model that was sent."""
+        public = server.public.method
+        return Server(public._replace(x=self.space.lift(public.x, {})), server.private[1])
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        public = server.public.method
-        truncated = public._replace(x=self.space.lift(public.x, {}))
-        return self._sent(self.method.server_update(Server(truncated, server.private[1]), mean, round))
+        return self._sent(self.method.server_update(self._truncated(server), mean, round))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.told(self._truncated(server), mean, round)
 
     def model(self, server: Server) -> Tree:
         x, private = server.private

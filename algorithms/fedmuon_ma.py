@@ -56,13 +56,14 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMuonMA(Opened):
-    """Public: x and m. Nothing stays with clients. Sent: m_i. reduced: STORM's estimate in line 5's place, see
-    `fed_sgda_m`."""
+    """Public: x and m. Nothing stays with clients. Sent: m_i, averaged as x is. reduced: STORM's estimate in line 5's
+    place, see `fed_sgda_m`."""
 
     rule: Rule
     beta: Number = 0.1
     start: Start = "batch"
     reduced: bool = False
+    opening_averaged = True
 
     def __post_init__(self) -> None:
         if not all(0 < part <= 1 or (self.reduced and part == 0) for part in both(self.beta)):
@@ -91,11 +92,11 @@ class FedMuonMA(Opened):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
-        return Message(delta, local.m, {"norm2": delta.norm2()}), client
+        return Message(delta, (), {"norm2": delta.norm2()}, local.m), client
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         public = server.public
-        return Server(Pair(public.x + mean.delta, mean.sent, torch.ones_like(public.begun)))
+        return Server(Pair(public.x + mean.delta, mean.averaged, torch.ones_like(public.begun)))
 
     def model(self, server: Server) -> Tree:
         return server.public.x

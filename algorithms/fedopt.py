@@ -75,6 +75,10 @@ class AdaptiveServer(ServerRule):
             lr = lr * (1 - b2**round.number) ** 0.5 / (1 - b1**round.number)
         return x.add(quotient(m, Tree(v.flat.sqrt() + self.tau, v.layout)), lr), TwoMoments(m, v)
 
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: TwoMoments, round: Round) -> float:
+        """Without the correction of the moments' start, which is no step size of the paper's."""
+        return self.lr
+
 
 class Adagrad(AdaptiveServer):
     def second(self, v: Tree, square: Tree) -> Tree:

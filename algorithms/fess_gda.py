@@ -51,6 +51,9 @@ class Smoothed(ServerRule):
             new = new.add(x - state, PerGroup(-self.pull, 0.0))
         return new, state.lerp(new, self.beta)
 
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Tree, round: Round) -> Tensor | float:
+        return super().rate(x, delta, norm2, state, round) if isinstance(self.lr, PerGroup) else self.lr
+
 
 @dataclass(frozen=True)
 class FessGda(Deferred):

@@ -83,14 +83,21 @@ class Rule(ABC):
 
 class ServerRule(ABC):
     measures: bool = False
-    """Whether `step` uses norm2: every client then sends one number more."""
+    """Whether `step` uses norm2: every client then sends one number more. Else norm2 is not a number."""
 
     def init(self, x: Tree) -> Any:
         return ()
 
     @abstractmethod
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
-        """(next x, next state) from the cohort's means: delta, of y_K - x, and norm2, (), of |y_K - x|^2."""
+        """(next x, next state) from the cohort's means: delta, of y_K - x, and norm2, (), of |y_K - x|^2, both with
+        the same client weights and both of the clients' messages as they were decoded, so that norm2 >= |delta|^2."""
+
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor | float:
+        """The global learning rate of the step that `step` takes with these arguments, (), as the rule's paper defines
+        it. For a rule whose paper has none: |x' - x| / |delta|, 0 where delta = 0."""
+        moved, size = (self.step(x, delta, norm2, state, round)[0] - x).norm(), delta.norm()
+        return torch.where(size > 0, moved / size, 0.0)
 
     def model(self, x: Tree, state: Any) -> Tree:
         """What to evaluate."""
@@ -123,9 +130,24 @@ class Trip(NamedTuple):
 
 
 class Sent(NamedTuple):
-    estimator: Any
+    estimator: Any  # averaged uniformly
+
+
+class Averaged(NamedTuple):
+    """What is averaged with the clients' weights, as the displacement is."""
+
     carried: Any
     norm2: Any  # (), where the server's rule uses it; else ()
+
+
+def remeasured(message: Message) -> Message:
+    """A message that was decoded, with the squared norm of what it has come to: server rules compare the mean of the
+    squared norms with the squared norm of the mean, and so both must be of the same vectors."""
+    norm2 = message.delta.norm2()
+    averaged: Averaged = message.averaged
+    if isinstance(averaged.norm2, Tensor):
+        averaged = averaged._replace(norm2=norm2)
+    return message._replace(averaged=averaged, facts={**message.facts, "norm2": norm2})
 
 
 @dataclass(frozen=True)
@@ -171,19 +193,23 @@ class LocalMethod(Opened):
         delta = local.y - public.x
         own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
         norm2 = delta.norm2()
-        sent = Sent(sent, local.rule if self.carry == "average" else (), norm2 if self.server.measures else ())
+        averaged = Averaged(local.rule if self.carry == "average" else (), norm2 if self.server.measures else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
-        return Message(delta, sent, {"norm2": norm2}), kept
+        return Message(delta, Sent(sent), {"norm2": norm2}, averaged), kept
+
+    def norm2(self, mean: Message) -> Tensor:
+        """(), the mean squared norm for the server's rule; not a number where the rule does not say that it uses it."""
+        return mean.averaged.norm2 if self.server.measures else torch.full((), torch.nan)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        x, private = self.server.step(server.public.x, mean.delta, mean.facts["norm2"], server.private, round)
+        x, private = self.server.step(server.public.x, mean.delta, self.norm2(mean), server.private, round)
         shared = self.estimator.update(server.public.shared, mean.sent.estimator, mean.delta, round)
-        return Server(PublicState(x, shared, mean.sent.carried), private)
+        return Server(PublicState(x, shared, mean.averaged.carried), private)
 
-    def told(self, before: Server, after: Server, mean: Message) -> dict[str, Tensor]:
-        """lr: |x' - x| / |mean pseudo-gradient|, the global learning rate, whichever way the server came to it."""
-        moved, delta = (after.public.x - before.public.x).norm2().sqrt(), mean.delta.norm2().sqrt()
-        return {"lr": torch.where(delta > 0, moved / delta, 0.0)}
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        """lr: the global learning rate."""
+        arguments = (server.public.x, mean.delta, self.norm2(mean), server.private, round)
+        return {"lr": self.server.rate(*arguments)}
 
     def model(self, server: Server) -> Tree:
         return self.server.model(server.public.x, server.private)

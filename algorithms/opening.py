@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Opened(Algorithm):
     def opened_client(self, client: Client, gradient: Tree) -> Client:
         """What a client keeps of its own gradient."""
         return client
+
+    opening_averaged: ClassVar[bool] = False
+    """Whether what clients send of it is averaged as x is, with the federation's client weights: so where it begins a
+    momentum or an estimator that the method averages like x. Control variates are plain means."""
 
     def opening_sent(self, gradient: Tree) -> Any:
         """What a client sends of it."""
@@ -43,9 +47,16 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Opening(Algorithm):
-    """The pass, on the states of a method."""
+    """The pass, on the states of a method. No model moves, so that a message has no delta."""
 
     method: Opened
+
+    @property
+    def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.weighted
+
+    def broadcast(self, server: Server) -> Public:
+        return self.method.broadcast(server)
 
     def server_init(self, x: Tree) -> Server:
         return self.method.server_init(x)
@@ -66,13 +77,12 @@ class Opening(Algorithm):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         gradient = local.total / torch.where(local.shares > 0, local.shares, 1.0)
-        message = Message(
-            public.x.zeros(), self.method.opening_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
-        )
+        sent, nothing = self.method.opening_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
+        message = Message((), (), nothing, sent) if self.method.opening_averaged else Message((), sent, nothing)
         return message, self.method.opened_client(client, gradient)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self.method.opened_server(server, mean.sent)
+        return self.method.opened_server(server, mean.averaged if self.method.opening_averaged else mean.sent)
 
     def model(self, server: Server) -> Tree:
         return self.method.model(server)

@@ -9,7 +9,8 @@ learning"), arXiv:2210.00611. F-SAGDA in Zhang and Gao 2025.
 
 As the workload has the sign of the dual this is `scaffold` with plain steps, to the bit. Uncertain: the paper's
 algorithm was not read; how it samples clients for the control variates and for the updates may differ, with everyone
-taking part up to the age of v. Departures: one set of clients for both.
+taking part up to the age of v. federation.weights are those of the mean displacement alone, v is the plain mean of all
+v_i in any case. Departures: one set of clients for both.
 """
 
 from __future__ import annotations

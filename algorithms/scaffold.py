@@ -13,6 +13,8 @@ corrected gradient is what the rule sees). control = "last" keeps the last of th
 of FedMuon in Takezawa et al. 2025 with alpha = 1 and no lmo; equal at K = 1. control = "server" is option I, c_i is the
 gradient of F_i at the server's x; in place of an extra pass over the client's data it is the mean over the round's K
 batches of their gradients at x, two gradients a step. With epochs as the local work these batches are all of its data.
+federation.weights are those of the mean displacement alone: c is the plain mean of all c_i in any case, on which the
+correction rests, so that the point where nothing moves is the plain mean's.
 
 Uncertain with momentum or Adam, as Takezawa et al. compare them: whether the rule's state starts anew every round
 (carry = "reset", the default) and which c_i they have. For momentum there are two more, with weights a_k = (1 -

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .contract import Round
-from .groups import Number
+from .groups import Number, PerGroup
 from .local import ServerRule
 from .rules import positive
 from .tree import Tree
@@ -31,4 +31,12 @@ class Mean(ServerRule):
             raise ValueError(f"over must be cohort or all, got {self.over!r}")
 
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
-        return x.add(delta, self.lr * (round.share if self.over == "all" else 1.0)), state
+        return x.add(delta, self._of_mean(round)), state
+
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor | float:
+        lr = self._of_mean(round)
+        return super().rate(x, delta, norm2, state, round) if isinstance(lr, PerGroup) else lr
+
+    def _of_mean(self, round: Round) -> Number:
+        """The step along the cohort's mean."""
+        return self.lr * (round.share if self.over == "all" else 1.0)

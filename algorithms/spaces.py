@@ -4,8 +4,9 @@
     lift(z) = the model;  pull(z, G) = its Jacobian's transpose times G, the gradient with respect to z
     K local steps of the method on z, with pull(z, gradient at lift(z));  the server's step on the mean of z
 
-`InSpace` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z and the
-number of the round, from which and the run's seed everybody draws the same factors; what comes up is the change of z.
+`InSpace` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z and, where
+factors are drawn anew, the number of the round, from which and the run's seed everybody draws the same ones; what comes
+up is the change of z.
 
 The model may be an update on a base, W + P(z), that is folded in every `reset` rounds: W <- W + P(z), new factors with
 P = 0. The server sends the averaged factors, never W: every client folds them in by itself (`unpack`), also those that
@@ -82,7 +83,7 @@ class Compressing(Algorithm):
 
 class Broadcast(NamedTuple):
     method: Any  # the method's public state, its x the mean of z
-    turn: Tensor  # (), int64, the round
+    turn: Any  # (), int64, the round; where factors are never drawn anew nobody needs it, and it is ()
     base: Known  # the weights' base, a Tree of the compressed ones; () where they are nothing but factors
 
 
@@ -229,12 +230,14 @@ class InSpace(Within):
     def server_init(self, x: Tree) -> Server:
         base = x.pick(self.space.trained()) if self.based else ()
         inner = self.method.server_init(self.space.start(x, 0, still=self.reset > 0))
-        return Server(Broadcast(inner.public, torch.tensor(1), Known(base)), inner.private)
+        turn = torch.tensor(1) if self.reset else ()
+        return Server(Broadcast(inner.public, turn, Known(base)), inner.private)
 
     def unpack(self, public: Broadcast) -> Opened:
-        z, base, turn = public.method.x, public.base.value, int(public.turn)
-        drawn = (turn - 1) // self.reset if self.reset else 0
-        if self.reset and (turn - 1) % self.reset == 0:
+        z, base, drawn = public.method.x, public.base.value, 0
+        if self.reset:
+            drawn, since = divmod(int(public.turn) - 1, self.reset)
+        if self.reset and since == 0:
             whole = self.space.lift(z, self.space.fixed(drawn - 1, z.flat), base)
             z, base = self.space.start(whole, drawn), whole.pick(base)
         return Opened(public.method._replace(x=z), base, self.space.fixed(drawn, z.flat))
@@ -242,8 +245,11 @@ class InSpace(Within):
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         opened = self.unpack(server.public)
         inner = self.method.server_update(Server(opened.method, server.private), mean, round)
-        turn = torch.full_like(server.public.turn, round.number + 1)
+        turn = torch.full_like(server.public.turn, round.number + 1) if self.reset else ()
         return Server(Broadcast(inner.public, turn, Known(opened.base)), inner.private)
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.told(Server(self.unpack(server.public).method, server.private), mean, round)
 
     def model(self, server: Server) -> Tree:
         opened = self.unpack(server.public)

@@ -14,7 +14,9 @@ one vector more each way and none kept. schedule = "stem" has lr_t = lr / (w + s
 (lr_t / lr)^2), t counting local steps from 1 and the start's step 0; its constants are from memory, "constant" is the
 default. Whether the start's step has a size of its own is not known: first_lr, lr unless given. Departures: the start
 is a pass over all data, not over K batches, or left out, d = 0 and p_i = x0 (start = "zeros"). All take part in the
-paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c, w, sigma2 are ours.
+paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c, w, sigma2 are ours. All means
+have the federation's client weights, those of d and of the start's gradient like that of x; the local steps that t
+counts are a plain mean.
 """
 
 from __future__ import annotations
@@ -90,9 +92,10 @@ class Trip(NamedTuple):
     t: Any  # (), where rates decay
 
 
-class Sent(NamedTuple):
+class Averaged(NamedTuple):
+    """Averaged with the clients' weights, as x is."""
+
     direction: Tree
-    steps: Any
     previous: Any
 
 
@@ -102,6 +105,7 @@ class Stem(Opened):
     start: Literal["zeros", "gradient"] = "gradient"
     previous: Literal["own", "server"] = "own"
     first_lr: float | None = None
+    opening_averaged = True
 
     def __post_init__(self) -> None:
         if self.start not in ("zeros", "gradient"):
@@ -130,14 +134,14 @@ class Stem(Opened):
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
         steps = local.t - 1 - public.steps if self.rates.decays else ()
-        sent = Sent(local.direction, steps, local.point if self.previous == "server" else ())
+        averaged = Averaged(local.direction, local.point if self.previous == "server" else ())
         kept = Own(local.point, public.number + 1) if self.previous == "own" else ()
-        return Message(delta, sent, {"norm2": delta.norm2()}), kept
+        return Message(delta, steps, {"norm2": delta.norm2()}, averaged), kept
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        public, sent = server.public, mean.sent
-        steps = public.steps + sent.steps if self.rates.decays else ()
-        return Server(Shared(public.x + mean.delta, sent.direction, public.number + 1, steps, sent.previous))
+        public, averaged = server.public, mean.averaged
+        steps = public.steps + mean.sent if self.rates.decays else ()
+        return Server(Shared(public.x + mean.delta, averaged.direction, public.number + 1, steps, averaged.previous))
 
     def model(self, server: Server) -> Tree:
         return server.public.x

@@ -49,16 +49,16 @@ METHODS = {
         _HERE + "cheng:fedavg_vr", "FedAvg-M, variance-reduced", "Cheng et al. 2024", "0", "3", "1 + scalar", "2"
     ),
     "scaffold_m": Recipe(
-        _HERE + "cheng:scaffold_m", "momentum and control variates", "Cheng et al. 2024", "1", "3", "2 + scalar", "1"
+        _HERE + "cheng:scaffold_m", "momentum and control variates", "Cheng et al. 2024", "1", "2", "2 + scalar", "1"
     ),
     "scaffold_vr": Recipe(
-        _HERE + "cheng:scaffold_vr", "SCAFFOLD-M, variance-reduced", "Cheng et al. 2024", "1", "4", "2 + scalar", "2"
+        _HERE + "cheng:scaffold_vr", "SCAFFOLD-M, variance-reduced", "Cheng et al. 2024", "1", "3", "2 + scalar", "2"
     ),
     "padamfed": Recipe(
-        _HERE + "padamfed:padamfed", "SCAFFOLD-M, sizes from S, K, R", "Yan et al. 2025", "1", "3", "2 + scalar", "1"
+        _HERE + "padamfed:padamfed", "SCAFFOLD-M, sizes from S, K, R", "Yan et al. 2025", "1", "2", "2 + scalar", "1"
     ),
     "padamfed_vr": Recipe(
-        _HERE + "padamfed:padamfed_vr", "PAdaMFed, variance-reduced", "Yan et al. 2025", "1", "4", "3 + scalar", "2"
+        _HERE + "padamfed:padamfed_vr", "PAdaMFed, variance-reduced", "Yan et al. 2025", "1", "3", "3 + scalar", "2"
     ),
     "stem": Recipe(
         _HERE + "stem:stem", "STORM, averaged", "Khanduri et al. 2021", "1 + scalar", "2 + scalar", "2", "2"
@@ -184,10 +184,10 @@ METHODS = {
         _HERE + "fedhm:fedhm", "truncated decompositions down", "Yao et al. 2021", "0", "ratio", "ratio", "1"
     ),
     "fedlmt": Recipe(
-        _HERE + "fedlmt:fedlmt", "weights are low-rank products", "Liu et al. 2024", "0", "ratio + scalar", "ratio", "1"
+        _HERE + "fedlmt:fedlmt", "weights are low-rank products", "Liu et al. 2024", "0", "ratio", "ratio", "1"
     ),
     "fedpara": Recipe(
-        _HERE + "fedpara:fedpara", "entrywise low-rank", "Hyeon-Woo et al. 2022", "0", "ratio + scalar", "ratio", "1"
+        _HERE + "fedpara:fedpara", "entrywise low-rank", "Hyeon-Woo et al. 2022", "0", "ratio", "ratio", "1"
     ),
     "ef21_p": Recipe(
         _HERE + "ef21_p:ef21_p",

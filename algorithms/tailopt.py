@@ -45,6 +45,9 @@ class BiClipServer(ServerRule):
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
         return x.add(biclip(delta, self.d, self.u, self.mode), self.lr), state
 
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> float:
+        return self.lr
+
 
 def avg_biclip(rule: Rule = BiClip(), server_lr: float = 1.0) -> LocalMethod:
     """rule: BiClip with its thresholds."""

@@ -75,6 +75,9 @@ class Buffered(Algorithm):
         server = self.method.server_init(own)
         return server._replace(public=WithBuffers(server.public, buffers))
 
+    def broadcast(self, server: Server) -> Public:
+        return WithBuffers(self.method.broadcast(self._own(server)), server.public.buffers)
+
     def unpack(self, public: Public) -> Any:
         return public._replace(method=self.method.unpack(public.method))
 
@@ -92,19 +95,20 @@ class Buffered(Algorithm):
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         message, client = self.method.client_finish(public.method, client, local.method)
         moved = local.buffers - public.buffers
-        encoded = not isinstance(message.delta, Tree)
-        delta = WithBuffers(message.delta, moved) if encoded else joined(message.delta, moved)
-        return message._replace(delta=delta), client
+        return message._replace(delta=self._with(message.delta, moved)), client
 
     def decode(self, public: Public, message: Message) -> Message:
-        delta, moved = parted(message.delta, self.count) if isinstance(message.delta, Tree) else message.delta
+        delta, moved = self._apart(message.delta)
         decoded = self.method.decode(public.method, message._replace(delta=delta))
-        return decoded._replace(delta=joined(decoded.delta, moved))
+        return decoded._replace(delta=self._with(decoded.delta, moved))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        delta, moved = parted(mean.delta, self.count)
+        delta, moved = self._apart(mean.delta)
         after = self.method.server_update(self._own(server), mean._replace(delta=delta), round)
         return after._replace(public=WithBuffers(after.public, server.public.buffers + moved))
+
+    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.told(self._own(server), mean._replace(delta=self._apart(mean.delta)[0]), round)
 
     def model(self, server: Server) -> Tree:
         return joined(self.method.model(self._own(server)), server.public.buffers)
@@ -113,6 +117,14 @@ class Buffered(Algorithm):
     def opening(self) -> Algorithm | None:
         opening = self.method.opening
         return None if opening is None else Buffered(opening, self.count)
+
+    def _with(self, delta: Any, moved: Tree) -> Any:
+        """A delta of the method's and the buffers' change; the delta may be encoded, or () where there is none."""
+        return joined(delta, moved) if isinstance(delta, Tree) else WithBuffers(delta, moved)
+
+    def _apart(self, delta: Any) -> tuple[Any, Tree]:
+        """The inverse."""
+        return parted(delta, self.count) if isinstance(delta, Tree) else (delta.method, delta.buffers)
 
     def _own(self, server: Server) -> Server:
         return server._replace(public=server.public.method)

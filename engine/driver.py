@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..algorithms.contract import Message, Round, Server
+from ..algorithms.contract import Algorithm, Message, Round, Server
 from ..algorithms.tree import Tree
 from ..workloads.base import Parts
 from .blame import blamed
@@ -131,19 +131,20 @@ class Driver:
 
     @torch.no_grad()
     def _opening(self) -> Record:
-        """The pass over all clients that some methods begin with; its traffic and time count to round 1."""
+        """The pass over all clients that some methods begin with; its traffic, gradients and time count to round 1."""
         method = self.method.opening
         if method is None:
             return {}
         started = time.perf_counter()
         everyone, tasks = self.cohorts.everyone()
         forms = Forms(method, self.model())
-        mean, totals = self._train(forms, 0, everyone, tasks)
+        mean, totals = self._train(method, forms, 0, everyone, tasks)
         where = self._where(0, len(everyone) - len(totals.dropped))
         with blamed("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, where)
         self._flip(everyone, totals)
-        return {**traffic(forms, len(everyone)), "time/seconds": time.perf_counter() - started}
+        gradients = {"client/gradients": totals.facts["gradients"]}
+        return {**traffic(forms, len(everyone)), **gradients, "time/seconds": time.perf_counter() - started}
 
     def first(self) -> Record:
         """The record of round 1, without the pass over all clients that some methods begin with."""
@@ -156,13 +157,14 @@ class Driver:
         if self.job.changes:
             self.method = self.job.method(number)
         sampled, tasks = self.cohorts.drawn(number)
-        mean, totals = self._train(self.forms, number, sampled, tasks)
+        mean, totals = self._train(self.method, self.forms, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
+        where = self._where(number, count)
         with blamed(f"round {number}: the method's step on the server raised", MethodFailed):
-            server = self.method.server_update(self.server, mean, self._where(number, count))
+            server = self.method.server_update(self.server, mean, where)
             model = self.method.model(server)
-            told = self.method.told(self.server, server, mean)
+            told = self.method.told(self.server, mean, where)
         check(number, server, model, self.limit, totals, self.model)
         updated = time.perf_counter()
         record = {
@@ -200,8 +202,11 @@ class Driver:
         """The states that were written become the clients' own."""
         self.table.commit(totals.digests(sampled), totals.dropped)
 
-    def _train(self, forms: Forms, number: int, sampled: np.ndarray, tasks: list[Task]) -> tuple[Message, Totals]:
-        """number: 0 for the pass over all clients; sampled: (S,) ascending."""
+    def _train(
+        self, method: Algorithm, forms: Forms, number: int, sampled: np.ndarray, tasks: list[Task]
+    ) -> tuple[Message, Totals]:
+        """method: as its settings are in this round; number: 0 for the pass over all clients; sampled: (S,)
+        ascending."""
         sizes = self.setup.parts.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
@@ -209,7 +214,7 @@ class Driver:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
         works = [Work.of(task, (number, number == 0), sampled, columns) for task in tasks]
-        totals = self._run("train", works, self.server.public, partial(self.cohorts.drawn, number + 1))
+        totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.drawn, number + 1))
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]

@@ -19,40 +19,47 @@ class Forms:
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
         with torch.no_grad():
             self.server: Server = algorithm.server_init(x)
-            public = algorithm.unpack(self.server.public)
+            self.public: Any = algorithm.broadcast(self.server)
+            public = algorithm.unpack(self.public)
             self.client: Any = algorithm.client_init(public)
             local = algorithm.client_begin(public, self.client)
             self.sent: Message = algorithm.client_finish(public, self.client, local)[0]
             self.message: Message = algorithm.decode(public, self.sent)
-        self.public_spec = pytree.tree_structure(self.server.public)
+        self.public_spec = pytree.tree_structure(self.public)
         self.client_spec = pytree.tree_structure(self.client)
         self.message_spec = pytree.tree_structure(self.message)
+        self.weighted = [
+            part in ("delta", "averaged")
+            for part in Message._fields
+            for _ in pytree.tree_leaves(getattr(self.message, part))
+        ]
+        """Which of the message's leaves are averaged with the federation's client weights; the others uniformly."""
 
     @property
     def down(self) -> int:
         """Bytes that one client receives a round, buffers not counted."""
-        return size(wire(self.server.public)) - self.buffers
+        return size(wire(self.public)) - self.buffers
 
     @property
     def up(self) -> int:
         """Bytes that one client sends a round, buffers not counted."""
-        return size((self.sent.delta, self.sent.sent)) - self.buffers
+        return size((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
 
     @property
     def buffers(self) -> int:
         """Bytes of running statistics that one client receives, and sends, a round."""
-        public = self.server.public
-        return size(public.buffers) if isinstance(public, WithBuffers) else 0
+        return size(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
 
     @property
     def kept(self) -> int:
         """Bytes that one client keeps between rounds, with what it knows from following the broadcasts."""
-        return size(self.client) + size(self.server.public) - size(wire(self.server.public))
+        return size(self.client) + size(self.public) - size(wire(self.public))
 
     def mean(self, sums: list[Tensor], count: float, weight: float) -> Message:
-        """The mean message of `count` clients from float64 sums of its leaves; delta's, the first, by their weight."""
+        """The mean message of `count` clients from float64 sums of its leaves; those that were weighted are divided by
+        the clients' summed weight."""
         samples = pytree.tree_leaves(self.message)
-        divisors = [weight] + [count] * (len(sums) - 1)
+        divisors = [weight if weighted else count for weighted in self.weighted]
         means = [
             (total / by).to(sample.device, sample.dtype)
             for total, by, sample in zip(sums, divisors, samples, strict=True)

@@ -114,7 +114,7 @@ def board_sizes(job: Job) -> tuple[int, int, int, int]:
     methods = [each for each in (method, method.opening) if each is not None]
     forms = [Forms(each, x) for each in methods]
     sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in forms)
-    public = sum(bytes_of(leaf) for leaf in pytree.tree_leaves(forms[0].server.public))
+    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in forms)
     plan = job.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = job.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each

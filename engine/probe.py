@@ -67,7 +67,8 @@ def timed(job: Job, data: Data, path: Chosen) -> Iterator[float]:
         proved=place() if path.kernels != "torch" else None,  # or it will be: what does not agree is not used
     )
     with torch.no_grad():
-        public = trial.method().server_init(trial.start()).public
+        method = trial.method()
+        public = method.broadcast(method.server_init(trial.start()))
     host = Host(trial, data, Place("", 0, False, False), lambda: None)
     shared = Shared(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, path.block)

@@ -6,9 +6,12 @@ eval/…                              the workload's report on the test set, whe
 eval/clients/…, …_worst             evaluate.fairness: of each client's mean over its own training rows, the mean over
                                     clients and over the tenth that is worst off in it
 client/count, dropped               clients that took part; those left out for failing (engine.on_failure: drop)
-client/steps, gradients             their local steps and gradients in all
-client/norm2                        mean of |y_K - x|^2
-server/lr                           of methods with local steps: |server's move| / |mean of y_K - x|
+client/steps, gradients             their local steps and gradients in all; in round 1 the gradients of a warm start as
+                                    well
+client/norm2                        mean of |y_K - x|^2; under a compression, of the messages as they were decoded
+server/lr                           the method's global learning rate as its paper defines it: eta_g of FedExP and
+                                    FedDuA, server_lr, gamma (lr_dual: the dual group's, where it is another); where
+                                    the server's rule has none, |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           of this round
 comm/bytes_buffers_down, …_up       running statistics, not counted above; where the model has any
 time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up

@@ -45,6 +45,7 @@ class Total:
         self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
         self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(forms.message)]
+        self.weighted = forms.weighted  # leaf by leaf: whether it is averaged with the clients' weights
         self.spare = [memory(self.shapes)]  # of sums that went into others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # what else there is of each
@@ -123,7 +124,7 @@ class Total:
         else:
             self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
             for i, leaf in enumerate(leaves):
-                self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=weight if i == 0 else 1.0)
+                self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=weight if self.weighted[i] else 1.0)
         self._tell(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
@@ -136,9 +137,10 @@ class Total:
         began = time.perf_counter()
         uniform = bool((weights == 1).all())
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            if i == 0 and not uniform:
-                # the first leaf is delta's vector
-                total = torch.from_numpy(weights).to(leaf.device) @ leaf.to(torch.float64)
+            if self.weighted[i] and not uniform:
+                # One row a client, so that the product is the weighted sum whatever the leaf's own shape is.
+                by_client = leaf.to(torch.float64).reshape(len(weights), -1)
+                total = (torch.from_numpy(weights).to(leaf.device) @ by_client).view(leaf.shape[1:])
             else:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves.append(total.cpu())

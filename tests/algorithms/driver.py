@@ -61,7 +61,7 @@ def play(method, server, clients, cohort, where):
     """One round over the cohort; `clients` is updated. `where`: (Round, i -> oracles of client i)."""
     round, oracles = where
     messages = []
-    public = method.unpack(server.public)
+    public = method.unpack(method.broadcast(server))
     for i in cohort:
         message, clients[i] = visit(method, public, clients[i], oracles(i))
         messages.append(message)
@@ -81,7 +81,7 @@ def run(method, problem, cohorts, steps):
 
     n = problem.clients
     server = method.server_init(tree(problem.start))
-    clients = [method.client_init(method.unpack(server.public)) for _ in range(n)]
+    clients = [method.client_init(method.unpack(method.broadcast(server))) for _ in range(n)]
     if method.opening is not None:
         whole = Round(0, len(cohorts), n, n)
         server = play(method.opening, server, clients, range(n), (whole, oracles(-1)))

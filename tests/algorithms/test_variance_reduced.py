@@ -120,7 +120,7 @@ def test_padamfed_moves_by_gamma_at_most(kind):
 @KINDS
 def test_a_client_moves_by_lr_k_at_most(kind):
     problem, method = Quadratic(), planned(kind, **SIZES)
-    public = method.server_init(tree(problem.start)).public
+    public = method.broadcast(method.server_init(tree(problem.start)))
     oracles = [lambda y, k=k: tree(problem.gradient(0, arrays(y), 0, k)) for k in range(4)]
     message, _ = visit(method, public, method.client_init(public), oracles)
     assert 0 < float(message.facts["norm2"]) ** 0.5 <= SIZES["lr"] * 4 * (1 + ROUNDING)

@@ -51,7 +51,7 @@ def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.n
 
 
 def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Total:
-    forms = SimpleNamespace(message=blocks[0][0][0])
+    forms = SimpleNamespace(message=blocks[0][0][0], weighted=[True, False])
     total = Total(forms, len(blocks), kernels)  # pyright: ignore[reportArgumentType]
     for block in blocks:
         for number, (leaves, weight) in enumerate(block):

@@ -1,6 +1,7 @@
 """Slow, independent servers that adapt: numpy float64, written from the papers' formulas; no code of the engine.
 
-A server gets the list of the clients' displacements y_K - x and returns the next x. `play` loops over rounds and
+A server gets the list of the clients' displacements y_K - x and returns the next x; `rate` is then the global learning
+rate of that step, as the paper defines it. `play` loops over rounds and
 clients; local work is plain steps, SCAFFOLD's (option II) or FedProx's.
 
     FedAvgM                          Hsu et al. 2019, arXiv:1909.06335
@@ -55,6 +56,7 @@ class FedAvgM:
 
     def __init__(self, lr, beta):
         self.lr, self.beta, self.v = lr, beta, None
+        self.rate = lr
 
     def step(self, x, deltas):
         self.v = add(mean(deltas), self.v or zeros(x), self.beta)
@@ -68,6 +70,7 @@ class FedOpt:
         self.kind, self.lr, self.b1, self.b2, self.tau = kind, lr, beta1, beta2, tau
         self.start = tau**2 if v_init is None else v_init
         self.bias_correction, self.m, self.v, self.t = bias_correction, None, None, 0
+        self.rate = lr
 
     def step(self, x, deltas):
         delta = mean(deltas)
@@ -100,7 +103,8 @@ class FedExP:
     def step(self, x, deltas):
         delta = mean(deltas)
         lr = np.mean([total(square(d)) for d in deltas]) / (2 * (total(square(delta)) + self.epsilon))
-        return add(x, delta, max(1.0, lr) if self.floor else lr)
+        self.rate = max(1.0, lr) if self.floor else lr
+        return add(x, delta, self.rate)
 
 
 class FedExPM:
@@ -110,7 +114,8 @@ class FedExPM:
     def step(self, x, deltas):
         self.v = add(mean(deltas), self.v or zeros(x), self.beta)
         self.r = np.mean([total(square(d)) for d in deltas]) + self.beta / 2 * self.r
-        return add(x, self.v, self.r / (2 * (total(square(self.v)) + self.epsilon)))
+        self.rate = self.r / (2 * (total(square(self.v)) + self.epsilon))
+        return add(x, self.v, self.rate)
 
 
 class FedDuAdagrad:
@@ -128,7 +133,8 @@ class FedDuAdagrad:
         below = total(divide(square(self.v), g))
         if below == 0:
             return x
-        return add(x, divide(self.v, g), self.m / (below + self.epsilon_g))
+        self.rate = self.m / (below + self.epsilon_g)
+        return add(x, divide(self.v, g), self.rate)
 
 
 class FedDuAdam(FedDuAdagrad):

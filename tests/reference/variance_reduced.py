@@ -87,9 +87,11 @@ def warm(gradient, x0, clients, start):
 def cheng(
     gradient, x0, clients, cohorts, steps, variant, lr, beta, gamma=None, server_lr=1.0, start="zeros", rule=None
 ):
-    """The four methods. gamma None: server_lr * lr * K, K the mean over the cohort. With a rule of its own (not plain
-    steps of lr) G is the mean of the directions, and the model moves by server_lr K times the mean of (x_i - x) / K_i.
+    """The four methods. beta: one number, or one a round. gamma None: server_lr * lr * K, K the mean over the cohort.
+    With a rule of its own (not plain steps of lr) G is the mean of the directions, and the model moves by server_lr K
+    times the mean of (x_i - x) / K_i.
     """
+    betas = beta if isinstance(beta, list) else [beta] * len(cohorts)
     x, previous, path = copy(x0), copy(x0), Path([], [], [])
     own, momentum = warm(gradient, x0, clients, start)
     if "scaffold" not in variant:
@@ -103,7 +105,7 @@ def cheng(
             for k in range(steps[r, i]):
                 g = gradient(i, y, r, k)
                 g_prev = gradient(i, previous, r, k) if variant.endswith("vr") else None
-                u = direction(variant, beta, g, g_prev, own[i], c, momentum)
+                u = direction(variant, betas[r], g, g_prev, own[i], c, momentum)
                 y, state = (add(y, u, -lr), None) if rule is None else rule.step(y, u, state)
                 seen.append(g)
                 ways.append(u)
