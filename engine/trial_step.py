@@ -282,7 +282,8 @@ class Trial:
     def run(self) -> None:
         algorithm, plan = self.algorithm, self.job.experiment.federation
         server = self.watch("server_init", algorithm.server_init, {"model": self.x})
-        public = self.watch("unpack", algorithm.unpack, {"public state": server.public})
+        public = self.watch("broadcast", algorithm.broadcast, {"server's state": server})
+        public = self.watch("unpack", algorithm.unpack, {"public state": public})
         given = {"public state": public}
         client = self.watch("client_init", algorithm.client_init, given)
         given["client's state"] = client
@@ -311,7 +312,8 @@ class Trial:
         update = lambda server, mean: algorithm.server_update(server, mean, when)  # noqa: E731
         then = self.watch("server_update", update, {"server's state": server, "mean message": mean})
         self.keeps_form("server_update", "server's state", server, then, (update, (server, mean)))
-        self.watch("told", algorithm.told, {"state before": server, "state after": then, "mean message": mean})
+        tell = lambda server, mean: algorithm.told(server, mean, when)  # noqa: E731
+        self.watch("told", tell, {"server's state": server, "mean message": mean})
         self.watch("model", algorithm.model, {"server's state": then})
         if may_vectorise(self.job, self.split):
             self.together(trips, public, client, columns)
