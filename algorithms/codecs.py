@@ -90,6 +90,14 @@ class Sparse(NamedTuple):
 class TopK(Codec):
     ratio: float
 
+    cost_of_message = 0.25
+    """Numbers of 32 bits that a message costs beside its values: places are filled up to a byte."""
+
+    @staticmethod
+    def cost_of_value(n: int) -> float:
+        """Numbers of 32 bits that one of n entries costs, with its place."""
+        return 1 + width(n) / 32
+
     def told(self, n: int) -> tuple[str, float]:
         return f"{share(self.ratio, n):,} largest", share(self.ratio, n)
 
@@ -111,6 +119,14 @@ class Sampled(NamedTuple):
 class RandK(Codec):
     ratio: float
     unbiased: bool = False
+
+    cost_of_message = 2.0
+    """Numbers of 32 bits that a message costs beside its values: the key."""
+
+    @staticmethod
+    def cost_of_value(n: int) -> float:
+        """Numbers of 32 bits that one of n entries costs; its place follows from the key."""
+        return 1.0
 
     def told(self, n: int) -> tuple[str, float]:
         return f"{share(self.ratio, n):,} at random", share(self.ratio, n)

@@ -2,7 +2,7 @@
 
     all parties hold x_hat;  the server has x, makes q = C(x - x_hat), sends q;  x_hat <- x_hat + q
 
-What q lacks stays in x - x_hat and is sent later: error feedback as in EF21-P. feedback = false forgets it, x <- x_hat.
+With feedback what q lacks stays in x - x_hat and is sent later, as in EF21-P; without, it is forgotten, x <- x_hat.
 The other half is sent as it is. Clients follow all broadcasts, also those that are not sampled, so x_hat before q is
 `Known`.
 """

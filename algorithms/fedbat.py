@@ -15,8 +15,14 @@ Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at
 
 Departures: first and last weight and vectors are sent in full (layers = "all" binarises all weights, as the paper
 does); alpha0 starts anew every round, and where no step was binarised (phi = 1) it is mean |u| at the end, while the
-code sends with a scale left over from an earlier round; the way down with errors kept is a reconstruction, and
-feedback = false forgets them. lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
+code sends with a scale left over from an earlier round; both_ways is a reconstruction, and feedback = true, which sends
+later what it loses, is ours. lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
+
+phi = 0 binarises from the first step on, at which u = 0: alpha0 = mean |u| = 0, alpha is clipped to lo, and theta,
+whose gradient is 0 at a bound, stays 0. So clients then learn no scale, whatever rho is, and send + or - 5e-4.
+
+Of the model's bytes on CNN4 for FashionMNIST, a bit a weight and all else in full are 0.041, up, and down with
+both_ways, where FedMUD at 1/32 sends 0.030 each way; without both_ways the whole model goes down.
 """
 
 from __future__ import annotations
@@ -171,7 +177,7 @@ class Binarisation(Compression):
     phi: float = 0.5
     rho: float = 6.0
     both_ways: bool = False
-    feedback: bool = True
+    feedback: bool = False
     layers: Layers = "inner"
 
     def __post_init__(self) -> None:
@@ -194,12 +200,12 @@ def fedbat(
     phi: float = 0.5,
     rho: float = 6.0,
     both_ways: bool = False,
-    feedback: bool = True,
+    feedback: bool = False,
     layers: Layers = "inner",
     server_lr: float = 1.0,
 ) -> Compressed:
-    """rule: the local optimiser; phi: share of the local steps before weights are binarised; rho: how fast scales are
-    learned, 0 freezes them; both_ways: the server's change is binarised too; feedback: what that loses is sent later;
-    layers: inner leaves out the first and the last weight, or all."""
+    """rule: the local optimiser; phi: share of the local steps before weights are binarised, at 0 no scale is learned;
+    rho: how fast scales are learned, 0 freezes them; both_ways: the server's change is binarised too; feedback: what
+    that loses is sent later; layers: inner leaves out the first and the last weight, or all."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Binarisation(phi, rho, both_ways, feedback, layers))

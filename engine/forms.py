@@ -17,6 +17,7 @@ class Forms:
     """A method's states on a given model. Only structure, shapes and dtypes of the samples mean anything."""
 
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
+        self.whole = size(x)
         with torch.no_grad():
             self.server: Server = algorithm.server_init(x)
             self.public: Any = algorithm.broadcast(self.server)
@@ -44,6 +45,11 @@ class Forms:
     def up(self) -> int:
         """Bytes that one client sends a round, buffers not counted."""
         return size((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
+
+    @property
+    def model(self) -> int:
+        """Bytes of the model, buffers not counted."""
+        return self.whole - self.buffers
 
     @property
     def buffers(self) -> int:

@@ -25,7 +25,7 @@ def describe(experiment: Experiment) -> str:
     job = Job.of("show", experiment)
     method, buffers = job.method(), job.buffers
     x = job.started()
-    tables = [parameters(x, buffers), "", *compression(method), traffic(job, x), data(job)]
+    tables = [parameters(x, buffers), "", *compression(method, Forms(method, x)), traffic(job, x), data(job)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
@@ -50,8 +50,10 @@ def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
     return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
 
 
-def compression(method: Algorithm) -> list[str]:
-    """What goes up in place of each compressed weight, and of the model; nothing where nothing is compressed."""
+def compression(method: Algorithm, forms: Forms) -> list[str]:
+    """What goes up in place of each compressed weight, and shares of the model; nothing where nothing is compressed.
+    The last line counts all that is sent, places, keys and scales as well, over the bytes of the parameters: the one
+    definition by which all compressions can be compared."""
     method = method.method if isinstance(method, Buffered) else method
     if not isinstance(method, Compressing):
         return []
@@ -60,7 +62,9 @@ def compression(method: Algorithm) -> list[str]:
     for (weight, _, sent), text in zip(report.sized, report.texts, strict=True):
         sides = f"{weight.rows} x {weight.cols}"
         rows.append((weight.name, sides, text, f"{sent:,}", f"{sent / weight.numbers:.4f}"))
-    return [columns([*rows, ("the model, with all else", "", "", "", f"{report.ratio:.4f}")]), ""]
+    rows.append(("the model, with all else", "", "", "", f"{report.ratio:.4f}"))
+    shares = f"of the model's {forms.model:,} B: up {forms.up / forms.model:.4f}, down {forms.down / forms.model:.4f}"
+    return [columns(rows), shares, ""]
 
 
 def traffic(job: Job, x: Tree) -> str:

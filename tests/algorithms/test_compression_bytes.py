@@ -160,6 +160,47 @@ def test_bits():
     assert Forms(planned(fedbat(both_ways=True)), X).down == forms.up
 
 
+@pytest.mark.parametrize("layers", ["inner", "all"])
+@pytest.mark.parametrize("masks", ["global", "layer"])
+@pytest.mark.parametrize("ratio", [1 / 32, 1 / 16, 1 / 4])
+def test_a_ratio_of_the_whole_model(ratio, masks, layers):
+    """budget = "model": all bytes of each way are at most the ratio of the model's, and as near as whole entries allow:
+    one more in each vector that is encoded, and a byte, would be more."""
+    method = planned(ef21_p(ratio=ratio, masks=masks, layers=layers, budget="model"))
+    forms, whole, parts = Forms(method, X), 4 * len(X.flat), len(method.halves.sizes)
+    assert forms.model == whole
+    for sent in (forms.up, forms.down):
+        assert ratio * whole - 8 * parts <= sent <= ratio * whole
+
+
+def test_a_ratio_below_what_is_sent_in_full_is_refused():
+    with pytest.raises(ValueError, match=r"ratio=0\.005 of the whole model cannot be reached: .* raise ratio"):
+        planned(ef21_p(ratio=0.005, budget="model"))
+
+
+def test_shares_on_one_definition():
+    """Bytes sent over bytes of the model, at 1/32 on CNN4 for FashionMNIST, as the methods' heads have them."""
+    shares = {}
+    for name, method in {"fedmud": fedmud(), "ef21_p": ef21_p(), "fedbat": fedbat(both_ways=True)}.items():
+        forms = Forms(planned(method), X)
+        shares[name] = (round(forms.up / forms.model, 3), round(forms.down / forms.model, 3))
+    assert shares == {"fedmud": (0.030, 0.030), "ef21_p": (0.041, 0.059), "fedbat": (0.041, 0.041)}
+
+
+def test_fedbat_forgets_unless_told():
+    """The spec's default: no error feedback of what binarising the way down loses."""
+    assert planned(fedbat(both_ways=True)).down.feedback is False
+
+
+@pytest.mark.parametrize("rho", [0.0, 6.0])
+def test_fedbat_learns_no_scale_from_the_first_step_on(rho):
+    """phi = 0: mean |u| = 0 when binarising begins, so that alpha is the lower bound, where theta has no gradient."""
+    method = planned(fedbat(phi=0.0, rho=rho))
+    for _, messages in rounds(method, 2):
+        for message in messages:
+            assert all(float(bits.alpha) == pytest.approx(method.bounds[0]) for bits in message.delta.codes)
+
+
 def test_what_clients_know_is_what_they_keep():
     kept = {name: Forms(planned(make()), X).kept for name, make in METHODS.items()}
     inner = sum(X[name].numel() for name in ("conv2.weight", "conv3.weight", "conv4.weight"))

@@ -121,10 +121,11 @@ def test_the_papers_bytes():
     job = Job.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
     forms = Forms(job.method(), job.start())
     assert (forms.up, forms.down) == (48_032, 48_040)
-    shown = "\n".join(compression(job.method()))
+    shown = "\n".join(compression(job.method(), Forms(job.method(), job.started())))
     for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
         assert part in shown
 
 
 def test_nothing_is_shown_of_what_is_not_compressed():
-    assert compression(Job.of("none", few("fedavg")).method()) == []
+    plain = Job.of("none", few("fedavg"))
+    assert compression(plain.method(), Forms(plain.method(), plain.started())) == []
