@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,6 +34,7 @@ from .native import NoKernels, library
 from .observer import Observer
 from .path import settled, why_no_chain
 from .probe import measure
+from .stopping import stopping
 from .trial_step import try_step
 
 if TYPE_CHECKING:
@@ -262,27 +261,6 @@ def tell(told: Told, observers: list[Observer]) -> None:
             observer.record(told)
 
 
-@contextmanager
-def stopping() -> Iterator[Callable[[], int]]:
-    """While it lasts, SIGINT and SIGTERM ask politely: the number of the one that came, or 0. A second one insists."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-
-    def heard(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked[0] if asked else 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _on_ray(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     from .ray_backend import play
 
@@ -297,9 +275,12 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
             raise Interrupted(stop())
 
     split = job.split()
+    beat()
     check_draws(job.workload, job.started(), split)
     try_step(job, split)
+    beat()
     job, told = settled(job, split, measure)
+    beat()
     data = Data.of(split.train, split.test, split.parts)
     setup = Setup(split.parts, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -29,6 +33,7 @@ from .path import settled
 from .probe import measure
 from .room import take
 from .spread import Spread
+from .stopping import at_once
 from .store import Table
 from .trial_step import try_step
 
@@ -37,6 +42,8 @@ LOOK_SECONDS = 0.2
 """How soon a signal is passed on."""
 CLOSE_SECONDS = 60
 """What a driver that is asked to stop may take for its checkpoint."""
+BEGIN_SECONDS = 2
+"""The same before its first round is over."""
 
 
 class DriverProcess:
@@ -110,7 +117,8 @@ def examples(columns: Columns) -> int:
 
 def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
-    started = start_ray(job)
+    with at_once(stop), none_left():
+        started = start_ray(job)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(job.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
@@ -133,17 +141,42 @@ def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, T
             ray.shutdown()
 
 
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Ray's processes do not outlive a start that was interrupted."""
+    before = set(children())
+    try:
+        yield
+    except Interrupted:
+        ray.shutdown()
+        for process in set(children()) - before:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        raise
+
+
+def children() -> Iterator[int]:
+    """Processes that this one has started."""
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, file.read_text().split())
+
+
 def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
-    """What the driver tells, until it is over; passes a signal on, once."""
-    seen, over, asked = 0, False, 0.0
+    """What the driver tells, until it is over; passes a signal on, once. A driver that has told nothing yet has nothing
+    to checkpoint, and is not waited for: its process may still be starting."""
+    seen, over, asked, patience = 0, False, 0.0, CLOSE_SECONDS
     news = None
     while not over:
         if stop() and not asked:
             driver.stop.remote(stop())
             asked = time.monotonic()
+            patience = CLOSE_SECONDS if seen else BEGIN_SECONDS
         news = news or driver.since.remote(seen)
         if not ray.wait([news], timeout=LOOK_SECONDS)[0]:
-            if asked and time.monotonic() - asked > CLOSE_SECONDS:
+            if asked and not seen and time.monotonic() - asked > patience:
+                raise Interrupted(stop())
+            if asked and time.monotonic() - asked > patience:
                 raise DriverDied(f"the driver did not stop within {CLOSE_SECONDS} s")
             continue
         told, over = ray.get(news)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from .main import arm, finish, keyboard
+
+if __name__ == "__main__":
+    arm()  # before the other imports, which take a moment
+
 import functools
 import json
 from collections.abc import Sequence
@@ -210,7 +215,8 @@ def bench(
     from .bench.command import bench as start
     from .bench.command import lines_of, summary, told_of
 
-    found = start(lines_of(works, methods, peers), how, out, functools.partial(click.echo, err=True))
+    with keyboard():
+        found = start(lines_of(works, methods, peers), how, out, functools.partial(click.echo, err=True))
     click.echo(json.dumps(summary(found)) if as_json else told_of(found))
 
 
@@ -243,4 +249,4 @@ for command in COMMANDS:
 
 
 if __name__ == "__main__":
-    main()
+    finish(main)

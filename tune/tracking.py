@@ -76,6 +76,8 @@ class MlflowTracker(Observer):
     def failed(self, error: BaseException) -> None:
         if isinstance(error, ConfigError) and self.rounds == 0:
             self._close(*NEVER)
+        elif isinstance(error, Interrupted | KeyboardInterrupt) and self.rounds == 0:
+            self.waiting.put((*NEVER, DONE))  # nobody waits for the import of mlflow
         elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
             self._close("KILLED", "interrupted")
         else:

@@ -12,6 +12,7 @@ from ...engine.connect import join
 from ...engine.directory import read_run_id
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.launch import Result, prepare
+from ..main import keyboard
 from ..outcome import resumable
 from ..progress import Progress
 from ..stores import store
@@ -38,7 +39,7 @@ def follow_run(run: str, address: str, stop: bool) -> Result:
     """run: its id or its folder."""
     run_id = read_run_id(Path(run)) if (Path(run) / "run.json").is_file() else run
     try:
-        with resumable(Path(run)):
+        with keyboard(), resumable(Path(run)):
             return detached.attach(run_id, address, [Progress()], signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
         raise FedFleetError(f"left; the run goes on, fedfleet attach {run_id} --address {address} comes back") from None

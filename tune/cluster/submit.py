@@ -17,6 +17,7 @@ import click
 from ...engine.connect import TOKEN, answers
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.launch import new_run_id
+from ..main import keyboard
 from .ship import FILE, pack
 
 TICK = 0.5
@@ -71,11 +72,12 @@ def follow(job: str, address: str, stop: bool = False) -> None:
     """Print the job's log until it is over. FedFleetError where it failed; Ctrl-C leaves it going."""
     jobs = client(address)
     try:
-        if stop:
-            jobs.stop_job(job)
-        asyncio.run(print_log(jobs, job))
-        while not (status := jobs.get_job_status(job)).is_terminal():
-            time.sleep(TICK)
+        with keyboard():
+            if stop:
+                jobs.stop_job(job)
+            asyncio.run(print_log(jobs, job))
+            while not (status := jobs.get_job_status(job)).is_terminal():
+                time.sleep(TICK)
     except RuntimeError as error:
         raise ConfigError(f"--address {address}: {first_line(error)}") from None
     except KeyboardInterrupt:

@@ -14,9 +14,10 @@ import yaml
 
 from ...engine.config import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
-from ...engine.launch import new_run_id, prepare, stopping
+from ...engine.launch import new_run_id, prepare
 from ...engine.lock import alone
 from ...engine.recorded import check_column
+from ...engine.stopping import stopping
 from ...engine.whole import write
 from ..files import parse, read
 from .conductor import Conductor

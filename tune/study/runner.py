@@ -16,9 +16,10 @@ from ...engine import schedules
 from ...engine.config import Experiment, experiment
 from ...engine.errors import ConfigError, Interrupted
 from ...engine.job import Job
-from ...engine.launch import prepare, stopping
+from ...engine.launch import prepare
 from ...engine.path import words
 from ...engine.recorded import check_column
+from ...engine.stopping import stopping
 from ..report.page import write_report
 from .cells import Cell, grid, levels, planned, trials
 from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, only_study

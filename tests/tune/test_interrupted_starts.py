@@ -1,0 +1,136 @@
+"""Ctrl-C before the first round: one line, status 130, no process left, and soon."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.stopping import Stop, stopping
+
+from .commands import until
+
+READY = "import fedfleet.tune.main as command; command.arm(); print('ready', flush=True); command.main()"
+"""The command, saying when its first line has been carried out: what Python does before is not its own."""
+SECONDS = 20
+"""Until it has ended, on a machine that does much else."""
+
+
+def begun(folder: Path, backend: str) -> subprocess.Popen[str]:
+    rest = ["federation.rounds=1000000", "evaluate.every=0", "engine.hosts=1", "engine.cpus=0.5", "--out", "mine"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", READY, "run", "digits", f"engine.backend={backend}", *rest],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[str, float]:
+    """(standard error, seconds until the end) of one that gets Ctrl-C now, as does all that it has started."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    try:
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    seconds = time.monotonic() - began
+    assert process.returncode == 130, (process.returncode, stderr)
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not [each for each in alive if "raylet" in each.name() or "ray::" in each.name()]
+    for each in alive:
+        each.kill()
+    return stderr, seconds
+
+
+def check(process: subprocess.Popen[str]) -> None:
+    stderr, seconds = interrupted(process)
+    assert stderr.startswith("interrupted"), stderr
+    assert len(stderr.splitlines()) == 1, stderr
+    assert seconds < SECONDS
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_at_any_moment_of_the_first_seconds(seed, tmp_path):
+    """By chance: imports, the configuration, the data, the trial step, the first rounds."""
+    process = begun(tmp_path, "local")
+    time.sleep(random.Random(seed).uniform(0, 5))
+    check(process)
+
+
+def log(folder: Path) -> bool:
+    return (folder / "mine" / "run.log").is_file()
+
+
+def below(process: subprocess.Popen[str], name: str) -> bool:
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if name in " ".join(each.cmdline()[:1]):
+                return True
+    return False
+
+
+STAGES: dict[str, Callable[[subprocess.Popen[str], Path], bool]] = {
+    "before Ray": lambda process, folder: log(folder),
+    "Ray's first process": lambda process, folder: below(process, "gcs_server"),
+    "Ray's node": lambda process, folder: below(process, "raylet"),
+    "a worker": lambda process, folder: below(process, "ray::"),
+    "the driver": lambda process, folder: below(process, "ray::DriverProcess"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.timeout(240)
+def test_while_ray_starts(stage, tmp_path):
+    process = begun(tmp_path, "ray")
+    until(lambda: process.poll() is not None or STAGES[stage](process, tmp_path), stage, 120)
+    check(process)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_is_lost_in_a_destructor_comes_again():
+    """An exception in a destructor is printed and forgotten by the interpreter."""
+
+    class Lost:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the interpreter calls the handler here
+
+    def waits() -> None:
+        Lost()
+        threading.Event().wait(30)
+
+    ended_at_once(waits)
+
+
+def test_a_signal_that_came_before_ends_it_too():
+    with stopping() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(stop, "the signal")
+        assert isinstance(stop, Stop)
+        with pytest.raises(Interrupted), stop.at_once():
+            raise AssertionError("begins although it was asked to end")
+
+
+def ended_at_once(act: Callable[[], None]) -> None:
+    with stopping() as stop:
+        assert isinstance(stop, Stop)
+        with pytest.raises(Interrupted), stop.at_once():
+            act()
