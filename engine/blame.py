@@ -78,20 +78,51 @@ def placed(error: BaseException) -> str:
     return f" ({'; called from '.join(map(str, lines))})" if lines else ""
 
 
+TOO_LARGE = (
+    "Storage size calculation overflowed",
+    "can't allocate memory",
+    "Unable to allocate",
+    "without overflow",
+    "Overflow when unpacking",
+    "too large to convert",
+    "too big to convert",
+    "array is too big",
+    "Maximum allowed dimension",
+)
+"""What torch, numpy and Python say of numbers that no tensor can be of, or have."""
+
+
 def said(error: BaseException) -> str:
     """The exception's type, the first line of its message, and the user's lines."""
     if isinstance(error, FedFleetError):
         return str(error)
+    if any(words in str(error) for words in TOO_LARGE):
+        text = str(error).splitlines()[0]
+        return f"a setting is too large for a tensor or for this machine ({text}); lower it{placed(error)}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}{': ' if lines else ''}{lines[0] if lines else ''}{placed(error)}"
 
 
+def largest(settings: Any, path: str = "") -> tuple[float, str]:
+    """(its size, "method.tau=1e+30") of the number among settings, however deep, that is furthest from 0."""
+    if isinstance(settings, dict):
+        inner = [largest(value, f"{path}.{key}") for key, value in settings.items()]
+    elif isinstance(settings, list | tuple):
+        inner = [largest(value, path) for value in settings]
+    elif isinstance(settings, int | float) and not isinstance(settings, bool):
+        return abs(settings), f"{path}={settings}"
+    else:
+        inner = []
+    return max(inner, default=(0.0, ""))
+
+
 @contextmanager
-def blamed(what: str, kind: type[FedFleetError] = ConfigError) -> Iterator[None]:
+def blamed(what: str, kind: type[FedFleetError] = ConfigError, settings: Any = None) -> Iterator[None]:
     """Turn what a plug-in raises into one sentence that begins with `what` and names the user's lines.
 
     A ValueError is how a part refuses its arguments: as a ConfigError it keeps its message alone. Errors of this
-    package pass unchanged, and so do those of the operating system that no line of the user's had part in.
+    package pass unchanged, and so do those of the operating system that no line of the user's had part in. settings: by
+    key, for the message on a number that is too large.
     """
     try:
         yield
@@ -100,7 +131,11 @@ def blamed(what: str, kind: type[FedFleetError] = ConfigError) -> Iterator[None]
     except Exception as error:
         if isinstance(error, OSError) and not lines_of(error):
             raise
-        if isinstance(error, ValueError) and kind is ConfigError:
+        large = any(words in str(error) for words in TOO_LARGE)
+        if large and (named := largest(settings, what)[1]):
+            text = str(error).splitlines()[0]
+            raise kind(f"{what}: a setting is too large ({text}), got {named}; lower it{placed(error)}") from error
+        if isinstance(error, ValueError) and kind is ConfigError and not large:
             text = " ".join(str(error).split())
             raise kind(f"{what}: {text or type(error).__name__}{placed(error)}") from error
         raise kind(f"{what}: {said(error)}") from error

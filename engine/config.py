@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from .errors import ConfigError, nearest
 from .storage import redacted, without_secrets
 
+MOST = 2**31 - 1
+"""The largest count of anything; seeds may have 63 bits."""
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -31,9 +34,9 @@ class Section(BaseModel):
 class Local(Section):
     """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""
 
-    steps: int | None = Field(default=None, ge=1)
-    epochs: int | None = Field(default=None, ge=1)
-    batch: int = Field(default=32, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=MOST)
+    epochs: int | None = Field(default=None, ge=1, le=MOST)
+    batch: int = Field(default=32, ge=1, le=MOST)
 
     @model_validator(mode="before")
     @classmethod
@@ -50,9 +53,9 @@ class Local(Section):
 class Federation(Section):
     """`clients` is N, `cohort` is S, the clients sampled each round. `weights`: of the mean of the models."""
 
-    clients: int = Field(default=100, ge=1)
-    cohort: int = Field(default=20, ge=1)
-    rounds: int = Field(default=50, ge=1)
+    clients: int = Field(default=100, ge=1, le=MOST)
+    cohort: int = Field(default=20, ge=1, le=MOST)
+    rounds: int = Field(default=50, ge=1, le=MOST)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
 
@@ -70,7 +73,7 @@ class HostGroup(Section):
     """Hosts that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be on,
     and what they take there, as Ray has them."""
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=MOST)
     cpus: float | None = Field(default=None, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     labels: dict[str, str] = {}
@@ -114,7 +117,7 @@ class Engine(Section):
     kernels: Literal["auto", "torch", "native", "chain"] = "auto"
     vectorise: bool = True
     device: str = "auto"
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=4096)
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["same", "bfloat16"] = "same"
     state_dtype: Literal["same", "bfloat16"] = "same"
@@ -138,6 +141,8 @@ class Engine(Section):
     def _positive(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise ValueError("must be a positive integer or auto")
+        if isinstance(value, int) and value > MOST:
+            raise ValueError(f"must be at most {MOST}, or auto")
         if isinstance(value, tuple) and not value:
             raise ValueError("must name a group at least, as in [{count: 2}]")
         return value
@@ -162,8 +167,8 @@ class Evaluate(Section):
     `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth.
     `held_out`: the fraction of each client's rows that it does not train on; the same means over them."""
 
-    every: int = Field(default=5, ge=0)
-    batch: int = Field(default=500, ge=1)
+    every: int = Field(default=5, ge=0, le=MOST)
+    batch: int = Field(default=500, ge=1, le=MOST)
     fairness: bool = False
     held_out: float = Field(default=0.0, ge=0, lt=1)
 
@@ -172,8 +177,8 @@ class Checkpoint(Section):
     """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many; `folder`: where complete
     copies of them go that other machines can resume, a path or a URL (file:///…, s3://bucket/…), in the run's id."""
 
-    every: int = Field(default=0, ge=0)
-    keep: int = Field(default=2, ge=1)
+    every: int = Field(default=0, ge=0, le=MOST)
+    keep: int = Field(default=2, ge=1, le=MOST)
     folder: str | None = Field(default=None, min_length=1)
 
     @field_validator("folder")
@@ -193,7 +198,7 @@ class Tracking(Section):
 
 
 class Experiment(Section):
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     name: str = ""
     plugins: tuple[str, ...] = ()
     workload: Any

@@ -21,6 +21,7 @@ from .dealt import keep
 from .errors import ConfigError
 from .finite import check_finite
 from .holdout import hold_out
+from .limits import check_size
 from .parts import Parts, Plugin, find_plugin
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -93,7 +94,7 @@ class Job:
     @cached_property
     def buffers(self) -> tuple[str, ...]:
         """Names of the model's running statistics."""
-        with blamed("workload"):
+        with blamed("workload", settings=self.experiment.workload):
             return self.workload.buffers
 
     @property
@@ -110,7 +111,8 @@ class Job:
 
     def started(self) -> Tree:
         """`start`, where a model that cannot be built is a mistake in the configuration."""
-        with blamed("workload"):
+        with blamed("workload", settings=self.experiment.workload):
+            check_size(self.workload)
             return self.start()
 
     @property

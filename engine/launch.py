@@ -30,6 +30,7 @@ from .host import Data
 from .job import RUN_ID, Job
 from .keeping import discard
 from .modules import check_draws
+from .limits import check_folder
 from .native import NoKernels, library
 from .observer import Observer
 from .path import settled, why_no_chain
@@ -101,11 +102,13 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
     job = Job.of(run_id, experiment, str(directory) if directory else None, resume)
     workload, engine = job.workload, experiment.engine
-    with blamed("workload"):
+    with blamed("workload", settings=experiment.workload):
         workload.check()
     method, x = job.method(), job.started()
-    with blamed("method"):
+    with blamed("method", settings=experiment.method):
         Forms(method, x)
+    if engine.store and not engine.address:
+        check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
     if experiment.checkpoint.folder and directory is None:

@@ -205,3 +205,12 @@ def test_readme_has_every_key_and_its_default():
             assert yaml.safe_load(told[key]) == (list(default) if isinstance(default, tuple) else default), key
         else:
             assert default in (None, ""), key
+
+
+def test_the_readme_says_how_to_call_the_command():
+    """`make demo` and `make test` install it into .venv, which is on nobody's path."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = readme.index("$ make demo")
+    called = readme.index("$ fedfleet run")
+    assert "source .venv/bin/activate" in readme[first:called]
+    assert ".venv/bin/fedfleet" in readme[first:called]

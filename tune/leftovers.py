@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..engine.errors import ConfigError
+from ..engine.limits import check_folder
 
 
 class NoFolder(click.ClickException):
@@ -32,6 +31,4 @@ class Out(click.ParamType):
 
 def check_out(out: Path) -> None:
     """Refuse a folder that could not be made, before anything is computed."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"--out {out}: {there} is not a folder that can be written to; choose another")
+    check_folder(f"--out {out}", out)

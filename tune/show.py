@@ -11,6 +11,7 @@ from ..algorithms.groups import is_dual
 from ..algorithms.muon import kinds
 from ..algorithms.spaces import Compressing
 from ..algorithms.tree import Tree
+from ..engine.blame import blamed
 from ..engine.buffers import Buffered
 from ..engine.config import Experiment
 from ..engine.errors import ConfigError
@@ -25,7 +26,9 @@ def describe(experiment: Experiment) -> str:
     job = Job.of("show", experiment)
     method, buffers = job.method(), job.buffers
     x = job.started()
-    tables = [parameters(x, buffers), "", *compression(method, Forms(method, x)), traffic(job, x), data(job)]
+    with blamed("method", settings=experiment.method):
+        forms = Forms(method, x)
+    tables = [parameters(x, buffers), "", *compression(method, forms), traffic(job, x), data(job)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 

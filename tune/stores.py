@@ -6,9 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..engine.errors import ConfigError
 from ..engine.storage import redacted
@@ -24,6 +25,10 @@ PATIENCE = {
 has its line for itself, and a run talks to no server but the user's."""
 
 STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
+
+
+SECONDS = 10.0
+"""That a run waits, when it is over, for a store that has not been opened yet."""
 
 
 def store(uri: str) -> str:
@@ -51,10 +56,34 @@ def open_store(uri: str, experiment: str) -> tuple[Any, str]:
     """(client, the experiment's id)."""
     from mlflow import MlflowClient
 
+    check_database(uri)
     with one_at_a_time(uri):
         make_database(uri)
         client = MlflowClient(uri)
         return client, experiment_id(client, experiment, uri)
+
+
+def check_database(uri: str) -> None:
+    """OSError where a SQLite store cannot be opened or made. MLflow would try for minutes."""
+    import sqlite3
+
+    from ..engine.limits import check_folder
+
+    if not uri.startswith("sqlite"):
+        return
+    file = Path(uri.partition("///")[2])
+    if not file.exists():
+        check_folder("tracking.uri", file.parent)
+        return
+    if not file.is_file():
+        raise OSError(f"tracking.uri: {file} is no file, so it cannot be a store; give another")
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=SECONDS)) as store:
+            store.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        raise OSError(
+            f"tracking.uri: {file} cannot be opened as a store ({error}), got {uri!r}; give another"
+        ) from error
 
 
 def make_database(uri: str) -> None:

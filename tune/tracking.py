@@ -23,9 +23,10 @@ from ..engine.job import Job
 from ..engine.launch import Result
 from ..engine.observer import Observer
 from .mlflow_runs import again, keep, kept, log_metrics, log_parameters, name_of, not_tracked, now, partition_of, steps
-from .stores import load_mlflow, open_store, store
+from .stores import SECONDS, load_mlflow, open_store, store
 
 FLUSH_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 DONE = object()
 NEVER = ("", "")
 """Status and reason of a run that could not begin."""
@@ -38,6 +39,8 @@ class MlflowTracker(Observer):
     directory: str | None = None
     waiting: queue.Queue[Any] = field(default_factory=queue.Queue)
     writer: threading.Thread | None = None
+    opening: float = 0.0  # when the store began to be opened, by time.monotonic
+    opened: threading.Event = field(default_factory=threading.Event)
     began: int = 0  # milliseconds
     rounds: int = 0
 
@@ -85,8 +88,13 @@ class MlflowTracker(Observer):
 
     def _close(self, status: str, reason: str) -> None:
         self.waiting.put((status, reason, DONE))
-        if self.writer is not None:
-            self.writer.join()
+        closing = time.monotonic()
+        while self.writer is not None and self.writer.is_alive():
+            self.writer.join(LOOK_SECONDS)
+            waited = time.monotonic() - max(closing, self.opening)
+            if self.opening and not self.opened.is_set() and not self.uri.startswith("sqlite") and waited > SECONDS:
+                not_tracked(TimeoutError(f"tracking.uri: the store has not answered within {SECONDS:g} s"), "run")
+                return
 
     # --- the writer's thread --------------------------------------------------------------------------------------
     def _write(self, job: Job) -> None:
@@ -100,7 +108,9 @@ class MlflowTracker(Observer):
         first = self.waiting.get()
         if first == (*NEVER, DONE):
             return
+        self.opening = time.monotonic()
         client, experiment = open_store(self.uri, self.experiment)
+        self.opened.set()
         run_id = again(client, self._kept().get("run_id", "")) if job.resume else ""
         known = steps(client, run_id) if run_id else set()
         if not run_id:

@@ -118,6 +118,11 @@ class ParquetText(Text):
 
     fetch: ClassVar[str] = "put your files there, or give workload.folder"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes < 2:
+            raise ValueError(f"classes >= 2 must hold, got classes={self.classes}")
+
     def settings(self) -> str:
         return f"{super().settings()} {self.text} {self.label} {self.client} checked"
 
