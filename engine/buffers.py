@@ -4,6 +4,12 @@ The model of a workload with buffers is one tree, parameters first. A method see
 with the rest is here, on the contract, so that blocks, stores, checkpoints and evaluations know of it without a word:
 
     x -> b_i <- b;  each step: b_i <- what the batch of its first gradient makes of it;  b <- b + mean of b_i - b
+
+Statistics are no variables of the optimisation, so that what a server's rule does with the weights is not done with
+them. Whatever its step size, momentum or preconditioner is, and also where clients that were not sampled count as not
+having moved (over = "all"), b is the average of what the cohort's clients measured. A model that is evaluated at the
+mean of the last two iterates (evaluate = "last_two") has the newest b: the clients measured it on their way from one of
+the two iterates towards the other.
 """
 
 from __future__ import annotations

@@ -182,3 +182,20 @@ def test_shipped_studies_resolve(name: str):
     points = {(cell.method, cell.place): cell for cell in trials(once)}  # the last of each grid
     for cell in [*cells(once), *points.values()]:
         resolve(cell)
+
+
+IMAGES = {"cifar10", "cifar100", "femnist"}
+
+
+@pytest.mark.parametrize("name", [name for name in shipped() if name.startswith("feddua/")])
+def test_feddua_has_its_papers_weight_decay_on_images(name: str):
+    """1e-4 in every gradient where the data are images, none elsewhere (Takakura et al. 2025)."""
+    study = load(name)
+    for cell in cells(study, lambda _: 0.0):
+        workload = cell.data["workload"]
+        inner = workload["of"]["name"] if isinstance(workload, dict) and workload["name"] == "regularised" else None
+        if inner is None:
+            assert (workload if isinstance(workload, str) else workload["name"]) in {"shakespeare", "linear"}
+        else:
+            assert inner in IMAGES
+            assert workload["decay"] == 1e-4

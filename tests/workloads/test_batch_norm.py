@@ -222,3 +222,53 @@ def test_noise_leaves_running_statistics_alone(root: Path):
         assert torch.equal(moves[0][name], moves[1][name])
         assert float(moves[0][name].abs().max()) > 0
     assert not torch.equal(moves[0]["0.weight"], moves[1]["0.weight"])
+
+
+# --- what server rules do, and do not do, with running statistics -----------------------------------------------------
+def ended(root: Path, method: dict[str, Any], rounds: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(weights, running statistics) of the model that a run ends with."""
+    ours = plan(root)
+    federation = ours.federation.model_copy(update={"rounds": rounds})
+    model = run(ours.model_copy(update={"federation": federation, "method": method, "workload": workload(root)})).model
+    buffers = workload(root).buffers
+    assert buffers
+    return {n: v for n, v in model.items() if n not in buffers}, {n: v for n, v in model.items() if n in buffers}
+
+
+SERVERS: dict[str, dict[str, Any]] = {
+    "over all": {"name": "fedavg", "over": "all"},
+    "a step size": {"name": "fedavg", "server_lr": 0.3},
+    "momentum": {"name": "fedavgm", "server_lr": 0.7},
+    "a preconditioner": {"name": "fedadam"},
+    "extrapolation": {"name": "fedexp", "floor": False, "evaluate": "last"},
+    "the mean of two iterates": {"name": "fedexp", "floor": False, "evaluate": "last_two"},
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_statistics_are_the_cohorts_average_under_every_server_rule(root: Path, name: str):
+    """In round 1 all of these have the clients of FedAvg, so that the statistics must be FedAvg's, the weights not."""
+    plain, wanted = ended(root, {"name": "fedavg"})
+    weights, statistics = ended(root, SERVERS[name])
+    for key, value in wanted.items():
+        assert torch.equal(statistics[key], value), key
+    assert any(not torch.equal(weights[key], value) for key, value in plain.items())
+
+
+def test_over_all_moves_the_weights_by_the_share_that_was_sampled(root: Path):
+    """Three clients of six: the weights go half of FedAvg's way."""
+    start = {name: value.double() for name, value in workload(root).init(0).items()}
+    (plain, _), (damped, _) = ended(root, {"name": "fedavg"}), ended(root, SERVERS["over all"])
+    for name, value in damped.items():
+        torch.testing.assert_close(value, (start[name] + plain[name]) / 2, rtol=1e-12, atol=1e-14)
+
+
+def test_the_mean_of_two_iterates_has_the_newest_statistics(root: Path):
+    spec = {"name": "fedexp", "evaluate": "last"}
+    (second, newest), (first, older) = ended(root, spec, 2), ended(root, spec, 1)
+    weights, statistics = ended(root, {**spec, "evaluate": "last_two"}, 2)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, (first[name] + second[name]) / 2, rtol=1e-12, atol=1e-14)
+    for name, value in statistics.items():
+        assert torch.equal(value, newest[name])
+        assert not torch.equal(value, older[name])
