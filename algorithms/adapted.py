@@ -20,6 +20,7 @@ from .contract import Round
 from .fedavg import Plain
 from .fedprox import Prox
 from .local import Estimator, LocalMethod, Rule, ServerRule
+from .rules import refuse
 from .scaffold import ControlVariates
 from .tree import Tree
 
@@ -57,12 +58,19 @@ class LastTwo(ServerRule):
 
 
 def adapted(
-    server: ServerRule, rule: Rule, local: Work, mu: float, evaluate: Shown, compression: Compression | None
+    server: ServerRule, rule: Rule, local: Work, mu: float | None, evaluate: Shown, compression: Compression | None
 ) -> LocalMethod | Compressed:
-    works: dict[str, Estimator] = {"plain": Plain(), "scaffold": ControlVariates(), "prox": Prox(mu)}
+    """mu: 0.1 unless given, and refused where `local` is not prox."""
+    works: dict[str, Estimator] = {
+        "plain": Plain(),
+        "scaffold": ControlVariates(),
+        "prox": Prox() if mu is None else Prox(mu),
+    }
     if local not in works:
         raise ValueError(f"local must be one of {', '.join(works)}, got {local!r}")
     if evaluate not in ("last", "last_two"):
         raise ValueError(f"evaluate must be last or last_two, got {evaluate!r}")
+    if local != "prox":
+        refuse({"mu": mu}, f"it is the weight of prox, and local is {local}", "leave it out, or choose local: prox")
     method = LocalMethod(rule, works[local], LastTwo(server) if evaluate == "last_two" else server)
     return compressed(method, compression)

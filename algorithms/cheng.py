@@ -37,7 +37,7 @@ from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, 
 from .groups import PerGroup
 from .local import Rule
 from .opening import Opened, Opening
-from .rules import Normalised, Sgd, positive
+from .rules import Normalised, Sgd, positive, refuse
 from .tree import Tree
 
 Start = Literal["zeros", "gradient"]
@@ -215,12 +215,15 @@ def _recipe(controlled: bool, reduced: bool) -> Callable[..., SharedMomentum]:
         rule: Rule = Sgd(0.1),
         beta: float = 0.1,
         gamma: float | None = None,
-        server_lr: float = 1.0,
+        server_lr: float | None = None,
         start: Start = "zeros",
     ) -> SharedMomentum:
         plain = isinstance(rule, Sgd)
         if gamma is not None and not plain:
             raise ValueError(f"gamma needs the rule sgd, got gamma={gamma}, rule={rule}; give server_lr")
+        if gamma is not None:
+            refuse({"server_lr": server_lr}, f"the server's step is gamma={gamma}", "give one of the two")
+        server_lr = 1.0 if server_lr is None else server_lr
         server = ServerStep(gamma, server_lr, "displacement" if plain else "directions")
         return SharedMomentum(Direction(beta, controlled, reduced), rule, server, start)
 
@@ -229,8 +232,9 @@ def _recipe(controlled: bool, reduced: bool) -> Callable[..., SharedMomentum]:
         limit, zero, warm = "SCAFFOLD", "G = c = c_i = 0", "c_i = gradient at x0, G = c = their mean"
     recipe.__doc__ = (
         f"rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is "
-        f"{limit}; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1 applies the mean "
-        f"displacement; start: {zero}, or one pass over all clients for {warm}."
+        f"{limit}; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1, as it is unless given, "
+        f"applies the mean displacement, and it is not given beside gamma; start: {zero}, or one pass over all clients "
+        f"for {warm}."
     )
     return recipe
 

@@ -15,7 +15,7 @@ from .factors import Anchored, BothRandom, Form, Frozen, Hadamard, Pair, TensorH
 from .local import LocalMethod
 from .matrices import Layers, Reshape, Sized, compressible, fit
 from .products import Kronecker, LowRank
-from .rules import positive
+from .rules import positive, refuse
 from .spaces import Draw, Factored, InSpace, refuse_states
 from .tree import Layout
 
@@ -111,20 +111,29 @@ def updates(
 
 def factors(
     ratio: float = RATIO,
-    a: float = 0.5,
+    a: float | None = None,
     draw: Draw = "uniform",
     reshape: Reshape = "permuted",
     layers: Layers = "inner",
     nearest: bool = False,
 ) -> Factoring:
     """weights that are products of two factors, as in FedLMT"""
+    spread = _spread(a, draw, 0.5)
+    return Factoring(BothRandom(LowRank(), reshape), Budget(ratio, layers, nearest), False, 0, draw, spread)
+
+
+def _spread(a: float | None, draw: Draw, default: float) -> float:
+    """a of U(-a, a); refused where nothing is drawn so."""
+    if draw != "uniform":
+        refuse({"a": a}, f"draw={draw} is normal, of a variance of its own", "leave it out, or choose draw: uniform")
+    a = default if a is None else a
     positive(a=a)
-    return Factoring(BothRandom(LowRank(), reshape), Budget(ratio, layers, nearest), False, 0, draw, a)
+    return a
 
 
 def hadamard(
     ratio: float = RATIO,
-    a: float = 1.0,
+    a: float | None = None,
     draw: Draw = "uniform",
     form: Literal["tensor", "matrix"] = "tensor",
     layers: Layers = "inner",
@@ -133,6 +142,5 @@ def hadamard(
     """weights that are entrywise products of two low-rank ones, as in FedPara"""
     if form not in ("tensor", "matrix"):
         raise ValueError(f"form must be tensor or matrix, got {form!r}")
-    positive(a=a)
     made = TensorHadamard() if form == "tensor" else Hadamard(LowRank(), "permuted")
-    return Factoring(made, Budget(ratio, layers, nearest), False, 0, draw, a)
+    return Factoring(made, Budget(ratio, layers, nearest), False, 0, draw, _spread(a, draw, 1.0))

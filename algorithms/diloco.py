@@ -20,7 +20,7 @@ from typing import Literal
 
 from .fedavg import Plain
 from .fedavgm import ServerMomentum
-from .local import LocalMethod, Rule
+from .local import LocalMethod, Rule, check_carry
 from .muon_adamw import muon_adamw
 from .rules import Clip, adamw, fraction, positive
 
@@ -31,20 +31,24 @@ def diloco(
     rule: Rule = Clip(adamw(4e-4, (0.9, 0.95), 1e-8, 0.1), 1.0),
     outer_lr: float = 0.7,
     outer_mu: float = 0.9,
-    carry: Carry = "keep",
+    carry: Carry | None = None,
 ) -> LocalMethod:
-    """rule: the inner optimiser; outer_lr, outer_mu: of the outer Nesterov step; carry: the inner state."""
+    """rule: the inner optimiser; outer_lr, outer_mu: of the outer Nesterov step; carry: the inner state, keep unless
+    given."""
+    check_carry(rule, carry)
     positive(outer_lr=outer_lr)
     fraction(outer_mu=outer_mu)
-    return LocalMethod(rule, Plain(), ServerMomentum(outer_lr, outer_mu, nesterov=True), carry)
+    return LocalMethod(
+        rule, Plain(), ServerMomentum(outer_lr, outer_mu, nesterov=True), "keep" if carry is None else carry
+    )
 
 
 def muloco(
     rule: Rule = muon_adamw(),
     outer_lr: float = 0.9,
     outer_mu: float = 0.8,
-    carry: Carry = "keep",
+    carry: Carry | None = None,
 ) -> LocalMethod:
     """rule: the inner optimiser, muon_adamw unless given; outer_lr, outer_mu: of the outer Nesterov step; carry: the
-    inner state."""
+    inner state, keep unless given."""
     return diloco(rule, outer_lr, outer_mu, carry)

@@ -36,7 +36,7 @@ from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
 from .local import LocalMethod, Rule, remeasured
 from .matrices import Layers, Weight, compressible
-from .rules import Sgd, positive
+from .rules import Sgd, positive, refuse
 from .servers import Mean
 from .spaces import Compressing, Report, refuse_states
 from .tree import Layout, Tree
@@ -177,6 +177,10 @@ class Sparsification(Compression):
             raise ValueError(f"0 < ratio <= 1 must hold, got ratio={self.ratio}")
         if self.beta is not None:
             positive(beta=self.beta)
+        if self.memory != "shift":
+            refuse({"beta": self.beta}, f"memory is {self.memory}", "leave it out, or choose memory: shift")
+        if self.up == "identity":
+            refuse({"unbiased": self.unbiased or None}, "everything is sent up", "leave it out, or choose up: random")
         choices = {
             "memory": ("none", "error", "shift"),
             "masks": ("global", "layer"),

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from .opening import Opened, Opening
-from .rules import positive
+from .rules import positive, refuse
 from .stem import Own, last_point, no_round
 from .tree import Tree
 
@@ -141,10 +141,12 @@ def fafed(
     beta: float = 0.999,
     rho: float = 0.001,
     start: Literal["zeros", "gradient"] = "gradient",
-    first: Literal["plain", "preconditioned"] = "plain",
+    first: Literal["plain", "preconditioned"] | None = None,
     previous: Literal["own", "server"] = "own",
 ) -> Fafed:
     """lr: step size; alpha: weight of the new gradient; beta: of the old second moment; rho: added to its root; start:
     one pass over all clients for m and v at x0 and a first step along m, or zeros and none; first: that step is plain,
-    or preconditioned; previous: p_i stays with the client, or is averaged."""
-    return Fafed(Step(lr, rho), alpha, beta, start, first, previous)
+    as it is unless given, or preconditioned; previous: p_i stays with the client, or is averaged."""
+    if start == "zeros":
+        refuse({"first": first}, "start=zeros takes no first step", "leave it out, or choose start: gradient")
+    return Fafed(Step(lr, rho), alpha, beta, start, "plain" if first is None else first, previous)

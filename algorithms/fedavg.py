@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .compression import Compressed, Compression, compressed
 from .contract import Oracle
 from .groups import Number
-from .local import Estimator, LocalMethod, Rule
+from .local import Estimator, LocalMethod, Rule, check_carry
 from .rules import Sgd
 from .servers import Mean
 from .tree import Tree
@@ -43,4 +43,5 @@ def fedavg(
 ) -> LocalMethod | Compressed:
     """rule: the local optimiser; over: "all" counts idle clients as not having moved; carry: the rule's state;
     compression: of what is sent, see `compression`."""
+    check_carry(rule, carry)
     return compressed(LocalMethod(rule, Plain(), Mean(server_lr, over), carry), compression)

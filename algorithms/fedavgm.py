@@ -52,7 +52,7 @@ def fedavgm(
     beta: float = 0.9,
     nesterov: bool = False,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:

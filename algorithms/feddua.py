@@ -108,7 +108,7 @@ def feddu_adagrad(
     epsilon: float = 1e-9,
     epsilon_g: float = 0.0,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last_two",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:
@@ -123,7 +123,7 @@ def feddu_adam(
     epsilon: float = 1e-9,
     epsilon_g: float = 0.0,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last_two",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:

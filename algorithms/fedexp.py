@@ -99,7 +99,7 @@ def fedexp(
     epsilon: float = 1e-3,
     floor: bool = True,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last_two",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:
@@ -112,7 +112,7 @@ def fedexp_m(
     epsilon: float = 1e-3,
     beta: float = 0.9,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last_two",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:

@@ -26,7 +26,7 @@ from .spaces import Draw
 def fedlmt(
     rule: Rule = Sgd(0.1),
     ratio: float = RATIO,
-    a: float = 0.5,
+    a: float | None = None,
     draw: Draw = "uniform",
     reshape: Reshape = "permuted",
     layers: Layers = "inner",
@@ -34,8 +34,8 @@ def fedlmt(
     server_lr: float = 1.0,
 ) -> Compressed:
     """rule: the local optimiser, of the factors and all else; ratio: numbers sent over numbers of the model; a: factors
-    start in U(-a, a); draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out, the fans of the two layers that
-    stand for the weight; reshape: of convolutions to matrices, raw or permuted; layers: inner leaves out the first and
-    the last weight, or all; nearest: where the ratio cannot be reached, the least that can."""
+    start in U(-a, a), 0.5 unless given; draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out, the fans of the
+    two layers that stand for the weight; reshape: of convolutions to matrices, raw or permuted; layers: inner leaves
+    out the first and the last weight, or all; nearest: where the ratio cannot be reached, the least that can."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, factors(ratio, a, draw, reshape, layers, nearest))

@@ -101,7 +101,7 @@ def fedadagrad(
     tau: float = 1e-3,
     v_init: float | None = None,
     local: Work = "plain",
-    mu: float = 0.1,
+    mu: float | None = None,
     evaluate: Shown = "last",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:
@@ -120,7 +120,7 @@ def _with_moments(server: type[AdaptiveServer]) -> Callable[..., LocalMethod | C
         v_init: float | None = None,
         bias_correction: bool = False,
         local: Work = "plain",
-        mu: float = 0.1,
+        mu: float | None = None,
         evaluate: Shown = "last",
         compression: Compression | None = None,
     ) -> LocalMethod | Compressed:

@@ -27,7 +27,7 @@ from .spaces import Draw
 def fedpara(
     rule: Rule = Sgd(0.1),
     ratio: float = RATIO,
-    a: float = 1.0,
+    a: float | None = None,
     draw: Draw = "uniform",
     form: Literal["tensor", "matrix"] = "tensor",
     layers: Layers = "inner",
@@ -35,8 +35,8 @@ def fedpara(
     server_lr: float = 1.0,
 ) -> Compressed:
     """rule: the local optimiser, of the factors and all else; ratio: numbers sent over numbers of the model; a: factors
-    start in U(-a, a); draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out; form: of convolutions, tensor or
-    matrix; layers: inner leaves out the first and the last weight, or all; nearest: where the ratio cannot be reached,
-    the least that can."""
+    start in U(-a, a), 1 unless given; draw: uniform, or normal of variance 2 / fan_in or 2 / fan_out; form: of
+    convolutions, tensor or matrix; layers: inner leaves out the first and the last weight, or all; nearest: where the
+    ratio cannot be reached, the least that can."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, hadamard(ratio, a, draw, form, layers, nearest))

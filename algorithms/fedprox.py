@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from .compression import Compressed, Compression, compressed
 from .contract import Oracle
-from .local import Estimator, LocalMethod, Rule
+from .local import Estimator, LocalMethod, Rule, check_carry
 from .rules import Sgd, nonnegative
 from .servers import Mean
 from .tree import Tree
@@ -48,4 +48,5 @@ def fedprox(
 ) -> LocalMethod | Compressed:
     """mu: strength of the pull; rule: the local optimiser; server_lr: step along the mean displacement; over: see
     `Mean`; carry: what becomes of the rule's state after a round, see `fedavg`; compression: of what is sent."""
+    check_carry(rule, carry)
     return compressed(LocalMethod(rule, Prox(mu), Mean(server_lr, over), carry), compression)

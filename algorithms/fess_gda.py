@@ -24,7 +24,7 @@ from .contract import Deferred, Plan, Round
 from .fedavg import Plain
 from .groups import Number, PerGroup, both
 from .local import LocalMethod, ServerRule
-from .rules import Sgd, nonnegative, positive
+from .rules import Sgd, nonnegative, positive, refuse
 from .tree import Tree
 
 
@@ -76,7 +76,10 @@ class FessGda(Deferred):
         return LocalMethod(Sgd(self.lr), Plain(), Smoothed(self.server_lr, pull, self.beta))
 
 
-def fess_gda(lr: Number = 0.1, server_lr: Number = 1.0, rho: float = 0.1, beta: float = 0.5) -> FessGda:
+def fess_gda(lr: Number = 0.1, server_lr: Number = 1.0, rho: float = 0.1, beta: float | None = None) -> FessGda:
     """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: of the mean displacement, or
-    one for each group; rho: weight of the smoothing, 0 is LocalSGDA; beta: how far the centre follows in a round."""
-    return FessGda(lr, server_lr, rho, beta)
+    one for each group; rho: weight of the smoothing, 0 is LocalSGDA; beta: how far the centre follows in a round, 0.5
+    unless given."""
+    if rho == 0:
+        refuse({"beta": beta}, "rho=0 has no centre", "leave it out, or give rho")
+    return FessGda(lr, server_lr, rho, 0.5 if beta is None else beta)

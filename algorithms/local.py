@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server, Visit
 from .opening import Opened, Opening
@@ -79,6 +80,21 @@ class Rule(ABC):
     @abstractmethod
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         """(next y, next state) from the direction v."""
+
+
+def keeps_state(rule: Rule) -> bool:
+    """Whether a rule keeps anything from step to step, on a model of a matrix and a vector."""
+    probe = Tree.of({"matrix": torch.zeros(2, 2), "vector": torch.zeros(2)})
+    return bool(pytree.tree_leaves(rule.init(probe)))
+
+
+def check_carry(rule: Rule, carry: str | None) -> None:
+    """Refuse a `carry` other than reset of a rule that keeps nothing."""
+    if carry in ("keep", "average") and not keeps_state(rule):
+        raise ValueError(
+            f"carry has no effect here, got carry={carry!r}: the rule {type(rule).__name__.lower()} keeps no state; "
+            "leave it out, or choose a rule with a state, as momentum or adam"
+        )
 
 
 class ServerRule(ABC):

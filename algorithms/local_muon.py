@@ -58,16 +58,17 @@ class OwnMomentum(Estimator):
 
 def local_muon(
     matrices: float = 0.001,
-    vectors: float | Rule = 0.1,
+    vectors: float | Rule | None = None,
     alpha: float = 0.1,
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
     start: Literal["zeros", "gradient"] = "zeros",
     ball: Ball | None = None,
-    scale: str = "moonlight",
+    scale: str | None = None,
     over: Literal["cohort", "all"] = "all",
     aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrices, vectors: step sizes; alpha: weight of the new gradient; norm, ball, scale, aux: see `lmo`; start: m_i =
-    0, or one pass over all clients for m_i = gradient at x0; over: see `Mean`."""
+    """matrices, vectors: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball, scale,
+    aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i = gradient at
+    x0; over: see `Mean`."""
     rule = lmo(norm, matrices, vectors, ball, scale, aux)
     return LocalMethod(rule, OwnMomentum(alpha, start), Mean(1.0, over))

@@ -22,7 +22,7 @@ from torch import Tensor
 from .groups import Number, at
 from .local import Rule
 from .orthogonal import SCHEMES, newton_schulz, svd
-from .rules import Averaged, Normalised, Sgd, nonnegative, positive
+from .rules import Averaged, Normalised, Sgd, nonnegative, positive, refuse
 from .tree import Layout, Tree
 
 
@@ -158,26 +158,27 @@ class Sign(Rule):
 def lmo(
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
     matrices: Number = 0.001,
-    vectors: Number | Rule = 0.1,
+    vectors: Number | Rule | None = None,
     ball: Ball | None = None,
-    scale: str = "moonlight",
+    scale: str | None = None,
     aux: tuple[str, ...] = (),
 ) -> Rule:
     """The step of length `matrices` along -lmo of a norm's ball.
 
-    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrices` alone.
-    vectors: SGD step size, or a rule, for what is not a matrix. ball: how matrices are orthogonalised (default:
-    five classic Newton-Schulz iterations). scale: none, jordan, moonlight, spectral. aux: names of matrices that
-    `vectors` is for too.
+    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrices` alone, the
+    other arguments may not be given then. vectors: SGD step size, 0.1 unless given, or a rule, for what is not a
+    matrix. ball: how matrices are orthogonalised (default: five classic Newton-Schulz iterations). scale: none, jordan,
+    moonlight (unless given), spectral. aux: names of matrices that `vectors` is for too.
     """
     positive(matrices=matrices)
-    if norm == "euclidean":
-        return Normalised(matrices)
-    if norm == "max":
-        return Sign(matrices)
-    if norm != "spectral":
+    if norm not in ("spectral", "euclidean", "max"):
         raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
-    return Spectral(matrices, _on_vectors(vectors), ball or NewtonSchulz(), scale, aux=aux)
+    if norm == "spectral":
+        rest = _on_vectors(0.1 if vectors is None else vectors)
+        return Spectral(matrices, rest, ball or NewtonSchulz(), "moonlight" if scale is None else scale, aux=aux)
+    given = {"vectors": vectors, "ball": ball, "scale": scale, "aux": aux or None}
+    refuse(given, f"norm={norm} has one rule for all parameters", "leave it out, or choose norm: spectral")
+    return Normalised(matrices) if norm == "euclidean" else Sign(matrices)
 
 
 def _on_vectors(vectors: Number | Rule) -> Rule:

@@ -32,7 +32,7 @@ from torch import Tensor
 from .compression import Compressed, Compression, compressed
 from .contract import Oracle, Round
 from .groups import Number
-from .local import Estimator, LocalMethod, Rule
+from .local import Estimator, LocalMethod, Rule, check_carry
 from .rules import Momentum, Sgd
 from .servers import Mean
 from .tree import Tree
@@ -160,6 +160,7 @@ def scaffold(
     last, or the gradient at the server's model (server), or follows from the displacement under momentum; start: c_i =
     0, or one pass over all clients for c_i = gradient at x0; over: see `Mean`; carry: what becomes of the rule's state
     after a round, see `fedavg`; compression: of what is sent, one that keeps its variables."""
+    check_carry(rule, carry)
     return compressed(
         LocalMethod(rule, estimator(control, start, rule, carry), Mean(server_lr, over), carry), compression
     )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from .opening import Opened, Opening
-from .rules import nonnegative, positive
+from .rules import nonnegative, positive, refuse
 from .tree import Tree
 
 
@@ -160,20 +160,28 @@ class Stem(Opened):
 
 def stem(
     lr: float = 0.1,
-    a: float = 0.1,
+    a: float | None = None,
     start: Literal["zeros", "gradient"] = "gradient",
     previous: Literal["own", "server"] = "own",
     schedule: Literal["constant", "stem"] = "constant",
-    w: float = 1.0,
-    sigma2: float = 1.0,
-    c: float = 1.0,
+    w: float | None = None,
+    sigma2: float | None = None,
+    c: float | None = None,
     first_lr: float | None = None,
 ) -> Stem:
-    """lr: local step size, kappa under schedule = stem; a: weight of the new gradient, 1 is FedAvg, unless schedule =
-    stem; start: one pass over all clients for d = gradient at x0 and a first step along it, or d = 0 and none;
-    previous: p_i stays with the client, or is averaged; schedule: constant lr and a, or lr / (w + sigma2 t)^(1/3) and a
-    = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem; first_lr: size of the start's step, as
-    the others' unless given."""
+    """lr: local step size, kappa under schedule = stem; a: weight of the new gradient, 1 is FedAvg, 0.1 unless given,
+    and not with schedule = stem; start: one pass over all clients for d = gradient at x0 and a first step along it, or
+    d = 0 and none; previous: p_i stays with the client, or is averaged; schedule: constant lr and a, or lr / (w +
+    sigma2 t)^(1/3) and a = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem, 1 unless given;
+    first_lr: size of the start's step, as the others' unless given, with start = gradient."""
     if schedule not in ("constant", "stem"):
         raise ValueError(f"schedule must be constant or stem, got {schedule!r}")
-    return Stem(Rates(lr, a, schedule == "stem", (w, sigma2, c)), start, previous, first_lr)
+    decay = {"w": w, "sigma2": sigma2, "c": c}
+    if schedule == "stem":
+        refuse({"a": a}, "under schedule=stem it follows from w, sigma2 and c", "leave it out")
+    else:
+        refuse(decay, "schedule is constant", "leave it out, or choose schedule: stem")
+    if start == "zeros":
+        refuse({"first_lr": first_lr}, "start=zeros takes no first step", "leave it out, or choose start: gradient")
+    w, sigma2, c = (1.0 if value is None else value for value in decay.values())
+    return Stem(Rates(lr, 0.1 if a is None else a, schedule == "stem", (w, sigma2, c)), start, previous, first_lr)

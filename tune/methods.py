@@ -28,7 +28,7 @@ COMMON = {
     "scale": "factor of a matrix's step by its shape: none, jordan, moonlight or spectral",
     "aux": "names, * and ? as in file names, of matrices that the vectors' rule is for: embeddings, an output head",
     "local": "training on the clients: plain, scaffold or prox",
-    "mu": "weight of prox",
+    "mu": "weight of prox, 0.1 unless given; only with local: prox",
     "compression": "makes what is sent smaller: one of `fedfleet list compressions`",
     "evaluate": "last: the model; last_two: the mean of the last two",
 }

@@ -212,7 +212,7 @@ def test_t8_without_controls_and_without_smoothing():
     first = ([[0, 2, 3]], {(0, i): 2 + i % 2 for i in range(5)})
     equal(sagda(LR, 0.8), local_sgda(LR, 0.8), timetable=first)
     unlike(sagda(LR, 0.8), local_sgda(LR, 0.8))
-    equal(fess_gda(LR, 0.8, 0.0, 0.3).planned(PLAN), local_sgda(LR, 0.8))
+    equal(fess_gda(LR, 0.8, 0.0).planned(PLAN), local_sgda(LR, 0.8))
     unlike(fess_gda(LR, 0.8, 1.0, 0.3).planned(PLAN), local_sgda(LR, 0.8))
 
 

@@ -87,7 +87,7 @@ def vectors(name):
 @pytest.mark.parametrize("gamma", [None, 0.15])
 @METHODS
 def test_cheng(problem, name, gamma, start):
-    fast = run(CHENG[name](Sgd(0.1), 0.3, gamma, 0.8, start), problem, COHORTS, STEPS)
+    fast = run(CHENG[name](Sgd(0.1), 0.3, gamma, None if gamma else 0.8, start), problem, COHORTS, STEPS)
     expected = slow(reference.cheng, problem, name, 0.1, 0.3, gamma, 0.8, start)
     agree(fast, expected, vectors(name), (lambda client: client) if "scaffold" in name else None)
 

@@ -219,7 +219,8 @@ def test_stem_with_a_first_step_of_its_own(problem):
 def test_fafed(problem, first, previous, start):
     settings = {"lr": 0.05, "alpha": 0.3, "beta": 0.9, "rho": 0.5, "first": first, "start": start}
     settings["previous"] = previous
-    fast = run(fafed(**settings), problem, COHORTS, STEPS)
+    given = {**settings, "first": None if start == "zeros" else first}  # without a start's step there is no first one
+    fast = run(fafed(**given), problem, COHORTS, STEPS)
     found = {"m": lambda public: public.moments.first, "v": lambda public: public.moments.second}
     agree(fast, expected(reference.fafed, problem, **settings), found, point if previous == "own" else None)
     for server in fast.servers:
@@ -362,7 +363,7 @@ BAD = [
     (stem, {"a": 1.5}, "0 <= a <= 1 must hold, got a=1.5"),
     (stem, {"schedule": "cosine"}, "schedule must be constant or stem, got 'cosine'"),
     (stem, {"previous": "mean"}, "previous must be own or server, got 'mean'"),
-    (stem, {"w": 0.0}, "w > 0 must hold, got w=0.0"),
+    (stem, {"schedule": "stem", "w": 0.0}, "w > 0 must hold, got w=0.0"),
     (stem, {"first_lr": 0.0}, "first_lr > 0 must hold, got first_lr=0.0"),
     (fafed, {"alpha": -0.5}, "0 <= alpha <= 1 must hold, got alpha=-0.5"),
     (fafed, {"beta": 1.5}, "0 <= beta <= 1 must hold, got beta=1.5"),

@@ -1,0 +1,188 @@
+"""Every argument of every method changes what the method does, or is refused: none is silently without effect.
+
+For each method of the table and each of its arguments, other values are given one at a time: all other options of a
+choice, both truth values, other numbers. Either the models of a small run differ from those of the defaults, or the
+value is refused in a sentence that names the argument; and what is refused has an effect in the setting of NEEDS.
+
+The run has convolutions, matrices and vectors, three of five clients a round, four rounds of three local steps, noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from fedfleet.algorithms.contract import Deferred, Plan
+from fedfleet.algorithms.table import METHODS
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.parts import Parts, resolve, signature
+from tests.algorithms.driver import run, tree
+from tests.algorithms.problems import Quadratic
+
+ROUNDS, STEPS = 4, 3
+COHORTS = [[0, 1, 2], [1, 3, 4], [0, 2, 4], [0, 1, 3]]
+SHAPES = {"first": (3, 4), "kernel": (4, 3, 2, 3), "dense": (12, 10), "b": (5,), "last": (2, 5)}
+
+
+@dataclass(frozen=True)
+class Mixed(Quadratic):
+    noise: float = 0.3
+
+    @property
+    def shapes(self):
+        return SHAPES
+
+
+PROBLEM = Mixed()
+TABLES = Parts()
+
+RATIO = {"ratio": 0.8}
+NEAREST = {"ratio": 0.8, "nearest": True}
+BASE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(["fedmud", "fedmud_aad", "fedmud_f", "fedhm", "fedlmt"], RATIO),
+    **dict.fromkeys(["fedmud_bkd", "fedmud_bkd_aad", "fedmud_bkd_f", "fedpara"], NEAREST),
+    "ef21_p": {"ratio": 0.3},
+    "fedbat": {"rule": {"name": "sgd", "lr": 0.003}},  # scales within their bounds
+}
+"""Settings that all runs of a method have: ratios that this small model can reach."""
+
+VALUES: dict[str, Any] = {
+    "a": 0.3, "alpha": 0.3, "beta": 0.35, "beta2": 0.5, "betas": (0.5, 0.6), "epsilon": 0.5, "epsilon_g": 0.5,
+    "eps": 50.0, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrices": 0.03, "mu": 0.4, "outer_lr": 0.4,
+    "outer_mu": 0.4, "phi": 0.3, "radius": 0.5, "ratio": 0.5, "rho": 0.3, "server_d": 0.005, "server_lr": 0.4,
+    "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vectors": 0.03, "w": 2.0, "weight_decay": 0.1,
+    "c": 0.4, "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
+    "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
+    "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
+}  # fmt: skip
+"""Another value than the default, of arguments that are no choice; in each method's range."""
+
+OWN: dict[tuple[str, str], Any] = {("fedmud_bkd_f", "ratio"): 0.2, ("fedpara", "ratio"): 0.3}
+"""The same of one method."""
+
+UNLESS_GIVEN = {
+    ("fafed", "first"): "plain",
+    **{(method, "scale"): "moonlight" for method in ("local_muon", "fedmuon_bc")},
+    **{(method, "carry"): "keep" for method in ("diloco", "muloco")},
+}
+"""What an argument is that is None by default, so that it is known whether it was given."""
+
+SCALES = ("none", "jordan", "moonlight", "spectral")
+STATEFUL = {"rule": {"name": "momentum", "lr": 0.04, "mu": 0.5}}
+SERVERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedexp_m", "feddu_adagrad", "feddu_adam")
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    **{(method, "mu"): {"local": "prox"} for method in SERVERS},
+    **{(method, "carry"): STATEFUL for method in ("fedavg", "fedprox", "scaffold")},
+    **{("stem", name): {"schedule": "stem"} for name in ("w", "sigma2", "c")},
+    ("ef21_p", "beta"): {"memory": "shift"},
+    ("fedbat", "feedback"): {"both_ways": True},
+}
+"""The setting in which an argument that is refused beside the defaults has its effect."""
+
+COINCIDE = {("scaffold", "control"): STATEFUL}
+"""The setting in which all choices of an argument differ, where some agree beside the defaults by a theorem: without
+momentum SCAFFOLD's control variates from the displacement are the means of the gradients."""
+NEEDS |= COINCIDE
+
+INERT = {
+    ("stem", "a"): {"schedule": "stem"},
+    ("stem", "first_lr"): {"start": "zeros"},
+    ("fafed", "first"): {"start": "zeros"},
+    ("fess_gda", "beta"): {"rho": 0.0},
+    ("fedlmt", "a"): {"draw": "fan_out"},
+    ("fedpara", "a"): {"draw": "fan_in"},
+    ("fedbat", "rho"): {"phi": 1.0},
+    ("ef21_p", "beta"): {"memory": "error"},
+    ("fedmuon_ma", "matrices"): {"parameter_free": True},
+    ("fedmuon_ma", "vectors"): {"parameter_free": True},
+    ("fedmuon_ma", "beta"): {"parameter_free": True},
+    **{(method, "server_lr"): {"gamma": 0.2} for method in ("fedavg_m", "fedavg_vr", "scaffold_m", "scaffold_vr")},
+    **{(method, "server_lr"): {"gamma": 0.2} for method in ("padamfed", "padamfed_vr")},
+    **{
+        (method, name): {"norm": norm}
+        for method in ("local_muon", "fedmuon_bc")
+        for name, norm in (("vectors", "max"), ("ball", "max"), ("scale", "euclidean"), ("aux", "euclidean"))
+    },
+    **{(method, "carry"): {"rule": {"name": "sgd", "lr": 0.1}} for method in ("diloco", "muloco")},
+}
+"""The setting in which an argument can have no effect, and must be refused."""
+
+
+@functools.cache
+def arguments(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return signature(resolve(METHODS[method]))
+
+
+def others(method: str, name: str) -> list[Any]:
+    """Values of an argument that are not its default."""
+    hints, parameters = arguments(method)
+    hint, default = hints[name], UNLESS_GIVEN.get((method, name), parameters[name].default)
+    options = [option for part in (hint, *typing.get_args(hint)) for option in literals(part)]
+    if options:
+        return [option for option in dict.fromkeys(options) if option != default]
+    if hint is bool:
+        return [not default]
+    if name == "scale":
+        return [scale for scale in SCALES if scale != default]
+    assert name in VALUES, f"{method}.{name} is a new argument: give it a value in VALUES"
+    return [OWN.get((method, name), VALUES[name])]
+
+
+def literals(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def outcome(method: str, **given: Any) -> torch.Tensor:
+    """The models after all rounds; ConfigError where the arguments are refused."""
+    spec = {"name": method, **BASE.get(method, {}), **given}
+    try:
+        built = TABLES.build("METHODS", spec, "method")
+        if isinstance(built, Deferred):
+            built = built.planned(Plan(3, 5, ROUNDS, STEPS, 3, tree(PROBLEM.start).layout))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    steps = {(r, i): STEPS for r, cohort in enumerate(COHORTS) for i in cohort}
+    return torch.cat([model.flat for model in run(built, PROBLEM, COHORTS, steps).models()])
+
+
+CASES = [(method, name) for method in METHODS for name in arguments(method)[1]]
+
+
+@pytest.mark.parametrize(("method", "name"), CASES, ids=lambda part: part)
+def test_an_argument_has_an_effect_or_is_refused(method: str, name: str):
+    if name == "nearest":
+        return  # see below
+    context = NEEDS.get((method, name), {})
+    for value in others(method, name):
+        if (method, name) not in COINCIDE and context:
+            with pytest.raises(ConfigError, match=rf"\b{name}\b"):
+                outcome(method, **{name: value})
+        told = f"{method}.{name} has no effect: {value!r}"
+        assert not torch.equal(outcome(method, **context, **{name: value}), outcome(method, **context)), told
+
+
+@pytest.mark.parametrize(("method", "name"), INERT, ids=lambda part: part)
+def test_an_argument_is_refused_where_it_can_have_no_effect(method: str, name: str):
+    """A rule that keeps no state is reset anyway, so that saying it is no mistake."""
+    context = INERT[method, name]
+    outcome(method, **context)
+    for value in others(method, name):
+        if name == "carry" and value == "reset":
+            continue
+        with pytest.raises(ConfigError, match=rf"\b{name}\b"):
+            outcome(method, **context, **{name: value})
+
+
+COMPRESSED = [method for method, name in CASES if name == "nearest"]
+
+
+@pytest.mark.parametrize("method", COMPRESSED)
+def test_nearest_takes_a_ratio_that_cannot_be_reached(method: str):
+    with pytest.raises(ConfigError, match="nearest: true"):
+        outcome(method, ratio=0.01, nearest=False)
+    assert outcome(method, ratio=0.01, nearest=True).isfinite().all()
