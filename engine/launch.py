@@ -29,8 +29,8 @@ from .holdout import left_out
 from .host import Data
 from .job import RUN_ID, Job
 from .keeping import discard
-from .modules import check_draws
 from .limits import check_folder
+from .modules import check_draws
 from .native import NoKernels, library
 from .observer import Observer
 from .path import settled, why_no_chain
