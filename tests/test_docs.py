@@ -161,10 +161,6 @@ def rows(header: str) -> list[list[str]]:
     return found
 
 
-def test_readme_is_short():
-    assert len(README.splitlines()) < 300
-
-
 def test_readme_commands():
     """Runs are resolved but not started; so the examples and their overrides are valid."""
     seen = 0
