@@ -117,7 +117,8 @@ def examples(columns: Columns) -> int:
 
 def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
-    with at_once(stop), none_left():
+    before = set(below(os.getpid()))
+    with none_left(before), at_once(stop):
         started = start_ray(job)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(job.experiment.engine.address)
@@ -138,28 +139,36 @@ def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, T
         ray.kill(driver)
         discard(job, complete=False)  # a driver that was killed could not
         if started:
-            ray.shutdown()
+            shut_down(before)
 
 
 @contextmanager
-def none_left() -> Iterator[None]:
+def none_left(before: set[int]) -> Iterator[None]:
     """Ray's processes do not outlive a start that was interrupted."""
-    before = set(children())
     try:
         yield
     except Interrupted:
-        ray.shutdown()
-        for process in set(children()) - before:
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
+        shut_down(before)
         raise
 
 
-def children() -> Iterator[int]:
-    """Processes that this one has started."""
-    for file in Path("/proc/self/task").glob("*/children"):
+def shut_down(before: set[int]) -> None:
+    """End the Ray that was started here. It kills its node's process where that does not end within a second, as on a
+    busy machine, and that process's children would stay. before: processes of ours that are none of Ray's."""
+    started = [process for process in below(os.getpid()) if process not in before]
+    ray.shutdown()
+    for process in started:
         with suppress(OSError):
-            yield from map(int, file.read_text().split())
+            os.kill(process, signal.SIGKILL)
+
+
+def below(process: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have; parents come first."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from below(child)
 
 
 def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
