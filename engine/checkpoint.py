@@ -29,7 +29,7 @@ from .history import History
 from .storage import redacted
 from .store import Table
 
-FORMAT = 2
+FORMAT = 3
 SEGMENT = 1000
 NAME = re.compile(r"round-[0-9]{6,}")
 
@@ -44,6 +44,8 @@ class Snapshot(NamedTuple):
     visits: np.ndarray  # (N,)
     records: History
     config: dict[str, Any]
+    plan: dict[str, Any]
+    """What the bits depend on besides the configuration: the number of clients in a block, and the kernels."""
 
 
 Loaded = tuple[Snapshot | None, list[str]]
@@ -205,12 +207,23 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     files = {path.name: digest(path) for path in sorted(folder.iterdir())}
     manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
     manifest["columns"] = list(snapshot.records.columns)  # of the rounds
+    manifest["plan"] = snapshot.plan
     manifest["digest"] = seal(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(folder)
+
+
+def sealed_plan(directory: str) -> dict[str, Any] | None:
+    """The plan of the newest checkpoint of a run's folder whose manifest agrees with its digest, None without one."""
+    for folder in reversed(written(directory)):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            manifest = json.loads((folder / "manifest.json").read_text())
+            if manifest.pop("digest") == seal(manifest) and manifest["format"] == FORMAT:
+                return manifest["plan"]
+    return None
 
 
 def read(folder: Path) -> tuple[Snapshot | None, str]:
@@ -248,6 +261,7 @@ def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
         table["visits"].numpy(),
         History.of(manifest["columns"], [load_arrays(folder / segment(at)) for at in range(0, rounds, SEGMENT)]),
         manifest["config"],
+        manifest["plan"],
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from .history import History
 from .rows import DIGEST, Rows, digests
 from .storage import Folder, below, first_line, redacted
 
-FORMAT = 1
+FORMAT = 2
 PACK_BYTES = 32 * 2**20
 THIN = 0.5
 """A pack of whose rows fewer than this share are in use is given up."""
@@ -77,6 +78,7 @@ class Copies:
         manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "packs": index.packs}
         manifest |= {"files": {name: digest(data) for name, data in files.items()}, "beside": small(self.beside)}
         manifest["columns"] = list(snapshot.records.columns)
+        manifest["plan"] = snapshot.plan
         manifest["digest"] = seal(manifest)
         self.folder.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
         self.index, self.packs[snapshot.round] = index, {name for name, _ in index.packs}
@@ -176,7 +178,8 @@ class Copies:
         visits = load_arrays(files["table.safetensors"])["visits"]
         leaves = [server[f"leaf{i}"] for i in range(len(server))]
         records = History.of(manifest["columns"], parts)
-        return Snapshot(manifest["round"], leaves, row, index.digest, visits, records, manifest["config"])
+        config, plan = manifest["config"], manifest["plan"]
+        return Snapshot(manifest["round"], leaves, row, index.digest, visits, records, config, plan)
 
     def _unpack(self, name: str, places: np.ndarray, rows: np.ndarray) -> None:
         from safetensors.numpy import load
@@ -198,6 +201,20 @@ class Damaged(Exception):
 def rounds(folder: Folder) -> list[int]:
     """Of the checkpoints in a run's folder, sound or not, oldest first."""
     return [int(name[6:]) for name in folder.names() if name.startswith("round-") and name[6:].isdigit()]
+
+
+def sealed_plan(url: str, run_id: str) -> dict[str, Any] | None:
+    """The plan of the newest checkpoint of a run that is kept at `url` (`checkpoint.folder`) and whose manifest agrees
+    with its digest; None without one, or where the folder cannot be read."""
+    try:
+        folder = Folder(below(url, run_id))
+        numbers = rounds(folder)
+    except OSError:
+        return None
+    for number in reversed(numbers):
+        with suppress(Damaged):
+            return read_manifest(folder, number)["plan"]
+    return None
 
 
 def read(folder: Folder, number: int) -> tuple[dict[str, Any], dict[str, bytes]]:

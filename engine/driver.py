@@ -262,7 +262,8 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
-        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), self.job.experiment.plain())
+        config, plan = self.job.experiment.plain(), self.job.plan_to_seal()
+        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
         self.checkpoints.save(snapshot)
 
     def _rewind(self, why: RowsLost) -> None:

@@ -156,6 +156,11 @@ class Job:
             return cohort.auto_block(parameters, plan.cohort, self.device.type)
         return min(engine.block, plan.cohort)
 
+    def plan_to_seal(self) -> dict[str, Any]:
+        """The number of clients in a block and the kernels, as checkpoints keep them."""
+        chosen = self.chosen or Chosen(self.block(self.start().flat.numel()), self.kernels)
+        return chosen._asdict()
+
     @property
     def kernels(self) -> str:
         """torch or native."""

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,10 +97,12 @@ def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
     """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
     rounds = job.experiment.federation.rounds
     if snapshot is None:
-        told = f" ({'; '.join(events)})" if events else ""
-        raise ConfigError(f"{job.directory} has no checkpoint to resume from{told}; start the run anew")
+        why = f" ({'; '.join(events)})" if events else ""
+        raise ConfigError(f"{job.directory} has no checkpoint to resume from{why}; start the run anew")
     if keys := differences(snapshot.config, job.experiment.plain()):
         raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
+    if snapshot.plan != (plan := job.plan_to_seal()):
+        raise ConfigError(f"the checkpoint is of a run by {told(snapshot.plan)}, this one goes by {told(plan)}")
     before = snapshot.config["federation"]["rounds"]
     if resized(job, before):
         raise ConfigError(
@@ -108,6 +111,11 @@ def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
     if snapshot.round >= rounds:
         raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}")
     return snapshot
+
+
+def told(plan: dict[str, Any]) -> str:
+    """A plan for a sentence."""
+    return f"blocks of {plan.get('block')} clients and {plan.get('kernels')} kernels"
 
 
 def resized(job: Job, rounds: int) -> bool:

@@ -1,8 +1,9 @@
 """How clients are run, blocks of how many by which kernels: as given, as recorded, by a rule, or as measured before.
 
-Bits follow from it within rounding, so it is decided once: a run's folder keeps it (path.json) and resuming reads it
-there; what was measured is kept in the cache folder by model, method, batch, processor and versions, never by hosts,
-and later runs take it from there. Runs too short to be worth measuring go by a rule.
+Bits follow from it within rounding, so it is decided once: checkpoints keep it, under their digest, and resuming reads
+it there; path.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
+method, batch, processor and versions, never by hosts, and later runs take it from there. Runs too short to be worth
+measuring go by a rule.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import torch
 
 from ..workloads.base import Split
 from .chain import Unfit, fitted
+from .checkpoint import sealed_plan
 from .cohort import steps_of
+from .copies import sealed_plan as copied_plan
 from .errors import ConfigError
 from .job import Chosen, Job
 from .native import SOURCES, NoKernels, cache_folder, library, processor
@@ -43,19 +46,23 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
     """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
     engine = job.experiment.engine
     kept = Path(job.directory) / "path.json" if job.directory is not None else None
-    rule = ruled(job)
-    if job.resume and kept is not None and kept.is_file():
-        path, how = read(kept), "as the run began"
+    if job.resume:
+        path, how = resumed(job, kept)
+        if path is None:  # there is no sound checkpoint, as the driver will say: nothing is touched
+            return job.by(ruled(job)), how
     elif "auto" not in (engine.block, engine.kernels):
-        path, how = rule, "as given"
-    elif job.resume or not worth(job, split):
-        path, how = rule, "too short a run to measure" if not job.resume else "by the rule, as the run began"
+        path, how = ruled(job), "as given"
+    elif not worth(job, split):
+        path, how = ruled(job), "too short a run to measure"
     else:
         path, how = remembered(job, split, measure)
     path, how = proven(job, split, path, how)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
+        try:
+            write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{kept} cannot be written ({error.strerror or error}); make room for it") from error
     proved = place() if path.kernels != "torch" else None
     return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
@@ -91,6 +98,23 @@ def disproof(job: Job, split: Split, kernels: str) -> Disagreement | None:
         except Disagreement as error:
             job.proofs[kernels] = error
     return job.proofs[kernels]
+
+
+def resumed(job: Job, kept: Path | None) -> tuple[Chosen | None, str]:
+    """What the run's checkpoints say, which their digests cover; path.json is written again where it says otherwise."""
+    sealed = sealed_plan(job.directory) if job.directory is not None else None
+    if sealed is None and (folder := job.experiment.checkpoint.folder):
+        sealed = copied_plan(folder, job.run_id)
+    if sealed is None:
+        return None, "path: no checkpoint says how the run began"
+    path = chosen(sealed)
+    if kept is None:
+        return path, "as the run began"
+    try:
+        wrong = "" if read(kept) == path else "said otherwise"
+    except ConfigError:
+        wrong = "was damaged" if kept.exists() else "was missing"
+    return path, f"as the run began{f'; path.json {wrong} and is restored from the checkpoint' if wrong else ''}"
 
 
 def ruled(job: Job) -> Chosen:
@@ -196,13 +220,18 @@ def words(value: Any) -> Any:
 
 
 def read(file: Path) -> Chosen:
+    """What a file that was written here says; ConfigError where it is damaged."""
     try:
-        found = json.loads(file.read_text("utf-8"))
-        path = Chosen(int(found["block"]), str(found["kernels"]))
+        return chosen(json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{file} is damaged ({error}); remove it") from error
-    if path.block < 1 or path.kernels not in ("torch", "native", "chain"):
-        raise ConfigError(f"{file} is damaged ({path}); remove it")
+        raise ConfigError(f"{file} is damaged ({error}); remove it, and it is measured anew") from error
+
+
+def chosen(found: dict[str, Any]) -> Chosen:
+    """ValueError, KeyError or TypeError for what is no path."""
+    path = Chosen(found["block"], found["kernels"])
+    if type(path.block) is not int or path.block < 1 or path.kernels not in ("torch", "native", "chain"):
+        raise ValueError(f"it says {path.block!r} clients and {path.kernels!r} kernels")
     return path
 
 

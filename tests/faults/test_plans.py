@@ -1,0 +1,128 @@
+"""The plan of a run, its block and its kernels, is what its checkpoints say: resuming moves no bit, whatever becomes of
+path.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedfleet.engine import path, run
+from fedfleet.engine.checkpoint import read, seal
+from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.job import Chosen
+from fedfleet.engine.launch import resume
+
+from .runs import Watch, interrupt, same, small
+
+EVERY = {"every": 2, "keep": 3}
+MEASURED = Chosen(5, "torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measured(tmp_path_factory):
+    """Runs are measured, and blocks of five clients are the quickest; what the rule says instead is another block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(path, "WORTH", 0)
+        patch.setattr("fedfleet.engine.launch.measure", lambda *_: {MEASURED: 1.0})
+        yield
+
+
+def chosen(faults: Path, **checkpoint):
+    return small(faults, checkpoint={**EVERY, **checkpoint}, block="auto")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, measured):
+    return run(chosen(tmp_path_factory.mktemp("none"), every=0))
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory, measured) -> Path:
+    folder = tmp_path_factory.mktemp("broken") / "out"
+    with pytest.raises(Interrupted):
+        run(chosen(folder), folder, [Watch(r5=interrupt)])
+    return folder
+
+
+@pytest.fixture
+def out(broken_off, tmp_path) -> Path:
+    shutil.copytree(broken_off, tmp_path / "out")
+    return tmp_path / "out"
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda file: file.unlink(),
+    "another block": lambda file: file.write_text('{"block": 9, "kernels": "torch"}'),
+    "other kernels": lambda file: file.write_text('{"block": 5, "kernels": "native"}'),
+    "an infinite block": lambda file: file.write_text('{"block": Infinity, "kernels": "torch"}'),
+    "empty": lambda file: file.write_text(""),
+    "a list": lambda file: file.write_text("[]"),
+    "not UTF-8": lambda file: file.write_bytes(b"\xff\xfe{"),
+    "deeply nested": lambda file: file.write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_whatever_becomes_of_path_json_resuming_moves_no_bit(damage, out, broken_off, expected):
+    before = json.loads((out / "path.json").read_text())
+    DAMAGES[damage](out / "path.json")
+    same(resume(chosen(broken_off), out), expected)
+    after = json.loads((out / "path.json").read_text())
+    assert {after[key] == before[key] for key in ("block", "kernels")} == {True}
+    log = (out / "run.log").read_text()
+    assert "blocks of 5 clients" in log
+    assert "and is restored from the checkpoint" in log
+
+
+def test_a_path_json_that_is_a_folder_is_told(out, broken_off):
+    (out / "path.json").unlink()
+    (out / "path.json").mkdir()
+    with pytest.raises(ConfigError, match=r"path.json cannot be written"):
+        resume(chosen(broken_off), out)
+
+
+def test_the_manifests_digest_covers_the_plan(out, broken_off, expected):
+    """A manifest whose plan was changed is a damaged one; with a digest made anew it is of another plan."""
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    manifest = json.loads((newest / "manifest.json").read_text())
+    assert manifest["plan"] == MEASURED._asdict()
+    manifest["plan"]["block"] = 9
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert read(newest) == (None, "manifest.json is not what was written")
+    same(resume(chosen(broken_off), out), expected)
+
+
+def test_checkpoints_of_two_plans_are_not_mixed(out, broken_off):
+    for folder in sorted((out / "checkpoints").iterdir())[:-1]:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["plan"]["block"] = 9
+        del manifest["digest"]
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": seal(manifest)}))
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    (newest / "server.safetensors").write_bytes(b"")  # so that one before it is used
+    with pytest.raises(ConfigError, match="by blocks of 9 clients and torch kernels, this one goes by blocks"):
+        resume(chosen(broken_off), out)
+
+
+def test_a_run_that_another_machine_goes_on_with(tmp_path, expected):
+    """Of its folder nothing is left but what its copies hold."""
+    copies = {"folder": str(tmp_path / "copies")}
+    with pytest.raises(Interrupted):
+        run(chosen(tmp_path, **copies), tmp_path / "out", [Watch(r5=interrupt)])
+    for name in ("checkpoints", "state"):
+        shutil.rmtree(tmp_path / "out" / name)
+    (tmp_path / "out" / "path.json").unlink()
+    same(resume(chosen(tmp_path, **copies), tmp_path / "out"), expected)
+
+
+def test_without_a_checkpoint_nothing_is_touched(out, broken_off):
+    shutil.rmtree(out / "checkpoints")
+    (out / "path.json").unlink()
+    with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
+        resume(chosen(broken_off), out)
+    assert not (out / "path.json").exists()
