@@ -3,6 +3,13 @@
 Hosts pull tasks from it by themselves, so that a round costs a message a host and not two a task, and results of
 megabytes cost a copy. (Through Ray's calls and its object store, tasks took 10 % of a round of LeNet clients on two
 cores.) The memory has no name in the file system and goes with the last process that has it open.
+
+Whoever sees a slot's flag must also see what was written before the flag was set, on processors that reorder stores
+(ARM) as well. Python has no such stores, but the kernel's lock of a file orders memory: a flag is only ever set while
+the board's lock is held, and who has seen one takes the lock before reading on. The flag was set by a holder, so
+whoever takes the lock after having seen it takes it after that holder has released it; and all that was done before a
+lock's release is seen after it is acquired. The same holds of a pipe's write and read (`bell`), which is why orders and
+what is broadcast need no lock.
 """
 
 from __future__ import annotations
@@ -11,7 +18,8 @@ import fcntl
 import mmap
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
 
@@ -99,17 +107,24 @@ class Board:
     # --- tasks ------------------------------------------------------------------------------------------------------
     def open(self, slots: Sequence[int]) -> None:
         """Tasks to claim."""
-        self.owners[list(slots)] = FREE
+        with self._locked():
+            self.owners[list(slots)] = FREE
 
     def claim(self, slots: Sequence[int], host: int) -> int | None:
         """The first of these slots that nobody has claimed, as its place among them."""
-        fcntl.flock(self.handle, fcntl.LOCK_EX)  # the kernel frees it if the holder dies
-        try:
+        with self._locked():
             for place, slot in enumerate(slots):
                 if self.owners[slot] == FREE:
                     self.owners[slot] = host + 1
                     return place
             return None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time; the kernel frees the lock if its holder dies."""
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
+        try:
+            yield
         finally:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
 
@@ -131,12 +146,15 @@ class Board:
             raise ValueError(f"a task's reply must fit in {self.address.reply} bytes, got {len(told)}")
         self.memory[at : at + 8] = len(told).to_bytes(8, "little")
         self.memory[at + 8 : at + 8 + len(told)] = told
-        self.owners[slot] = DONE
+        with self._locked():
+            self.owners[slot] = DONE
 
     def get(self, slot: int) -> tuple[Any, list[np.ndarray]] | None:
         """(reply, views of the arrays, good until the slot is written again), or None while it is not done."""
         if self.owners[slot] != DONE:
             return None
+        with self._locked():
+            pass  # from here on all that `put` wrote is seen
         offset = self._slot(slot)
         at = offset + self.address.arrays
         size = int.from_bytes(self.memory[at : at + 8], "little")

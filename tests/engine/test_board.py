@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -63,3 +72,85 @@ def test_what_is_broadcast_is_a_copy(board):
 def test_a_reply_too_long_is_told(board):
     with pytest.raises(ValueError, match="must fit in 4096 bytes"):
         board.put(0, "x" * 5000, [])
+
+
+@pytest.mark.parametrize("what", ["put", "open", "claim", "get"])
+def test_flags_are_set_and_believed_under_the_boards_lock_alone(what, board):
+    """Its release and acquisition are what orders memory between processes where stores may be reordered."""
+    board.put(1, "there", arrays(1.0))
+    other = Board(board.address)
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: other.put(0, "reply", arrays(0.0)),
+        "open": lambda: other.open([1]),
+        "claim": lambda: other.claim([0], host=3),
+        "get": lambda: other.get(1),
+    }
+    handle = os.open(board.address.path, os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    before = board.owners[:2].tolist()
+    call = threading.Thread(target=calls[what])
+    call.start()
+    deadline = time.monotonic() + 30
+    while not asleep(call) and time.monotonic() < deadline:
+        assert call.is_alive(), f"{what} did not wait for the lock"
+    assert call.is_alive(), f"{what} did not wait for the lock"
+    assert board.owners[:2].tolist() == before
+    os.close(handle)
+    call.join(30)
+    assert not call.is_alive()
+    if what != "get":
+        assert board.owners[:2].tolist() != before
+
+
+def asleep(thread: threading.Thread) -> bool:
+    """Whether a thread waits in the kernel, for the lock: the only thing that it could wait for."""
+    try:
+        with open(f"/proc/{os.getpid()}/task/{thread.native_id}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "S"
+    except FileNotFoundError:
+        return False  # it is over
+
+
+WRITER = """
+import hashlib, sys
+import numpy as np
+from fedfleet.engine.board import Address, Board
+
+path, head, sums, reply, slots, host, results = sys.argv[1], *map(int, sys.argv[2:])
+board, drawn, left = Board(Address(path, head, sums, reply, slots)), np.random.default_rng(host), results
+while left:
+    slot = board.claim(range(slots), host)
+    if slot is None:
+        continue
+    values = [drawn.standard_normal((64, 96)), drawn.standard_normal(7)]
+    told = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+    board.put(slot, (host, told), values)
+    left -= 1
+"""
+
+
+def test_results_are_whole_as_soon_as_they_are_seen():
+    """Two writers, and a reader who looks all the time and waits for no pipe."""
+    specs = (Spec((64, 96), "<f8"), Spec((7,), "<f8"))
+    board, results = Board.make(64, sum(spec.bytes for spec in specs), 4096, 8), 400
+    board.open(range(8))
+    given = [str(each) for each in board.address]
+    command = [sys.executable, "-c", WRITER, *given]
+    writers = [subprocess.Popen([*command, str(host), str(results)]) for host in (1, 2)]
+    seen, deadline = {1: 0, 2: 0}, time.monotonic() + 120
+    try:
+        while sum(seen.values()) < 2 * results and time.monotonic() < deadline:
+            for slot in range(8):
+                result = board.get(slot)
+                if result is None:
+                    continue
+                (host, told), found = result
+                assert hashlib.sha256(b"".join(value.tobytes() for value in found)).hexdigest() == told
+                seen[host] += 1
+                board.open([slot])
+        assert seen == {1: results, 2: results}
+        assert [writer.wait(30) for writer in writers] == [0, 0]
+    finally:
+        for writer in writers:
+            writer.kill()
+        board.close()
