@@ -18,13 +18,14 @@ from ray.exceptions import RayError
 from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
-from .blame import said
 from .columns import from_arrow
-from .errors import whole
-from .fleet import Call, Failure
+from .errors import WorkerUnfit
+from .fleet import Call, Failure, failure
 from .forms import Forms
 from .host import Data, Host, Shared
+from .host_process import built
 from .job import Job
+from .memory import give_back
 from .pieces import Piece
 from .rows import Place, Rows, make_files, remove_files, width
 from .sums import Leaves, Sums, plus_leaves
@@ -88,7 +89,9 @@ class FarHost(Host):
         self.number, self.armed = number, 0.0
         self.patience = job.experiment.engine.patience
         self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
-        super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
+        self.unfit = built(
+            lambda: Host.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
+        )
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -97,6 +100,9 @@ class FarHost(Host):
             faulthandler.dump_traceback_later(self.patience, exit=True, file=self.stack)
 
     def ready(self) -> int:
+        """The process's number. WorkerUnfit where no client of the run can be run here."""
+        if self.unfit:
+            raise WorkerUnfit(self.unfit)
         return os.getpid()
 
     @ray.method(num_returns=2)
@@ -115,9 +121,13 @@ class FarHost(Host):
         try:
             sums = getattr(self, call)(task.work if isinstance(task, Piece) else task, Shared(version, leaves))
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-            return Failure(said(error)[:2000], where, whole(error)), []
+            sums = failure(error, where, self.number)
         finally:
             faulthandler.cancel_dump_traceback_later()
+        if isinstance(sums, Failure):
+            if sums.kind == "memory":
+                give_back()
+            return sums, []
         if sum(leaf.nbytes for leaf in sums.leaves) < INLINE:
             return sums, []
         return sums._replace(leaves=None), sums.leaves

@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,13 @@ from .job import Job
 STORE_BYTES = 2 * 2**30
 """Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
 ANSWER_SECONDS = 5.0
-"""What a cluster's port may take to accept a connection; Ray itself gives up after two minutes."""
+"""What a cluster's port may take to accept a connection, and then for each answer; Ray itself waits for minutes."""
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""How a client of HTTP/2, which gRPC speaks, begins: the protocol's words and an empty frame of settings."""
+SETTINGS = 4
+"""The type of the frame that a server of HTTP/2 begins with, in its fourth byte."""
+CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""A question that the head of any cluster can answer."""
 QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
@@ -66,9 +74,12 @@ def same_sigterm() -> Iterator[None]:
 
 def join(address: str) -> None:
     """Connect to a running cluster: auto, ray://HOST:PORT, HOST:PORT. ConfigError says why that cannot be."""
-    answers(address)
+    found = own_cluster() or latest() if address == "auto" else address
+    if found is not None:
+        answers(found, address)
+        is_ray(found, address)
     try:
-        ray.init(address=address, **QUIET)
+        ray.init(address=found or address, **QUIET)
     except AuthenticationError:
         raise ConfigError(f"engine.address={address}: the cluster wants a token and none is here; {TOKEN}") from None
     except RuntimeError as error:
@@ -77,20 +88,101 @@ def join(address: str) -> None:
         raise ConfigError(f"engine.address={address}: {refused(address, str(error))}") from None
 
 
-def answers(address: str) -> None:
-    """ConfigError where nothing listens."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if address == "auto":
-        return
-    if not colon or not host or not port.isdigit():
-        raise ConfigError(f"engine.address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
+def own_cluster() -> str | None:
+    """HOST:PORT of the cluster that this process is a job of, None where it is none. Ray tells a job an address too
+    (RAY_ADDRESS), which it looks for among all clusters of the machine, and which may be another's; the node's own
+    process (raylet), whose number is inherited, was started with the right one."""
+    raylet = os.environ.get("RAY_RAYLET_PID", "")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        words = Path(f"/proc/{int(raylet)}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    found = [
+        word.partition(b"=")[2].decode() for word in words if word.startswith((b"--gcs-address=", b"--gcs_address="))
+    ]
+    return found[0] if found else None
+
+
+def latest() -> str | None:
+    """HOST:PORT that Ray would take for `auto`; None where it is for Ray to say."""
+    from ray._private import services
+
+    try:
+        return services.canonicalize_bootstrap_address("auto")
+    except Exception:  # whatever it is, ray.init says the same
+        return None
+
+
+def spot(address: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT or ray://HOST:PORT; ConfigError for anything else."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"engine.address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def answers(address: str, given: str = "") -> None:
+    """ConfigError where nothing listens. given: how the user wrote it."""
+    try:
+        socket.create_connection(spot(address), ANSWER_SECONDS).close()
     except OSError as error:
         raise ConfigError(
-            f"engine.address={address}: no cluster answers there ({error.strerror or error}); look at `ray status` on "
-            "its head, or leave engine.address out to start Ray here"
+            f"engine.address={given or address}: no cluster answers there ({error.strerror or error}); look at `ray "
+            "status` on its head, or leave engine.address out to start Ray here"
         ) from None
+
+
+def is_ray(address: str, given: str) -> None:
+    """ConfigError, within a few times ANSWER_SECONDS, where something listens that is no Ray: Ray itself would wait for
+    a quarter of an hour. given: how the user wrote it."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return  # what listens wants certificates before it says anything
+    if not speaks_http2(address):
+        raise ConfigError(
+            f"engine.address={given}: something answers there, but it is no Ray; give the port that `ray start --head` "
+            "told (6379 unless chosen otherwise; 8265 is the dashboard's, for `fedfleet submit`)"
+        )
+    if not address.startswith("ray://") and not is_head(address):
+        raise ConfigError(
+            f"engine.address={given}: something answers there, but it is not the head of a Ray cluster; give the port "
+            "that `ray start --head` told, or ray://HOST:PORT for a port of Ray Client"
+        )
+
+
+def speaks_http2(address: str) -> bool:
+    """Whether the first thing that is said there is what a server of gRPC says first."""
+    told = first_words(address, PREFACE, 4)
+    return len(told) == 4 and told[3] == SETTINGS
+
+
+def first_words(address: str, said: bytes, count: int) -> bytes:
+    """The first `count` bytes that are answered to what is said, fewer where no more come within ANSWER_SECONDS."""
+    end, told = time.monotonic() + ANSWER_SECONDS, b""
+    with suppress(OSError), socket.create_connection(spot(address), ANSWER_SECONDS) as line:
+        line.sendall(said)
+        while len(told) < count and (left := end - time.monotonic()) > 0:
+            line.settimeout(left)
+            more = line.recv(count - len(told))
+            if not more:
+                break
+            told += more
+    return told
+
+
+def is_head(address: str) -> bool:
+    """Whether a server of gRPC knows the question for a cluster's id, whoever may ask it."""
+    try:
+        import grpc
+    except ImportError:
+        return True  # it comes with ray[default] alone; then Ray itself finds out
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary(CLUSTER_ID, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            ask(b"", timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            known: Any = error
+            return known.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return True
 
 
 def token_found() -> bool:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from .connect import carried, here, join, start_ray
 from .directory import RunDirectory
-from .errors import ConfigError, DriverDied, FedFleetError
+from .errors import ConfigError, DriverDied, FedFleetError, NoRoom
 from .history import Record
+from .hosts import START_SECONDS
 from .job import Job
 from .launch import Result, tell, watched
 from .news import News
@@ -106,10 +107,21 @@ def detach(job: Job) -> None:
     actor: Any = ray.remote(**options, **carried(address))(Detached)
     detached = actor.remote(job)
     try:
-        ray.get(detached.start.remote())
+        answered(detached.start.remote(), "the run's process", address)
     except RayTaskError as error:
         ray.kill(detached)
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+def answered(reference: Any, who: str, address: str) -> Any:
+    """What a process of the cluster answers; NoRoom where it does not start, or is too busy, for START_SECONDS."""
+    try:
+        return ray.get(reference, timeout=START_SECONDS)
+    except GetTimeoutError:
+        raise NoRoom(
+            f"engine.address={address}: {who} has not answered within {START_SECONDS:g} s; look at `ray status` on the "
+            "cluster's head"
+        ) from None
 
 
 def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int = 0) -> Result:
@@ -125,16 +137,16 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
         going = ", ".join(running()) or "none"
         raise ConfigError(f"no run {run_id} goes on at {address} (of those that were detached: {going})") from None
     if signal:
-        ray.get(actor.stop.remote(signal))
+        answered(actor.stop.remote(signal), f"run {run_id}", address)
     watching = list(observers)
     outcome: Any = None
     try:
-        job: Any = ray.get(actor.of.remote())
+        job: Any = answered(actor.of.remote(), f"run {run_id}", address)
         for observer in watching:
             observer.begin(job, {})
         for told in listen(actor, lambda: 0):
             tell(told, watching)
-        outcome = ray.get(actor.ended.remote())
+        outcome = answered(actor.ended.remote(), f"run {run_id}", address)
         ray.kill(actor)
     except RayActorError as error:
         outcome = DriverDied(f"the run's process died ({type(error).__name__})")

@@ -218,7 +218,7 @@ class RunDirectory(Observer):
             cause = error.__cause__ if isinstance(error, FedFleetError) else error
             trace = f"\n{whole(cause)}" if cause is not None else ""
             self._log(f"failed: {type(error).__name__}: {error}{trace}")
-            with suppress(OSError):
+            with suppress(Exception):  # there may be no memory left to write with, either
                 if self.rows:
                     self._write_rounds(self.path / "rounds.parquet")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ClientFailed, EvaluationFailed
+from .errors import ClientFailed, EvaluationFailed, OutOfMemory
 from .fleet import Call, Failure, Fleet
 from .host import Shared, Work
 from .sums import Part, Sums
@@ -18,10 +18,11 @@ Tell = Callable[[str], None]
 
 
 class Dispatch:
-    """on_failure: "fail" or "drop"; tell: is told what a log should have."""
+    """on_failure: "fail" or "drop"; tell: is told what a log should have; remedy: what a user is told where memory
+    runs out."""
 
-    def __init__(self, fleet: Fleet, on_failure: str, tell: Tell) -> None:
-        self.fleet, self.on_failure, self.tell = fleet, on_failure, tell
+    def __init__(self, fleet: Fleet, on_failure: str, tell: Tell, remedy: Callable[[], str] = str) -> None:
+        self.fleet, self.on_failure, self.tell, self.remedy = fleet, on_failure, tell, remedy
 
     def run(
         self, call: Call, tasks: Sequence[Any], shared: Shared, meanwhile: Callable[[], Any] | None = None
@@ -64,11 +65,16 @@ class Dispatch:
     def _look_into(self, task: Any, failure: Failure) -> Sums:
         """Run a task's clients in halves until those that fail alone are found."""
         if not isinstance(task, Work):
+            if failure.kind == "memory":
+                what = f"{task.what} failed on {failure.where} for want of memory: {failure.cause}"
+                raise OutOfMemory(f"{what}; lower evaluate.batch or engine.hosts, or choose a smaller model")
             raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}") from failure.reason()
         guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
         names = tuple(int(task.task.clients[i]) for i in guilty)
         if not names:
-            return self._whole_or_halves(task)
+            return self._whole_or_halves(task, failure)
+        if last.kind == "memory":  # of the machines, not of these clients: they are not dropped
+            raise self._no_memory(task, last)
         if self.on_failure == "fail":
             raise ClientFailed(task.round, names, last.cause, last.where) from last.reason()
         self.tell(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
@@ -81,12 +87,17 @@ class Dispatch:
             raise ClientFailed(task.round, clients, result.cause, result.where) from result.reason()
         return result._replace(dropped=names)
 
-    def _whole_or_halves(self, task: Work) -> Sums:
+    def _no_memory(self, task: Work, failure: Failure) -> OutOfMemory:
+        what = f"round {task.round}: one client alone failed on {failure.where}"
+        return OutOfMemory(f"{what} for want of memory: {failure.cause}; {self.remedy()}")
+
+    def _whole_or_halves(self, task: Work, failure: Failure) -> Sums:
         """A task whose clients all run well in smaller groups: bad luck, twice, or too large as it is."""
         again = self._try(task)
         if isinstance(again, Sums):
             return again
-        self.tell(f"{task.what}: all of its clients run well in smaller groups")
+        why = f", {self.remedy()}" if failure.kind == "memory" else ""
+        self.tell(f"{task.what}: all of its clients run well in smaller groups{why}")
         return self._in_halves(task, again)
 
     def _search(self, task: Work, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
@@ -104,6 +115,8 @@ class Dispatch:
     def _in_halves(self, task: Work, failure: Failure) -> Sums:
         """A task that fails only as a whole (for want of memory, say), from the largest parts that do not."""
         if len(task.task.clients) == 1:
+            if failure.kind == "memory":
+                raise self._no_memory(task, failure)
             clients = (int(task.task.clients[0]),)
             raise ClientFailed(task.round, clients, failure.cause, failure.where) from failure.reason()
         parts = np.array_split(np.arange(len(task.task.clients)), 2)

@@ -29,6 +29,7 @@ from .history import History, Record, Told
 from .host import Shared, Work, keep_heap
 from .job import Job
 from .keeping import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
+from .memory import remedy
 from .per_client import write_clients
 from .store import Table
 from .totals import Totals, in_order
@@ -75,7 +76,9 @@ class Driver:
     def start(self, fleet: Callable[[Table], Fleet]) -> None:
         """fleet: makes the hosts, given the clients' states."""
         self.fleet = fleet(self.table)
-        self.dispatch = Dispatch(self.fleet, self.job.experiment.engine.on_failure, self.tell)
+        self.dispatch = Dispatch(
+            self.fleet, self.job.experiment.engine.on_failure, self.tell, partial(remedy, self.job)
+        )
 
     def tell(self, event: str) -> None:
         self.events.append(event)

@@ -81,7 +81,16 @@ class EvaluationFailed(FedFleetError):
 
 
 class HostsLost(FedFleetError):
-    """Hosts die as fast as they are replaced."""
+    """Hosts die as fast as they are replaced, or none is left."""
+
+
+class WorkerUnfit(FedFleetError):
+    """A worker's machine or environment cannot run any client of this run: kernels, a package, a plug-in or memory are
+    wanting there. No client is to blame; the worker is given up."""
+
+
+class OutOfMemory(FedFleetError):
+    """A client alone, or the server, needs more memory than there is."""
 
 
 class NoRoom(FedFleetError):

@@ -7,23 +7,32 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .blame import said
-from .errors import FedFleetError, Remote, whole
+from .errors import FedFleetError, Remote, WorkerUnfit, whole
 from .host import Data, Host, Shared
 from .job import Job
+from .memory import exhausted, give_back
+from .native import NoKernels
 from .rows import Place
 from .sums import Part, Sums
 
 Call = Literal["train", "evaluate"]
 
 
+Kind = Literal["client", "memory", "worker"]
+
+
 class Failure(NamedTuple):
     """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a host that died; `error`: the
-    exception, where it was raised in this process."""
+    exception, where it was raised in this process. kind: "client" where its clients may be to blame; "memory" where
+    memory ran out; "worker" where the worker's environment is, which fleets deal with: the worker is given up, the task
+    runs elsewhere. host: the number of the worker that says so, -1 where a fleet does."""
 
     cause: str
     where: str
     trace: str = ""
     error: BaseException | None = None
+    kind: Kind = "client"
+    host: int = -1
 
     def reason(self) -> BaseException | None:
         """The `__cause__` of an error about it."""
@@ -33,6 +42,18 @@ class Failure(NamedTuple):
     def told(self) -> str:
         """For the log."""
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
+
+
+def failure(error: Exception, where: str, host: int = -1) -> Failure:
+    """What a method, a workload or a plug-in raised while a task ran, as it travels to another process."""
+    kind: Kind = "memory" if exhausted(error) else "worker" if environmental(error) else "client"
+    return Failure(said(error)[:2000], where, whole(error), None, kind, host)
+
+
+def environmental(error: BaseException) -> bool:
+    """Whether an exception is of the machine that it was raised on, whatever the client: a package or the kernels are
+    not there."""
+    return isinstance(error, ImportError | NoKernels)
 
 
 class Fleet(Protocol):
@@ -88,7 +109,14 @@ class InProcess:
         except FedFleetError:
             raise
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-            return task, Failure(said(error), "this process", whole(error), error)
+            found = failure(error, "this process")
+            if found.kind != "memory":  # its frames hold what there is too little of
+                found = found._replace(error=error)
+        if found.kind == "memory":
+            give_back()
+        if found.kind == "worker":
+            raise WorkerUnfit(f"clients cannot be run here: {found.cause}; install what is missing") from found.error
+        return task, found
 
     def rest(self) -> Iterable[Part]:
         return ()

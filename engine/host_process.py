@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +17,15 @@ from torch.utils import _pytree as pytree
 
 from ..workloads.base import Parts
 from .bell import Ends, Heard
-from .blame import said
 from .board import Address, Board, Spec
 from .cohort import MOST
 from .columns import from_arrow
-from .errors import LONGEST, whole
-from .fleet import Call, Failure
+from .errors import LONGEST, WorkerUnfit
+from .fleet import Call, Failure, failure
 from .forms import Forms
 from .host import Data, Host, Packed, Shared
 from .job import Job
+from .memory import first_line, give_back
 from .rows import Place
 from .sums import Sums
 
@@ -66,16 +66,22 @@ class HostProcess(Host):
         self.bell, self.orders = Heard(signs.bell), os.open(signs.orders, os.O_RDONLY)
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
-        super().__init__(job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
+        self.beat = beat
+        self.unfit = built(
+            lambda: Host.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
+        )
 
     def ready(self) -> int:
+        """The process's number. WorkerUnfit where no client of the run can be run here."""
         self.beat()
+        if self.unfit:
+            raise WorkerUnfit(self.unfit)
         return os.getpid()
 
     def serve(self) -> None:
         """Do what the driver orders, until it is gone."""
         try:
-            while size := self.bell.wait():
+            while not self.unfit and (size := self.bell.wait()):
                 self._work(pickle.loads(os.pread(self.orders, size, 0)))  # of this run's own driver
                 self.bell.done()
         finally:
@@ -85,15 +91,18 @@ class HostProcess(Host):
         """Do tasks until none is left."""
         if self.read.version != order.version:
             self.read = Shared(order.version, self.board.posted(order.specs))
-        while (place := self.board.claim(order.slots, self.number)) is not None:
+        while not self.unfit and (place := self.board.claim(order.slots, self.number)) is not None:
             self.slot = order.slots[place]
             self.beat()
             try:
                 sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-                where = f"host {self.number}, process {os.getpid()}"
-                sums = Failure(said(error)[:2000], where, whole(error))
+                sums = failure(error, f"host {self.number}, process {os.getpid()}", self.number)
             if isinstance(sums, Failure):
+                if sums.kind == "memory":
+                    give_back()
+                if sums.kind == "worker":
+                    self.unfit = sums.cause  # no other task is taken: it would fail alike
                 self.board.put(self.slot, sums, [])
             else:
                 self.board.put(self.slot, sums._replace(leaves=[]), sums.leaves or [])
@@ -102,6 +111,16 @@ class HostProcess(Host):
         """Where the task's sums go, float64: made there, they need not be copied."""
         room = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
         return [torch.from_numpy(view) for view in room]
+
+
+def built(build: Callable[[], None]) -> str:
+    """Build a worker; why that cannot be, "" where it was built. A plug-in may even end the process as it is
+    imported."""
+    try:
+        build()
+    except (Exception, SystemExit) as error:
+        return first_line(error)
+    return ""
 
 
 def slot_of(task: Any) -> int:

@@ -18,14 +18,15 @@ from .board import Board, nameless
 from .cohort import MOST
 from .config import HostGroup
 from .connect import here
-from .errors import HostsLost
+from .errors import HostsLost, NoRoom
 from .fleet import Call, Failure
 from .host import Packed, Shared
 from .host_process import HostProcess, Order, Signs, board_sizes, slot_of
 from .job import Job
+from .native import SECONDS as BUILD_SECONDS
 from .room import Room
 from .rows import Place
-from .seat import Seat, said
+from .seat import Seat, death, death_at_start, why_unfit
 from .sums import Part, Sums
 
 LOOK_SECONDS = 0.5
@@ -33,11 +34,16 @@ LOOK_SECONDS = 0.5
 DEATHS = 20
 """Hosts lost in a row, with no task done in between, before the run is given up."""
 STARTS = 3
-"""Hosts that may die in a row as the run begins, before it is given up."""
+"""Processes that may die in a row as they start in one worker's place, before that worker is given up."""
 START_SECONDS = 120.0
-"""What a replacement may take to start, where engine.patience is less."""
+"""What a worker may take to start, where engine.patience is less."""
 SEATS = 4096
 Calls = tuple[Callable[[], None], Callable[[str], None]]
+
+
+def start_seconds(job: Job) -> float:
+    """What a worker may take to start: it may have to build the kernels."""
+    return START_SECONDS + (BUILD_SECONDS if job.kernels != "torch" else 0.0)
 
 
 class RayFleet:
@@ -61,13 +67,13 @@ class RayFleet:
         self.began = 0.0
         self.over: deque[tuple[Any, Sums | Failure]] = deque()
         try:
-            for i in range(len(self.seats)):
-                self._started(i)
+            for seat in list(self.seats):
+                self._started(seat)
         except BaseException:
             self.close()
             raise
 
-    def _seat(self, group: HostGroup, bundle: int) -> Seat:
+    def _seat(self, group: HostGroup, bundle: int, tries: int = 0) -> Seat:
         number = self.made % SEATS
         self.made += 1
         self.beats[number] = time.monotonic()
@@ -79,22 +85,53 @@ class RayFleet:
         made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
         job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
         actor = made.remote(job, *self.data, self.place, signs, self.board.address)
-        return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle)
+        return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle, tries)
 
-    def _started(self, i: int) -> None:
-        """Wait for a first host; some may die on the way."""
-        for _ in range(STARTS):
-            seat = self.seats[i]
+    def _started(self, seat: Seat) -> None:
+        """Wait for a first host; some may die on the way, and it may be given up."""
+        limit = self.job.experiment.engine.wait + start_seconds(self.job)
+        end = time.monotonic() + limit
+        while True:
             try:
-                while not seat.up(LOOK_SECONDS):
-                    self.check()
-                return
+                if seat.up(LOOK_SECONDS):
+                    return
             except RayError as error:
-                cause = said(error)
-                self.tell(f"host {seat.number} died as it started: {cause}")
-            seat.leave()
-            self.seats[i] = self._seat(seat.group, seat.bundle)
-        raise HostsLost(f"{STARTS} hosts in a row died as they started, the last: {cause}")
+                another = self._died_starting(seat, error)
+                if another is None:
+                    return
+                seat = another
+            self.check()
+            if time.monotonic() > end:
+                needs = ", ".join(f"{amount:g} {name}" for name, amount in seat.group.needs().items())
+                raise NoRoom(
+                    f"engine.hosts: host {seat.number} has not started within {limit:g} s, it waits for {needs} or for "
+                    "its process; lower engine.hosts, or raise engine.wait"
+                )
+
+    def _died_starting(self, seat: Seat, error: RayError) -> Seat | None:
+        """Another process in its place; None where the worker is given up: the reason is of its environment, or too
+        many have died so."""
+        cause = why_unfit(error)
+        if not cause:
+            cause = death_at_start(error, self.job)
+            self.tell(f"host {seat.number} died as it started: {cause}")
+            if seat.tries + 1 < STARTS:
+                seat.leave()
+                another = self._seat(seat.group, seat.bundle, seat.tries + 1)
+                self.seats[self.seats.index(seat)] = another
+                return another
+            cause = f"{STARTS} hosts in a row died as they started, the last: {cause}"
+        self._retire(seat, cause)
+        return None
+
+    def _retire(self, seat: Seat, cause: str) -> None:
+        """Go on without a worker, whose environment is to blame and no client. HostsLost where it was the last."""
+        self.tell(f"{seat.name} is given up, it cannot run clients: {cause}")
+        self.working.pop(seat.bell, None)
+        self.seats.remove(seat)
+        seat.leave()
+        if not self.seats:
+            raise HostsLost(f"no host is left that can run clients, the last: {cause}")
 
     def start(self, call: Call, shared: Shared) -> None:
         self.call: Call = call
@@ -121,7 +158,8 @@ class RayFleet:
         ready = over(self.working, LOOK_SECONDS)
         self.check()
         for bell in ready:
-            self._returned(bell)
+            if bell in self.working:  # else its host was given up meanwhile
+                self._returned(bell)
         if not ready:
             self._look()
         self._gather()
@@ -149,16 +187,23 @@ class RayFleet:
 
     def _gather(self) -> None:
         """Take what is done off the board."""
-        left = []
+        left, unfit = [], []
         for task in self.batch:
             result = self.board.get(slot_of(task))
             if result is None:
                 left.append(task)
                 continue
             reply, leaves = result
+            if isinstance(reply, Failure) and reply.kind == "worker":
+                unfit.append(reply)
+                self.waiting.append(task)
+                continue
             self.deaths = 0
             self.over.append((task, reply if isinstance(reply, Failure) else reply._replace(leaves=leaves)))
         self.batch = left
+        for reply in unfit:
+            for seat in [seat for seat in self.seats if seat.number == reply.host]:
+                self._retire(seat, reply.cause)
 
     def _returned(self, bell: Bell) -> None:
         """A host has found nothing more to do, or is gone."""
@@ -171,11 +216,11 @@ class RayFleet:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
         except RayError as error:
-            self._lost(seat, f"the host died: {type(error).__name__}")
+            self._lost(seat, death(error, self.job))
 
-    def _lost(self, seat: Seat, cause: str) -> None:
+    def _lost(self, seat: Seat, why: Failure) -> None:
         """Replace a host; blame the task that it had claimed."""
-        where = seat.name
+        where, cause = seat.name, why.cause
         self.deaths += 1
         if self.deaths > DEATHS:
             raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
@@ -186,7 +231,7 @@ class RayFleet:
         self._gather()
         for task in [task for task in self.batch if self.board.claimed_by(slot_of(task)) == seat.number]:
             self.batch.remove(task)
-            self.over.append((task, Failure(cause, where)))
+            self.over.append((task, why._replace(where=where)))
         if self.batch:
             self._ring(another)
 
@@ -196,15 +241,18 @@ class RayFleet:
         for seat in list(self.working.values()):
             last = max(float(self.beats[seat.number]), self.began)
             try:
-                limit = patience if seat.up(0) else max(patience, START_SECONDS)
+                limit = patience if seat.up(0) else max(patience, start_seconds(self.job))
             except RayError as error:
-                self._lost(self.working.pop(seat.bell), f"it died as it started: {said(error)}")
+                self.working.pop(seat.bell)
+                another = self._died_starting(seat, error)
+                if another is not None and self.batch:
+                    self._ring(another)
                 continue
             if time.monotonic() - last > limit:
                 self.tell(f"{seat.name} has taken no step for {patience:g} s; its stack:\n{seat.told()}")
                 self.working.pop(seat.bell)
                 seat.kill()
-                self._lost(seat, f"no step for {patience:g} s (engine.patience)")
+                self._lost(seat, Failure(f"no step for {patience:g} s (engine.patience)", ""))
 
     def rest(self) -> Iterable[Part]:
         return ()

@@ -22,6 +22,7 @@ from .errors import ConfigError
 from .finite import check_finite
 from .holdout import hold_out
 from .limits import check_size
+from .memory import building
 from .parts import Parts, Plugin, find_plugin
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -44,6 +45,7 @@ class Job:
     resume: bool = False  # from the directory's last checkpoint
     chosen: Chosen | None = None  # once it is settled, see `path`
     proved: str | None = None  # where the chosen kernels were proven, see `proof.place`
+    lacking: tuple[str, ...] = ()  # why machines of the run cannot have kernels of our own, a sentence each
 
     @staticmethod
     def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> Job:
@@ -52,11 +54,19 @@ class Job:
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
-        return Job, (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen, self.proved)
+        given = (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen, self.proved)
+        return Job, (*given, self.lacking)
 
     def by(self, chosen: Chosen, proved: str | None = None) -> Job:
         """The same, settled; what was built is kept."""
-        job = replace(self, chosen=chosen, proved=proved)
+        return self._with(chosen=chosen, proved=proved)
+
+    def on_machines(self, lacking: tuple[str, ...]) -> Job:
+        """The same, knowing which machines of the run lack kernels of our own; what was built is kept."""
+        return self._with(lacking=lacking)
+
+    def _with(self, **changes: Any) -> Job:
+        job = replace(self, **changes)
         vars(job).update({name: value for name, value in vars(self).items() if name not in vars(job)})
         return job
 
@@ -171,9 +181,10 @@ class Job:
 
     def start(self) -> Tree:
         """The model before round 1; buffers, where it has any, come last."""
-        tensors = self.workload.init(self.experiment.seed)
-        tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # these last
-        return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
+        with building(self):
+            tensors = self.workload.init(self.experiment.seed)
+            tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # these last
+            return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:
         """The data and who has which rows, which is kept with the run where it has a folder."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..workloads.base import Classification, Workload
+from . import memory
 from .blame import blamed
 from .compare import differences
 from .config import Experiment
@@ -105,7 +106,7 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     with blamed("workload", settings=experiment.workload):
         workload.check()
     method, x = job.method(), job.started()
-    with blamed("method", settings=experiment.method):
+    with blamed("method", settings=experiment.method), memory.building(job):
         Forms(method, x)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
@@ -225,7 +226,8 @@ def _watched(job: Job, directory: Any, observers: list[Observer], stop: Callable
             for row in held.rows:
                 rows.replace(row)
         else:
-            model = _play(job, observers, rows, stop)
+            with memory.told(job):
+                model = _play(job, observers, rows, stop)
         result = Result(
             job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
         )

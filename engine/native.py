@@ -63,6 +63,15 @@ def library() -> ctypes.CDLL:
         ) from error
 
 
+def lacking() -> str:
+    """Why this machine cannot have the kernels, "" where it can; they are built if need be."""
+    try:
+        library()
+    except NoKernels as error:
+        return str(error)
+    return ""
+
+
 def whole(folder: Path, name: str) -> Path | None:
     """The library `name` where its file is there and is what its own name says."""
     for path in sorted(folder.glob(f"{name}-*.so")):

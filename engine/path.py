@@ -63,6 +63,8 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
             write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
         except OSError as error:
             raise ConfigError(f"{kept} cannot be written ({error.strerror or error}); make room for it") from error
+    if job.lacking and path.kernels == "torch":
+        how += f"; no kernels of our own, which not every machine can have: {job.lacking[0]}"
     proved = place() if path.kernels != "torch" else None
     return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
@@ -115,6 +117,12 @@ def resumed(job: Job, kept: Path | None) -> tuple[Chosen | None, str]:
     except ConfigError:
         wrong = "was damaged" if kept.exists() else "was missing"
     return path, f"as the run began{f'; path.json {wrong} and is restored from the checkpoint' if wrong else ''}"
+
+
+def asks_for_kernels(job: Job, split: Split) -> bool:
+    """Whether the plan may become one with kernels of our own that nobody asked for: then all machines of the run must
+    be able to have them."""
+    return job.experiment.engine.kernels == "auto" and not job.resume and worth(job, split) and has_native(job)
 
 
 def ruled(job: Job) -> Chosen:
@@ -181,7 +189,8 @@ def why_no_chain(job: Job) -> str:
 
 def has_native(job: Job) -> bool:
     try:
-        return job.device.type == "cpu" and job.dtype == torch.float32 and library() is not None
+        fits = job.device.type == "cpu" and job.dtype == torch.float32 and not job.lacking
+        return fits and library() is not None
     except NoKernels:
         return False
 

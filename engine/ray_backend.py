@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
@@ -20,18 +20,23 @@ from .cohort import steps_of
 from .columns import to_arrow
 from .connect import carried, here, start_ray
 from .driver import Driver, Setup, Told
-from .errors import ConfigError, DriverDied, Interrupted
+from .errors import ConfigError, DriverDied, Interrupted, NoRoom
 from .fleet import Fleet
 from .holdout import left_out
-from .hosts import RayFleet
+from .hosts import START_SECONDS, RayFleet
 from .job import Job
 from .keeping import discard
 from .lock import driving
 from .modules import check_draws
+from .native import SECONDS as BUILD_SECONDS
+from .native import lacking
 from .news import News
-from .path import settled
+from .nodes import cluster
+from .path import asks_for_kernels, settled
 from .probe import measure
 from .room import take
+from .seat import said
+from .sites import on
 from .spread import Spread
 from .stopping import at_once
 from .store import Table
@@ -95,6 +100,8 @@ class DriverProcess:
         split = self.job.split()
         check_draws(self.job.workload, self.job.started(), split)
         try_step(self.job, split)
+        if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
+            self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
         self.job, told = settled(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
         return data, Setup(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
@@ -103,12 +110,39 @@ class DriverProcess:
         if self.signal:
             raise Interrupted(self.signal)
 
+    def here(self) -> None:
+        """It has started."""
+
     def stop(self, signal: int) -> None:
         self.signal = signal
 
     def since(self, seen: int) -> tuple[list[Told], bool]:
         """What was told after the first `seen`, waiting for news; and whether the run is over."""
         return self.news.since(seen)
+
+
+def lacking_kernels(job: Job, check: Callable[[], None]) -> Iterator[str]:
+    """Why nodes of the cluster that could have hosts of the run cannot have kernels of our own, a sentence each. They
+    build them now, all at once, if need be; one that does not answer in time has none."""
+    groups = job.experiment.engine.groups()
+    asked: dict[Any, str] = {}
+    for node in cluster():
+        if any(node.fits(group) for group in groups):
+            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on(node.id))(lacking)
+            asked[task.remote()] = node.name
+    waiting, end = list(asked), time.monotonic() + BUILD_SECONDS + START_SECONDS
+    while waiting and time.monotonic() < end:
+        check()
+        ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_SECONDS)
+        for reference in ready:
+            try:
+                why = ray.get(reference)
+            except RayError as error:
+                why = said(error)
+            if why:
+                yield f"node {asked[reference]}: {why}"
+    for reference in waiting:
+        yield f"node {asked[reference]} did not say within {BUILD_SECONDS + START_SECONDS:g} s whether it can"
 
 
 def examples(columns: Columns) -> int:
@@ -126,6 +160,7 @@ def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, T
     driver = actor.remote(job)
     final = driver.run.remote()
     try:
+        started_within(START_SECONDS, driver.here.remote(), job, stop)
         yield from listen(driver, stop)
         return ray.get(final)
     except RayTaskError as error:
@@ -169,6 +204,19 @@ def below(process: int) -> Iterator[int]:
             for child in map(int, file.read_text().split()):
                 yield child
                 yield from below(child)
+
+
+def started_within(seconds: float, here: Any, job: Job, stop: Callable[[], int]) -> None:
+    """Wait for a driver to start; here: a reference to its first answer. What it died of is raised by who asks it."""
+    end = time.monotonic() + seconds
+    while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
+        if stop():
+            raise Interrupted(stop())
+        if time.monotonic() > end:
+            raise NoRoom(
+                f"engine.address={job.experiment.engine.address}: the run's driver has not started on the cluster "
+                f"within {seconds:g} s; look at `ray status` on its head"
+            )
 
 
 def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:

@@ -8,10 +8,14 @@ import time
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from .bell import Bell
 from .config import HostGroup
+from .errors import WorkerUnfit
+from .fleet import Failure
+from .job import Job
+from .memory import remedy
 
 
 class Seat(NamedTuple):
@@ -26,6 +30,7 @@ class Seat(NamedTuple):
     stack: int
     group: HostGroup
     bundle: int  # of the run's room
+    tries: int = 0  # processes before it, in a row, that died as they started
 
     @property
     def name(self) -> str:
@@ -65,6 +70,30 @@ class Seat(NamedTuple):
         ray.kill(self.actor)
         os.close(self.stack)
         self.bell.close()
+
+
+def why_unfit(error: Exception) -> str:
+    """Of what came of a worker's start: why no other process would do better there; "" where it was killed, or its node
+    is gone."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, WorkerUnfit):
+        return str(error.cause)
+    return said(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
+
+
+def death(error: Exception, job: Job) -> Failure:
+    """A task's failure by its worker's death, as Ray tells it; with what to change where memory may be the reason."""
+    if isinstance(error, OutOfMemoryError):
+        return Failure("the host died: Ray ended it, for its machine's memory ran out", "", kind="memory")
+    cause = f"the host died: {type(error).__name__}"
+    if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
+        cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy(job)})"
+    return Failure(cause, "")
+
+
+def death_at_start(error: Exception, job: Job) -> str:
+    """A worker's that had no task yet, for a log."""
+    found = death(error, job)
+    return f"{found.cause}; {remedy(job)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"
 
 
 def said(error: Exception) -> str:

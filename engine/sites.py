@@ -19,12 +19,16 @@ from .job import Job
 from .nodes import Node, cluster, placed, wanted
 from .room import Room
 from .rows import Place
-from .seat import said
+from .seat import death_at_start, why_unfit
 from .store import Table
 from .whereabouts import DRIVER, Whereabouts, reads
 
 CHUNK = 256
 """Rows that are brought at a time."""
+STARTS = 3
+"""Processes that may die in a row as they start on a node, before no further one is started there."""
+ANSWER_SECONDS = 120.0
+"""What a node's keeper may take to answer, before the node is held for lost."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Site:
     place: Place
     keeper: Any
     alive: bool = True
+    died: int = 0  # hosts in a row that died there as they started
+    unfit: str = ""  # why no further host is started there
 
 
 class Given(NamedTuple):
@@ -83,6 +89,7 @@ class Sites:
         self.pace = np.zeros((len(self.groups), 2))  # steps, seconds
         self.made = 0
         self.moved = 0  # rows, since somebody asked
+        self.last = ""  # why the last host was given up
 
     def site(self, node: Node) -> Site:
         """The node as one of the run's; the first is the driver's."""
@@ -135,16 +142,35 @@ class Sites:
             try:
                 ray.get(seat.ready)
                 self.seats.append(seat)
+                seat.site.died = 0
                 self.tell(f"{seat.name} is there")
             except RayError as error:
                 failed += 1
-                self.tell(f"{seat.name} died as it started: {said(error)}")
+                self._died_starting(seat, error)
         self.coming = still
         self._set_speeds()
         return failed
 
+    def _died_starting(self, seat: Seat, error: RayError) -> None:
+        cause, site = why_unfit(error), seat.site
+        ray.kill(seat.actor)
+        if not cause:
+            cause, site.died = death_at_start(error, self.job), site.died + 1
+            self.tell(f"{seat.name} died as it started: {cause}")
+            if site.died < STARTS:
+                return
+            cause = f"{STARTS} hosts in a row died as they started, the last: {cause}"
+        self.retire(seat, cause)
+
+    def retire(self, seat: Seat, cause: str) -> None:
+        """Go on without a worker, whose environment is to blame and no client, and start no other one on its node."""
+        seat.site.unfit = self.last = cause
+        self.tell(f"{seat.name} is given up, it cannot run clients: {cause}")
+
     def grow(self, nodes: Sequence[Node]) -> None:
         """Start what is wanting: hosts for nodes that joined, and for those that were lost."""
+        unfit = {site.id for site in self.sites if site.alive and site.unfit}
+        nodes = [node for node in nodes if node.id not in unfit]
         missing = wanted(self.job.experiment.engine, nodes)
         for seat in self.seats + self.coming:
             same = next((g for g in missing if g == seat.group), None)
@@ -152,7 +178,7 @@ class Sites:
                 missing.remove(same)
         if not missing:
             return
-        for spot in placed(missing, cluster(free=True))[0]:
+        for spot in placed(missing, [node for node in cluster(free=True) if node.id not in unfit])[0]:
             site = self.site(next(node for node in nodes if node.id == spot.node))
             self.coming.append(self.seat(site, spot.group))
             self.tell(f"a host starts on node {site.name}")
@@ -199,7 +225,7 @@ def on(node: str) -> Any:
 def answers(site: Site) -> bool:
     """Whether the node is there: its keeper says so. (Ray notices by itself where it does not answer.)"""
     try:
-        ray.get(site.keeper.ready.remote())
+        ray.get(site.keeper.ready.remote(), timeout=ANSWER_SECONDS)
         return True
     except RayError:
         return False

@@ -7,6 +7,7 @@ elsewhere. Rows that were committed there are on the driver's node too if a chec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,16 +16,17 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from .agent import UNMOVED
-from .errors import HostsLost, RowsLost
+from .errors import HostsLost, NoRoom, RowsLost
 from .fleet import Call, Failure
 from .host import Shared, Work
-from .hosts import DEATHS, LOOK_SECONDS, STARTS
+from .hosts import DEATHS, LOOK_SECONDS, start_seconds
 from .job import Job
 from .nodes import cluster
 from .phase import Phase
 from .pieces import Piece, cut, key
 from .room import Room
-from .sites import Given, Seat, Site, Sites, answers
+from .seat import death
+from .sites import ANSWER_SECONDS, Given, Seat, Site, Sites, answers
 from .store import Table
 from .sums import Part, Sums
 from .whereabouts import DRIVER, Desk, reads
@@ -60,16 +62,25 @@ class Spread:
         sites.room = room
         for bundle, spot in enumerate(room.spots):
             sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group, bundle))
-        failed = 0
-        while sites.coming:
-            ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
-            self.check()
-            failed += sites.arrive()
-            if failed >= STARTS:
-                sites.close()
-                raise HostsLost(f"{STARTS} hosts died as they started, see the log")
-            if failed and not sites.coming:
-                self._grow()
+        limit = self.job.experiment.engine.wait + start_seconds(self.job)
+        end = time.monotonic() + limit
+        try:
+            while sites.coming:
+                ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
+                self.check()
+                sites.arrive()
+                if not sites.coming and not sites.seats:
+                    self._grow()
+                if sites.coming and time.monotonic() > end:
+                    raise NoRoom(
+                        f"engine.hosts: {len(sites.coming)} hosts have not started within {limit:g} s, the first is "
+                        f"{sites.coming[0].name}; look at `ray status` on the cluster's head, or raise engine.wait"
+                    )
+            if not sites.seats:
+                raise HostsLost(f"no host is left that can run clients, the last: {sites.last}")
+        except BaseException:
+            sites.close()
+            raise
         self.tell(f"{len(sites.seats)} hosts on {len({seat.site.id for seat in sites.seats})} nodes")
 
     def _grow(self) -> None:
@@ -136,7 +147,8 @@ class Spread:
         if not waiting:
             self._grow()
             if not self.sites.coming:
-                raise HostsLost("no host is left, and no node has room for another")
+                last = f", the last: {self.sites.last}" if self.sites.last else ""
+                raise HostsLost(f"no host is left, and no node has room for another{last}")
             return
         ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
         self.check()
@@ -160,13 +172,18 @@ class Spread:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
         except RayError as error:
-            self._lost(seat, f"the host died: {type(error).__name__}")
+            self._lost(seat, death(error, self.job))
             return
         self.working.pop(news)
         seat.calls.remove(given)
         if isinstance(result, Failure) and result.cause.startswith(UNMOVED):
             self._survey()
             self.desk.put(given.task)
+            return
+        if isinstance(result, Failure) and result.kind == "worker":
+            for task in [given.task, *(other.task for other in self._leave(seat))]:
+                self.desk.put(task)
+            self.sites.retire(seat, result.cause)
             return
         self.deaths = 0
         if isinstance(given.task, Work | Piece):
@@ -188,22 +205,24 @@ class Spread:
             self.desk.put(task)
 
     # --- what is lost -------------------------------------------------------------------------------------------------
-    def _lost(self, seat: Seat, cause: str) -> None:
+    def _lost(self, seat: Seat, why: Failure) -> None:
         """A host is gone: blame the task that it was at, unless its whole node is gone."""
         if not answers(seat.site):
             self._lost_node(seat.site)
             return
-        where, stack = seat.name, ray.get(seat.site.keeper.stack.remote(seat.number))
+        where, cause = seat.name, why.cause
+        stack = ray.get(seat.site.keeper.stack.remote(seat.number), timeout=ANSWER_SECONDS)
         self._died(1, cause)
         if stack:
             patience = self.job.experiment.engine.patience
             self.tell(f"{where} has taken no step for {patience:g} s; its stack:\n{stack}")
             cause = f"no step for {patience:g} s (engine.patience)"
+            why = Failure(cause, "")
         self.tell(f"{where}: {cause}; another one starts")
         first, *later = self._leave(seat)
         for other in later:
             self.desk.put(other.task)
-        self._ended(first.task, Failure(cause, where))
+        self._ended(first.task, why._replace(where=where))
         self.sites.coming.append(self.sites.seat(seat.site, seat.group, seat.bundle))
 
     def _died(self, count: int, cause: str) -> None:

@@ -58,6 +58,8 @@ def counted(folder: Path, name: str) -> int:
 def fail(kind: str, client: int) -> None:
     if kind == "raise":
         raise RuntimeError(f"client {client} is broken")
+    if kind == "memory":
+        raise MemoryError(f"no room for client {client}")
     if kind == "exit":
         os._exit(3)
     if kind == "kill":

@@ -14,11 +14,14 @@ import click
 from ...engine.config import Experiment
 from ...engine.connect import join, token_found
 from ...engine.errors import ConfigError, FedFleetError
+from ...engine.native import lacking
 from ..files import load
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
 NODE_SECONDS = 60.0
 """What a node may take to answer: it imports nothing but the standard library."""
+BUILD_SECONDS = 360.0
+"""What a node may take to build the kernels."""
 ROOM = 64 * 2**20
 """Of /dev/shm, below which boards and object stores have no place."""
 
@@ -60,6 +63,7 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
             yield from of_cluster(experiment, out, ours, asked)
     else:
         yield Finding("cluster", None, "no --address; a run starts Ray on this machine")
+        yield of_kernels("here", lacking(), experiment if asked else None)
     yield store_opens(experiment.tracking.uri)
 
 
@@ -76,14 +80,19 @@ def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: b
         yield Finding("cluster", True, f"{address} answers")
         yield authentication()
         seen: list[bool] = []
+        there: list[Any] = []  # nodes that have this package
         with_mark = mark(out)
         try:
             for node, report in reports(with_mark):
                 yield from of_node(node, report, ours, seen)
+                if report is not None and report["versions"]["fedfleet"] != "none":
+                    there.append(node)
         finally:
             with_mark.unlink(missing_ok=True)
         if len(seen) > 1:
             yield shared(out, seen)
+        for node, why in kernels_of(there):
+            yield of_kernels(f"node {node.name}", why, experiment if asked else None)
         if asked:
             yield from of_hosts(experiment)
     finally:
@@ -160,6 +169,34 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
     yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "versions as here"))
     if report["shm"] < ROOM:
         yield Finding(what, False, f"/dev/shm has {report['shm'] >> 20} MiB left; give the container more")
+
+
+def kernels_of(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """(node, why it cannot have the project's own kernels), "" where it can: they are built there now, if need be."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = []
+    for node in nodes:
+        there: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(lacking)
+        asked.append((node, task.remote()))
+    for node, reference in asked:
+        try:
+            yield node, ray.get(reference, timeout=BUILD_SECONDS)
+        except RayError as error:
+            yield node, f"it does not say: {type(error).__name__}"
+
+
+def of_kernels(what: str, why: str, experiment: Experiment | None) -> Finding:
+    """experiment: one that is to be run, None without."""
+    if not why:
+        return Finding(what, True, "has kernels of its own processor")
+    wanted = experiment.engine.kernels if experiment is not None else "auto"
+    if wanted in ("native", "chain"):
+        return Finding(what, False, f"engine.kernels={wanted}: {why}; its workers are given up, choose torch or auto")
+    return Finding(what, None, f"no kernels of its own ({why}): runs that measure take torch's on all nodes")
 
 
 def shared(out: Path, seen: list[bool]) -> Finding:

@@ -14,13 +14,15 @@ from typing import Any
 
 import click
 
-from ...engine.connect import TOKEN, answers
+from ...engine.connect import TOKEN, answers, first_words
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.launch import new_run_id
 from ..main import keyboard
 from .ship import FILE, pack
 
 TICK = 0.5
+ASKED = b"GET /api/version HTTP/1.0\r\n\r\n"
+"""What any web server answers by its protocol's name; Ray's client would wait for ever for one that does not."""
 
 
 def client(address: str) -> Any:
@@ -34,6 +36,11 @@ def client(address: str) -> Any:
         host, colon, port = address.partition("//")[2].rstrip("/").rpartition(":")
         if colon and port.isdigit():
             answers(f"{host}:{port}")
+            if address.startswith("http://") and not first_words(f"{host}:{port}", ASKED, 5).startswith(b"HTTP/"):
+                raise ConfigError(
+                    f"--address {address}: something answers there, but it is no dashboard of a cluster; give the "
+                    "address that `ray start --head` told for it"
+                )
     try:
         return JobSubmissionClient(address)
     except AuthenticationError:
@@ -60,7 +67,7 @@ def send(source: str, overrides: Iterable[str], address: str, out: str | None) -
         ours = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
         try:
             return jobs.submit_job(
-                entrypoint=f"python -m fedfleet.tune.cli run {FILE} --address auto --out {folder}",
+                entrypoint=f"python -m fedfleet.tune.cli run {FILE} --address auto --out {folder}",  # see own_cluster
                 runtime_env={"working_dir": scratch, "env_vars": {**ours, "PYTHONUNBUFFERED": "1"}},
                 metadata={"fedfleet": run_id},
             )

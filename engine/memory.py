@@ -1,0 +1,133 @@
+"""Memory that runs out: how it is recognised, and what a user is told of it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import ConfigError, FedFleetError, OutOfMemory
+
+if TYPE_CHECKING:
+    from .job import Job
+
+SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Cannot allocate memory")
+"""What allocators say in exceptions that are of no type of their own."""
+BOUND = threading.RLock()
+"""Of the process's limit: two threads that change it at once could leave it changed."""
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be had."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in SAID)
+
+
+def give_back() -> None:
+    """Memory that a task which failed for want of it still holds: frames of its exception refer to each other, and what
+    is freed is kept (`host.keep_heap`) in pieces of the wrong sizes."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def remedy(job: Job) -> str:
+    """The block, the model, and what to change, as a clause."""
+    layout, engine = job.layout, job.experiment.engine
+    parameters = sum(layout.sizes)
+    size = job.dtype.itemsize * parameters / 2**20
+    lower = "engine.block, engine.hosts" if engine.backend == "ray" else "engine.block"
+    return (
+        f"a block has {job.block(parameters)} clients, and the model of workload {named(job)} has {parameters:,} "
+        f"parameters, {size:,.1f} MiB for each client; lower {lower} or federation.local.batch, or choose a smaller "
+        "model"
+    )
+
+
+def named(job: Job) -> str:
+    """The workload's name, as the experiment gives it."""
+    spec = job.experiment.workload
+    return str(spec.get("name", "?")) if isinstance(spec, dict) else str(spec)
+
+
+@contextmanager
+def told(job: Job) -> Iterator[None]:
+    """What runs out of memory meanwhile ends as OutOfMemory, one sentence."""
+    try:
+        yield
+    except Exception as error:
+        found = error.__cause__ if isinstance(error, FedFleetError) and error.__cause__ is not None else error
+        if isinstance(error, ConfigError | OutOfMemory) or not exhausted(found):
+            raise
+        raise OutOfMemory(f"memory ran out ({first_line(found)}): {remedy(job)}") from error
+
+
+@contextmanager
+def building(job: Job) -> Iterator[None]:
+    """While a model is built: ConfigError where there is no memory for it, and not the kernel's end of the process."""
+    try:
+        with bounded():
+            yield
+    except Exception as error:
+        if not exhausted(error):
+            raise
+        raise ConfigError(
+            f"workload: the model of {named(job)} cannot be allocated ({first_line(error)}), got "
+            f"{job.experiment.workload}; choose a smaller model"
+        ) from error
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Meanwhile this process gets no more address space than there is memory available. Linux grants more than it has
+    and kills processes that use it; a bound makes an allocation fail instead, which can be told. Where there are GPUs
+    there is no bound: their drivers reserve address space that they do not use."""
+    room = None if torch.cuda.is_available() else available()
+    if room is None:
+        yield
+        return
+    with BOUND:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + room
+        resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def available() -> int | None:
+    """Bytes that this process could still have: the machine's, or of its control group if that is less; None where the
+    system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        found = 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        return None
+    groups = Path("/sys/fs/cgroup")
+    for limit, used in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+        for folder in (groups, groups / "memory"):
+            with suppress(OSError, ValueError):
+                most, taken = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
+                found = min(found, most - taken)
+    return max(found, 0)
+
+
+def first_line(error: BaseException) -> str:
+    text = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

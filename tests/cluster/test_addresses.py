@@ -1,0 +1,116 @@
+"""What answers at an address and is no Ray is told soon, by whichever command."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+from fedfleet.engine.connect import is_head, join, own_cluster, speaks_http2
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.cluster.submit import client
+
+from ..tune.commands import invoke
+
+BOUND = 30.0
+"""Seconds within which it must be said."""
+
+
+def silent(line: socket.socket) -> None:
+    """Takes what comes, and says nothing."""
+    while line.recv(1024):
+        pass
+
+
+def closing(line: socket.socket) -> None:
+    """Hangs up at once."""
+
+
+def garbling(line: socket.socket) -> None:
+    """Says something else, a byte at a time and without end."""
+    while True:
+        line.sendall(b"\x00")
+        time.sleep(0.05)
+
+
+@pytest.fixture(params=["a dashboard", "silent", "closing", "garbling"])
+def address(request) -> Iterator[str]:
+    if request.param == "a dashboard":
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        return
+    talk = {"silent": silent, "closing": closing, "garbling": garbling}[request.param]
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve, args=(listener, talk), daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def serve(listener: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    while True:
+        try:
+            line, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=one, args=(line, talk), daemon=True).start()
+
+
+def one(line: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    with line:
+        try:
+            talk(line)
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("kind", ["", "ray://"])
+def test_what_is_no_ray_is_told_soon(kind, address):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"engine.address=.*something answers there, but it is no Ray; give the port"):
+        join(f"{kind}{address}")
+    assert time.monotonic() - began < BOUND
+
+
+def test_by_every_command(address):
+    """Within the bound each, one sentence and status 2; the doctor says it among what it finds."""
+    for command in (("run", "digits"), ("attach",), ("attach", "some-run")):
+        began = time.monotonic()
+        done = invoke(*command, "--address", address)
+        assert time.monotonic() - began < BOUND
+        assert done.exit_code == 2, done.output
+        assert "something answers there, but it is no Ray" in done.stderr
+        assert "Traceback" not in done.output
+    done = invoke("doctor", "--address", address)
+    assert "it is no Ray" in done.output
+
+
+def test_a_dashboard_that_is_none(address):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="--address http://"):
+        client(f"http://{address}")
+    assert time.monotonic() - began < BOUND
+
+
+def test_a_ray_is_one(ray_here):
+    """Its head is; another of its servers is none. A process of a cluster knows which cluster that is."""
+    head = ray.get_runtime_context().gcs_address
+    assert speaks_http2(head)
+    assert is_head(head)
+    node = next(node for node in ray.nodes() if node["Alive"])
+    raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    assert speaks_http2(raylet)
+    assert not is_head(raylet)
+    asked = ray.remote(num_cpus=0)(own_cluster).remote()
+    assert ray.get(asked) == head
+    assert own_cluster() is None
