@@ -41,7 +41,7 @@ from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
 from .local import Averaged, LocalMethod, PublicState, Rule, remeasured
 from .matrices import Layers, Weight, compressible
-from .rules import Sgd, nonnegative
+from .rules import Sgd, nonnegative, refuse
 from .servers import Mean
 from .spaces import Compressing, Report, refuse_states
 from .tree import Layout, Tree
@@ -175,15 +175,20 @@ class Binarisation(Compression):
     """one bit a weight, with scales that clients learn, up or both ways, as in FedBAT"""
 
     phi: float = 0.5
-    rho: float = 6.0
+    rho: float | None = None
     both_ways: bool = False
     feedback: bool = False
     layers: Layers = "inner"
 
     def __post_init__(self) -> None:
-        nonnegative(phi=self.phi, rho=self.rho)
+        nonnegative(phi=self.phi, rho=self.rho or 0.0)
         if self.phi > 1:
             raise ValueError(f"0 <= phi <= 1 must hold, got phi={self.phi}")
+        if self.phi in (0, 1):
+            refuse({"rho": self.rho}, f"with phi={self.phi:g} no scale is learned", "leave it out, or give 0 < phi < 1")
+        if not self.both_ways:
+            given = {"feedback": self.feedback or None}
+            refuse(given, "the model goes down whole", "leave it out, or give both_ways: true")
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
         refuse_states(method, "nothing but x is binarised; choose fedavg, carry: reset, local: plain")
@@ -192,20 +197,21 @@ class Binarisation(Compression):
         weights = tuple(compressible(layout, self.layers))
         halves = Halves(layout, tuple(w.name for w in weights), whole=False)
         down = Downlink(halves, Signs() if self.both_ways else None, self.feedback, seed)
-        return FedBat(method, down, weights, self.phi, self.rho)
+        return FedBat(method, down, weights, self.phi, 6.0 if self.rho is None else self.rho)
 
 
 def fedbat(
     rule: Rule = Sgd(0.1),
     phi: float = 0.5,
-    rho: float = 6.0,
+    rho: float | None = None,
     both_ways: bool = False,
     feedback: bool = False,
     layers: Layers = "inner",
     server_lr: float = 1.0,
 ) -> Compressed:
-    """rule: the local optimiser; phi: share of the local steps before weights are binarised, at 0 no scale is learned;
-    rho: how fast scales are learned, 0 freezes them; both_ways: the server's change is binarised too; feedback: what
-    that loses is sent later; layers: inner leaves out the first and the last weight, or all."""
+    """rule: the local optimiser; phi: share of the local steps before weights are binarised, at 0 and at 1 no scale is
+    learned; rho: how fast scales are learned, 6 unless given, 0 freezes them; both_ways: the server's change is
+    binarised too; feedback: with both_ways, what that loses is sent later; layers: inner leaves out the first and the
+    last weight, or all."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Binarisation(phi, rho, both_ways, feedback, layers))

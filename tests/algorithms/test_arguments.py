@@ -97,6 +97,7 @@ INERT = {
     ("fedlmt", "a"): {"draw": "fan_out"},
     ("fedpara", "a"): {"draw": "fan_in"},
     ("fedbat", "rho"): {"phi": 1.0},
+    ("fedbat", "feedback"): {"both_ways": False},
     ("ef21_p", "beta"): {"memory": "error"},
     ("fedmuon_ma", "matrices"): {"parameter_free": True},
     ("fedmuon_ma", "vectors"): {"parameter_free": True},

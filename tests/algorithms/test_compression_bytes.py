@@ -3,6 +3,7 @@
 Models are of float32, 4 bytes a number; the number of the round and a key are int64, 8 bytes.
 """
 
+import dataclasses
 import io
 import math
 
@@ -195,7 +196,7 @@ def test_fedbat_forgets_unless_told():
 @pytest.mark.parametrize("rho", [0.0, 6.0])
 def test_fedbat_learns_no_scale_from_the_first_step_on(rho):
     """phi = 0: mean |u| = 0 when binarising begins, so that alpha is the lower bound, where theta has no gradient."""
-    method = planned(fedbat(phi=0.0, rho=rho))
+    method = dataclasses.replace(planned(fedbat(phi=0.0)), rho=rho)
     for _, messages in rounds(method, 2):
         for message in messages:
             assert all(float(bits.alpha) == pytest.approx(method.bounds[0]) for bits in message.delta.codes)

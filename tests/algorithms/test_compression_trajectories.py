@@ -129,10 +129,9 @@ def uniforms(names):
     return draw
 
 
-@pytest.mark.parametrize("both_ways", [False, True])
-@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(("both_ways", "feedback"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("layers", ["inner", "all"])
-def test_fedbat(layers, feedback, both_ways):
+def test_fedbat(layers, both_ways, feedback):
     method = fedbat(RULE, 0.5, 6.0, both_ways, feedback, layers)
     names = LAYERS if layers == "all" else INNER
     slow = play(slow_fedbat.fedbat, names, uniforms(names), down="binary" if both_ways else "whole", feedback=feedback)
@@ -141,6 +140,6 @@ def test_fedbat(layers, feedback, both_ways):
 
 @pytest.mark.parametrize("phi", [0.0, 1.0])
 def test_fedbat_never_or_always_binarises(phi):
-    method = fedbat(Momentum(0.05, 0.5), phi, 2.0, layers="all")
+    method = fedbat(Momentum(0.05, 0.5), phi, layers="all")
     slow = play(slow_fedbat.fedbat, LAYERS, uniforms(LAYERS), phi=phi, rho=2.0, rule=rules.Momentum(0.05, 0.5))
     same_paths(paths(method), slow.x)
