@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 from ..algorithms.contract import Algorithm
 from ..algorithms.tree import Layout, Tree
 from ..workloads.base import Batch, Workload
-from .chain import chain_of
+from .chain import Chain, Unfit, fitted
 from .forms import Forms
 from .kernels import for_methods, kernels
+from .native import NoKernels
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -125,7 +126,7 @@ class Trips:
         """kernels: see `kernels`; precision: of losses and their gradients' computation, x's unless given."""
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.forms = Forms(algorithm, x)
-        self.chain = chain_of(workload, x.layout) if kernels == "chain" else None
+        self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
@@ -181,6 +182,15 @@ class Trips:
             local, total = after, total + loss.to(total)
         message, client = finish(client, local)
         return Outcome(message, client, total / steps, self.gradients)
+
+
+def _chain(workload: Workload, layout: Layout) -> Chain:
+    """NoKernels where the loss is no chain any more, though the plan has it that it is: no run goes on otherwise than
+    its plan says."""
+    try:
+        return fitted(workload, layout)
+    except Unfit as error:
+        raise NoKernels(f"chain kernels cannot be used here: {error}") from error
 
 
 class Gradient(torch.autograd.Function):
