@@ -16,6 +16,7 @@ from typing import Any
 from ...engine.config import Experiment, experiment
 from ...engine.driver import Record
 from ...engine.errors import ConfigError, Diverged
+from ...engine.observer import Observer
 
 Report = dict[str, Any]
 """`rows`: records since the last report; `status`: running, or how it ended; `reason`: of what failed."""
@@ -81,7 +82,7 @@ def rows(folder: Path) -> list[Record]:
     return [{name: value for name, value in row.items() if value is not None} for row in table]
 
 
-class Reporter:
+class Reporter(Observer):
     """An observer of the run; `send` may end it by raising SystemExit."""
 
     def __init__(self, columns: tuple[str, ...], send: Callable[[Report], None]) -> None:

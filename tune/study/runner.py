@@ -21,6 +21,7 @@ from ...engine.path import words
 from ...engine.recorded import check_column
 from ...engine.stopping import stopping
 from ..report.page import write_report
+from ..stores import store
 from .cells import Cell, grid, levels, planned, trials
 from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, only_study
 from .grids import has_ranges, points
@@ -81,6 +82,8 @@ def check(study: Study) -> None:
             if method == next(iter(study.methods)) and not has_ranges(offered[0].data):
                 with of_cell(offered[0]):
                     prepare(experiment(offered[0].data), "check", Path("."))
+    if study.tracking.uri != "none":
+        store(study.tracking.uri)
     check_ranges(study)
     check_metrics(study)
 

@@ -20,6 +20,7 @@ from ...engine.directory import clear
 from ...engine.driver import Record
 from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
 from ...engine.launch import resume, run
+from ...engine.observer import Observer
 from ...engine.whole import write
 
 NEWS_SECONDS = 0.5
@@ -32,7 +33,7 @@ class Task(NamedTuple):
     keep_model: bool = False
 
 
-class News:
+class News(Observer):
     """An observer: how far the run is, twice a second at most."""
 
     def __init__(self, pipe: Any) -> None:
