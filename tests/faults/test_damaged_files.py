@@ -107,7 +107,7 @@ def test_all_manifests_damaged_is_a_sentence(content, out):
 
 # --- small files ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("content", ANYTHING.values(), ids=ANYTHING)
-@pytest.mark.parametrize("file", ["run.json", "path.json", "config.yaml"])
+@pytest.mark.parametrize("file", ["run.json", "config.yaml"])
 def test_a_small_file_that_is_anything(file, content, out):
     put(out / file, content)
     empty = file == "config.yaml" and content == "{}"  # a file that is whole and lacks what every experiment needs
@@ -116,10 +116,16 @@ def test_a_small_file_that_is_anything(file, content, out):
     assert list((out / "state").iterdir())
 
 
-@pytest.mark.parametrize("block", ["Infinity", "-Infinity", "NaN", "1e400", "null", "[]", "-1", '"x"'])
-def test_blocks_of_any_number(block, out):
-    put(out / "path.json", f'{{"block": {block}, "kernels": "torch", "how": ""}}')
-    told(str(out / "path.json"), "is damaged", arguments=("resume", str(out)))
+BLOCKS = ["Infinity", "-Infinity", "NaN", "1e400", "null", "[]", "-1", '"x"']
+PLANS = [*ANYTHING.values(), *(f'{{"block": {block}, "kernels": "torch", "how": ""}}' for block in BLOCKS)]
+
+
+@pytest.mark.parametrize("content", PLANS, ids=[*ANYTHING, *BLOCKS])
+def test_a_plan_that_is_anything_is_read_from_the_checkpoint(content, out, broken_off, expected):
+    put(out / "path.json", content)
+    same(resume(small(broken_off, checkpoint=EVERY), out), expected)
+    assert "path.json" in (out / "run.log").read_text()
+    assert json.loads((out / "path.json").read_text())["kernels"] == "torch"
 
 
 @pytest.mark.parametrize("command", ["resume", "attach"])
