@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .blame import placed
 from .errors import ConfigError, FedFleetError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def building(job: Job) -> Iterator[None]:
         if not exhausted(error):
             raise
         raise ConfigError(
-            f"workload: the model of {named(job)} cannot be allocated ({first_line(error)}), got "
+            f"workload: the model of {named(job)} cannot be allocated ({first_line(error)}){placed(error)}, got "
             f"{job.experiment.workload}; choose a smaller model"
         ) from error
 

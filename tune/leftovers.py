@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from ..engine.limits import check_folder
-
 
 class NoFolder(click.ClickException):
     exit_code = 2
@@ -31,4 +29,6 @@ class Out(click.ParamType):
 
 def check_out(out: Path) -> None:
     """Refuse a folder that could not be made, before anything is computed."""
+    from ..engine.limits import check_folder
+
     check_folder(f"--out {out}", out)
