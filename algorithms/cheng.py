@@ -20,9 +20,15 @@ plain mean of all c_i, and G, which follows from both, would not be the mean of 
 
 Uncertain, as the rules were not read in the paper's PDF: start = "gradient" (one pass over all clients: G the mean
 gradient at x0, c_i the own one, c = G) is what the theory of the VR methods uses, from memory; "zeros" is the default.
-Departures: x_prev is sent, not rebuilt as x + gamma G, which would be exact up to rounding only. Of G and c, the
-SCAFFOLD methods send down beta c + (1 - beta) G alone, which is all that a step needs. With a rule other than `sgd`,
-the displacement is no multiple of the mean of u: every client then sends that mean too, one vector more.
+
+Departures:
+- x_prev is sent and not rebuilt as x + gamma G, which would be exact up to rounding only.
+- Of G and c, the SCAFFOLD methods send down beta c + (1 - beta) G alone, which is all that a step needs.
+- With a rule other than `sgd` the displacement is no multiple of the mean of u, so that every client sends that mean
+  too, one vector more.
+- FedAvg-M and FedAvg-VR are analysed for all clients taking part; here they run with a cohort as well.
+- start = "gradient" takes the gradients over all of the clients' rows, where the theory has one large batch of unknown
+  size.
 """
 
 from __future__ import annotations

@@ -14,10 +14,14 @@ effective step size, lr only how far apart the points are at which gradients are
 the plain mean. Clients form u_k = beta (g - h_i) + c with c = beta h + (1 - beta) u, so that x and c are all that is
 sent down, two trees and not three. beta weighs the NEW gradient.
 
-The first u, h and h_i are zero, which the paper leaves open. Departures: the paper has everyone take part; in a cohort
-h moves by S/N, as above, and u follows it. Means are uniform, whatever the federation's weights are: h is the plain
-mean of all h_i, and u, which follows from it, would not be the mean of u_k with another one. With unequal numbers of
-local steps each client's displacement is divided by its own K.
+The first u, h and h_i are zero, which the paper leaves open.
+
+Departures:
+- The paper has everyone take part; in a cohort h moves by S/N, as in `controlled_momentum`, and u follows it.
+- Clients are sent c = beta h + (1 - beta) u in the place of h and u, two trees and not three.
+- Means are uniform, whatever the federation's weights are.
+- With unequal numbers of local steps each client's displacement is divided by its own K.
+- gamma = lr K, the plain mean, is a default of ours.
 """
 
 from __future__ import annotations

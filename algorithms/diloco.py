@@ -10,8 +10,14 @@ Belilovsky 2025, arXiv:2505.23725.
 mu = 0 and outer_lr = 1 is FedAvg with a kept inner state; N = 1 and mu = 0 is Lookahead. carry = "reset" is for clients
 that are sampled now and then; the papers have all of them take part and never reset. The inner settings are DiLoCo's,
 and for MuLoCo lr 0.02, momentum 0.95 without Nesterov, five `you` iterations, scale `spectral`; outer_lr 0.9 and mu 0.8
-are of its configurations with several workers (one worker: 0.7 and 0.6). Departures: schedules change between rounds,
-not between local steps (the papers warm up, then cosine); AdamW's lr of 3e-4 within MuLoCo is Jordan's.
+are of its configurations with several workers (one worker: 0.7 and 0.6).
+
+Departures:
+- Schedules change between rounds and not between local steps; the papers warm up and then follow a cosine within
+  rounds.
+- AdamW's lr of 3e-4 within MuLoCo is Jordan's.
+- Where clients are sampled, the mean is over the cohort, and a client that was idle goes on with its old inner state.
+- A convolution is orthogonalised as one flattened matrix, where MuLoCo's program orthogonalises each kernel window.
 """
 
 from __future__ import annotations

@@ -7,17 +7,22 @@ Gruntkowska, Tyurin, Richtarik, ICML 2023 ("EF21-P and Friends"), arXiv:2209.152
     x <- x + mean of what came up;  down  q = Top-k(x - x_hat);  x_hat <- x_hat + q
 
 k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, error feedback of the way down.
-Departures: the original takes one gradient a round of all clients; how Li et al. adapted it is not published, so this
-is a reconstruction. memory is what clients remember of the way up: "none", as in its table of states; "error", what was
-left out is added next time; "shift", DIANA's: C(delta - h_i) goes up, h_i <- h_i + beta C(.), and x moves by h and the
-mean of what came up, h the mean of h_i. unbiased multiplies Rand-k by d / k, which explodes with local steps at 1/32.
-Not compressed: the first and the last weight, and vectors. evaluate: x_hat, which clients hold, or the server's x.
+memory is what clients remember of the way up: "none", as in its table of states; "error", what was left out is added
+next time; "shift", DIANA's: C(delta - h_i) goes up, h_i <- h_i + beta C(.), and x moves by h and the mean of what came
+up, h the mean of h_i. unbiased multiplies Rand-k by d / k, which explodes with local steps at 1/32. evaluate: x_hat,
+which clients hold, or the server's x.
 
 budget says of what ratio is a share. "compressed", as above: of the compressed numbers, values alone being counted,
 which is how "3 % of the parameters" is read; with all else in full and with the places of what goes down, that is more.
 On CNN4 for FashionMNIST 1/32 comes to 0.041 of the model's bytes up and 0.059 down, where FedMUD at 1/32 sends 0.030
 each way. "model": of all that is sent, each way, as FedMUD and the other factored methods count; k follows from what
 all else and the places leave, with numbers of 32 bits. `fedfleet show` has the shares of both for every method.
+
+Departures:
+- The original takes one gradient a round of all clients; how Li et al. adapted it to local steps and a cohort is not
+  published, so that this is a reconstruction.
+- Rand-k is not multiplied by d / k unless `unbiased` says so.
+- The first and the last weight, and vectors, are sent in full (layers = "all" compresses all weights).
 """
 
 from __future__ import annotations

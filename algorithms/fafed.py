@@ -13,9 +13,13 @@ Uncertain: the rules come from third-party code, hyperparameters are ours, const
 ones (give schedules); the start's step is not preconditioned, as in that code, unless first = "preconditioned"; p_i at
 a round's start is the client's own, or the mean of the cohort's (previous = "server": one vector more down and none
 kept; none more up, as the mean of the p_i is that of the y). All means have the federation's client weights, those of
-m, v and the start's gradients like that of x. Departures: the start is a pass over all data, or left out, m = v = 0 and
-p_i = x0 (start = "zeros"). All take part in the paper; in a cohort, a client that was not there in the round before
-takes p_i = x.
+m, v and the start's gradients like that of x.
+
+Departures:
+- The start is a pass over all data and not over K batches.
+- The start may be left out, m = v = 0 and p_i = x0 (start = "zeros").
+- All clients take part in the paper; here, in a cohort, a client that was not there in the round before takes p_i = x.
+- lr and alpha are constants, or schedules that are given, in the place of the paper's decaying ones.
 """
 
 from __future__ import annotations

@@ -5,10 +5,17 @@ what is common with its other methods is in `controlled_momentum`.
 
     x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
 
-|u| is the norm of all of the primal as one vector, |v| of the dual: a dual of one number takes steps of its sign.
-beta = 0.9 is the paper's number on the NEW gradient, as its Algorithm 1 has it; the usual reading of "momentum 0.9",
-which its theory is closer to, is beta = 0.1. In theory gamma_x is a tenth of gamma_y over the condition number.
-Departures: those of `controlled_momentum`; a norm below 1e-12 counts as that.
+|u| is the norm of all of the primal as one vector, |v| of the dual: a dual of one number takes steps of its sign. beta
+= 0.9 is the paper's number on the NEW gradient, as its Algorithm 1 has it; the usual reading of "momentum 0.9", which
+its theory is closer to, is beta = 0.1. In theory gamma_x is a tenth of gamma_y over the condition number.
+
+Departures:
+- The paper has everyone take part; in a cohort h moves by S/N, as in `controlled_momentum`, and u follows it.
+- Clients are sent c = beta h + (1 - beta) u in the place of h and u, two trees and not three.
+- Means are uniform, whatever the federation's weights are.
+- With unequal numbers of local steps each client's displacement is divided by its own K.
+- gamma = lr K, the plain mean, is a default of ours.
+- A norm below 1e-12 counts as 1e-12.
 """
 
 from __future__ import annotations

@@ -6,8 +6,14 @@ of its experiments; what is common with its other methods is in `controlled_mome
     x_i <- x_i - lr_x min(1, radius / |u|) u,  y_i <- y_i + lr_y min(1, radius / |v|) v      a norm for each group
 
 radius = 0.1 for both groups is the paper's, beta as in `fed_nsgda_m`. Where every norm is above the radius this is
-Fed-NSGDA-M with lr and gamma times the radius; without clipping and with beta = 1 it is `sagda`. Departures: those of
-`controlled_momentum`.
+Fed-NSGDA-M with lr and gamma times the radius; without clipping and with beta = 1 it is `sagda`.
+
+Departures:
+- The paper has everyone take part; in a cohort h moves by S/N, as in `controlled_momentum`, and u follows it.
+- Clients are sent c = beta h + (1 - beta) u in the place of h and u, two trees and not three.
+- Means are uniform, whatever the federation's weights are.
+- With unequal numbers of local steps each client's displacement is divided by its own K.
+- gamma = lr K, the plain mean, is a default of ours.
 """
 
 from __future__ import annotations

@@ -7,12 +7,18 @@ arXiv:2310.03613.
              u_i  <- g_x(x_i+, y_i+) + (1 - a) (u_i - g_x(x_i, y_i))      both on the same batch; v_i likewise
     x, y, u, v <- their means
 
-Two gradients a step; `local_sgdam` with STORM's estimate. Uncertain: the algorithm's box was not found; this is
-rebuilt from what others say of it (STORM, full participation, everything averaged). So open are: whether the step is
-taken before or after averaging the estimates (before, here, and the previous point of a round's first correction is
-the averaged one), whether there is a server's step size (none here), and the schedules of lr and a (any setting may be
+Two gradients a step; `local_sgdam` with STORM's estimate. Uncertain: the algorithm's box was not found; this is rebuilt
+from what others say of it (STORM, full participation, everything averaged). So open are: whether the step is taken
+before or after averaging the estimates (before, here, and the previous point of a round's first correction is the
+averaged one), whether there is a server's step size (none here), and the schedules of lr and a (any setting may be
 one). `stem` averages first and keeps the previous point. start: of the estimate, see `local_sgdam`; the paper has a
-large first batch, which is `gradient`. Departures: a cohort's mean stands for the mean over all clients.
+large first batch, which is `gradient`.
+
+Departures:
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
+- The rules are rebuilt from descriptions, see above.
+- With start = "batch" the first round takes K - 1 steps and not K, and the first estimate is of one batch and not of a
+  large one.
 """
 
 from __future__ import annotations

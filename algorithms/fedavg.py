@@ -7,6 +7,11 @@ McMahan et al., AISTATS 2017, arXiv:1602.05629; as parallel restarted SGD, Yu, Y
 
 The optimiser's state starts anew every round (carry = "reset", stateless clients). "keep" leaves it with the client,
 "average" sends it through the server; the papers that compare against "FedAvg (Adam)" do not say which they use.
+
+Departures:
+- The paper weighs the mean by the clients' numbers of examples; here the weights are the federation's, uniform unless
+  it says otherwise.
+- `over`, `carry`, `server_lr` and a local optimiser other than SGD are not in the paper.
 """
 
 from __future__ import annotations

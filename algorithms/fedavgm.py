@@ -6,7 +6,10 @@ Hsu, Qi, Brown 2019, arXiv:1909.06335.
     x <- x + server_lr v                 or, Nesterov: x + server_lr (mean(y_K - x) + beta v), with the new v
 
 beta = 0 is FedAvg with a server step. Not FedAvg-M (Cheng et al. 2024), whose momentum is inside the local steps.
-Departures: none. Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as DiLoCo has it.
+Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as DiLoCo has it.
+
+Departures:
+- Nesterov's form, `evaluate: last_two` and local training other than FedAvg's are options beside the paper's.
 """
 
 from __future__ import annotations

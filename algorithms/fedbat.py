@@ -13,16 +13,20 @@ Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at
     up       the bits of a last B(u, alpha), and alpha;  x <- x + server's step on the mean of B
     down     x, as it is;  or both_ways: Q(x - x_hat) = B(., mean |.|), as Li et al. 2025 (FedMUD) compare it
 
-Departures: first and last weight and vectors are sent in full (layers = "all" binarises all weights, as the paper
-does); alpha0 starts anew every round, and where no step was binarised (phi = 1) it is mean |u| at the end, while the
-code sends with a scale left over from an earlier round; both_ways is a reconstruction, and feedback = true, which sends
-later what it loses, is ours. lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
+lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
 
 phi = 0 binarises from the first step on, at which u = 0: alpha0 = mean |u| = 0, alpha is clipped to lo, and theta,
 whose gradient is 0 at a bound, stays 0. So clients then learn no scale, whatever rho is, and send + or - 5e-4.
 
 Of the model's bytes on CNN4 for FashionMNIST, a bit a weight and all else in full are 0.041, up, and down with
 both_ways, where FedMUD at 1/32 sends 0.030 each way; without both_ways the whole model goes down.
+
+Departures:
+- The first and the last weight, and vectors, are sent in full; layers = "all" binarises all weights, as the paper does.
+- alpha0 starts anew every round, and where no step was binarised (phi = 1) it is mean |u| at the end; the code sends
+  with a scale left over from an earlier round.
+- both_ways is a reconstruction, and feedback = true, which sends later what it loses, is ours.
+- The weights of the mean are the federation's; the code's are numbers of minibatches.
 """
 
 from __future__ import annotations

@@ -10,10 +10,13 @@ Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
 
 beta1 / 2 on the old m is meant (strong projection condition). No bias correction: with epsilon = 0 it would cancel. All
 start at 0. With G = 1 these are FedExP without its floor, and FedExP-M. Evaluated at the mean of the last two iterates.
-epsilon_g has the unit of |delta|; the paper tunes it and says that 0, our default, works; it may be a schedule.
-Means have the federation's client weights, A as well as delta; under a compression both are of the messages as they
-were decoded. Departures: 0 / 0 = 0, and no step where sum v^2 / G = 0. The general mirror map is not here, the paper
-uses the quadratic alone.
+epsilon_g has the unit of |delta|; the paper tunes it and says that 0, our default, works; it may be a schedule. Means
+have the federation's client weights, A as well as delta; under a compression both are of the messages as they were
+decoded.
+
+Departures:
+- 0 / 0 = 0, and there is no step where sum v^2 / G = 0.
+- The general mirror map is not here; the paper, too, uses the quadratic one alone.
 """
 
 from __future__ import annotations

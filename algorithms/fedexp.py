@@ -14,8 +14,11 @@ Norms over the whole model. Uncertain points. Takakura et al. write FedExP witho
 the authors has epsilon * S where the paper has epsilon (give the product), and decays it by the square of the step
 size's decay (give a schedule). Its branch for momentum is never reached; FedExP-M here has it in both lines. Evaluated
 at the mean of the last two iterates. Means have the federation's client weights, A as well as delta, so that A >=
-|delta|^2 (Jensen); under a compression both are of the messages as they were decoded. Departures: no step where
-|delta|^2 + epsilon = 0.
+|delta|^2 (Jensen); under a compression both are of the messages as they were decoded.
+
+Departures:
+- There is no step where |delta|^2 + epsilon = 0.
+- FedExP-M has no max(1, .), as in the authors' recursion.
 """
 
 from __future__ import annotations

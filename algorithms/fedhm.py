@@ -9,10 +9,14 @@ Low-rank Factorization").
 
 The mean is of products, so a message is multiplied out before it is added; what was sent are factors. Server rules act
 on whole models, with x the model that was sent, U V^T of the truncation: without a local step the model is truncated
-once and then stays. Departures: one rank for all clients, from the ratio (the paper's ranks differ by client, which is
-its point; Li et al. 2025 compare it at one ratio); its weight decay as |U V^T|^2 is left out; weights of the mean are
-the federation's. The first W is the model's own start. States on variables that are decomposed anew every round would
-mean nothing, so estimators and rules that keep any between rounds are refused.
+once and then stays. The first W is the model's own start. States on variables that are decomposed anew every round
+would mean nothing, so estimators and rules that keep any between rounds are refused.
+
+Departures:
+- All clients have one rank, from the ratio; the paper's ranks differ by client, which is its point, and Li et al. 2025
+  compare it at one ratio.
+- The paper's weight decay as |U V^T|^2 is left out.
+- The weights of the mean are the federation's.
 """
 
 from __future__ import annotations

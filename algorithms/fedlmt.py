@@ -6,10 +6,16 @@ Model Training with Theoretical Guarantees").
     W = U V^T, in the reshape (o h) x (i w): a 1 x w convolution i -> r, then an h x 1 one r -> o
     K local steps on U, V and all that is not compressed;  U <- mean U_i, V <- mean V_i
 
-As it is compared in Li et al. 2025: a ratio for all layers, factors from U(-a, a), first and last weight left out.
-draw = "fan_out" is the paper's own start, Kaiming's normal. Departures: its rank is a share of the output channels
-and which stages are factored is chosen by data set; its optional decay of |U V^T|^2 is left out. compression: the part
-`factors` composes with server rules and control variates, since the variables stay the same.
+As it is compared in Li et al. 2025: a ratio for all layers, factors from U(-a, a), first and last weight left out. draw
+= "fan_out" is the paper's own start, Kaiming's normal. compression: the part `factors` composes with server rules and
+control variates, since the variables stay the same.
+
+Departures:
+- Factors start in U(-a, a) unless draw says otherwise, as Li et al. 2025 compare the method; the paper's own start is
+  draw = "fan_out".
+- One ratio sets the ranks of all layers but the first and the last; the paper's rank is a share of the output channels,
+  and which stages are factored is chosen by data set.
+- The paper's optional decay of |U V^T|^2 is left out.
 """
 
 from __future__ import annotations

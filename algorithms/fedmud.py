@@ -14,10 +14,14 @@ Communication-Efficient Federated Learning"). The authors' code settles what the
     fedmud_bkd_aad, fedmud_bkd_f
 
 Everything drawn is U(-a, a), counted by the run's seed and the number of the draw. In the compressed layers AAD and +F
-depend on the step size and a through lr a^2 alone (with plain SGD). Departures: the text's ratio 2 (m + n) r / (m n) is
-(m + n) r / (m n), in its code too; Kronecker blocks lie one after the other as in the code ("kronecker_grid" of the
-compression `updates` is the text's); the code's first round draws every layer with one constant. Weights of the mean
-are the federation's, the code's are numbers of minibatches. Server rules and rules with states need reset = 0.
+depend on the step size and a through lr a^2 alone (with plain SGD). Server rules and rules with states need reset = 0.
+
+Departures:
+- The text's ratio 2 (m + n) r / (m n) is (m + n) r / (m n), as in the code.
+- Kronecker blocks lie one after the other, as in the code; "kronecker_grid" of the compression `updates` is the text's
+  layout.
+- All draws are counted by the run's seed; the code draws every layer of the first round with one constant.
+- The weights of the mean are the federation's; the code's are numbers of minibatches.
 """
 
 from __future__ import annotations

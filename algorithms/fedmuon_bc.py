@@ -12,7 +12,11 @@ Algorithm 1.
 c_i and m_i agree whenever a client is idle (lines 11 and 15) and start equal, so a client keeps one tree, not two.
 start = "gradient" is the theory's choice, m_i = gradient of F_i at x0 and c their mean; "zeros" the default.
 federation.weights are those of the mean displacement alone; c is the plain mean of all c_i in any case, on which the
-correction rests. Departures: none; alpha = 0.1 is ours, the paper's experiments do not state it.
+correction rests. alpha = 0.1 is ours, the paper's experiments do not state it.
+
+Departures:
+- A client keeps one tree, since m_i and c_i agree between its visits, where the paper keeps two.
+- over = "cohort", scales other than moonlight, other coefficients and aux are options beside the paper's.
 """
 
 from __future__ import annotations

@@ -13,11 +13,16 @@ gradient is everyone's first momentum; "zeros" begins at m = 0. beta is the weig
 experiments say 0.9 for every method, read as the weight of the old one. A cohort's mean stands for the mean over all
 clients. Weight decay is decoupled, W <- W (1 - lr weight_decay), on matrices as in `muon`; the cosine decay of the
 experiments is a schedule. The layer scale is `none`, the box's; which Newton-Schulz coefficients is not said there, so
-they are those of `UNNAMED` in `muon`. parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and
-beta = N^(1/2) / T^(1/2) from the run's number T of local iterations, that is rounds times steps, and N of clients that
-take part, the cohort (Corollary 5.2); `local_steps` is the corollary's K, which is for federation.local.steps.
-Departures: the first round takes K - 1 steps and not K, since line 1 uses up its first batch; vectors take plain steps,
-of a size of their own or by a rule of their own.
+they are those of `UNNAMED` in `muon`. parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and beta
+= N^(1/2) / T^(1/2) from the run's number T of local iterations, that is rounds times steps, and N of clients that take
+part, the cohort (Corollary 5.2); `local_steps` is the corollary's K, which is for federation.local.steps.
+
+Departures:
+- The first round takes K - 1 steps and not K, since line 1 uses up its first batch.
+- Vectors take plain steps along the momentum, of a size of their own or by a rule of their own; the paper knows
+  matrices alone.
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
+- start = "gradient" and start = "zeros" are ours.
 """
 
 from __future__ import annotations

@@ -10,10 +10,15 @@ Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2.
     x <- x + server_lr m / (sqrt(v) + tau)
 
 Uncertain points. v starts at tau^2 as in the algorithm; v_init = 0 is what the official code, Flower and Takakura et
-al. 2025 do. No bias correction, as in the algorithm; bias_correction = true multiplies the step by
-sqrt(1 - beta2^t) / (1 - beta1^t), t the round from 1, as Keras has it (hence the official code's Adam and Yogi);
-Flower's FedAdam has t + 1. Takakura et al.: v_init = 0, tau = 1e-9. server_lr is ours; the paper tunes it. Departures:
-0 / 0 = 0, for tau = 0.
+al. 2025 do. No bias correction, as in the algorithm; bias_correction = true multiplies the step by sqrt(1 - beta2^t) /
+(1 - beta1^t), t the round from 1, as Keras has it (hence the official code's Adam and Yogi); Flower's FedAdam has t +
+1. Takakura et al.: v_init = 0, tau = 1e-9. server_lr is ours; the paper tunes it.
+
+Departures:
+- 0 / 0 = 0, for tau = 0.
+- The mean of the displacements has the federation's client weights, uniform unless it says otherwise; the algorithm's
+  are uniform, and its experiments weigh by examples.
+- v_init and bias_correction are options for what other programs do.
 """
 
 from __future__ import annotations

@@ -6,9 +6,14 @@ Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098.
     a convolution: W_j = sum over a, b of T_j[a, b] O_j[a, o] I_j[b, i], W = W_1 * W_2, 2 (R (o + i) + R^2 h w) numbers
 
 As it is compared in Li et al. 2025: factors from U(-a, a); draw = "fan_in" is the paper's start, He's normal on every
-factor. form = "matrix" reshapes convolutions to (o h) x (i w). Departures: R has the floor 1 and not ceil(sqrt(max(o,
-i))), the paper's guarantee of full rank, which breaks a ratio of 1/32 on small layers; its optional tanh and Jacobian
-correction are left out, as in the code it released.
+factor. form = "matrix" reshapes convolutions to (o h) x (i w).
+
+Departures:
+- R has the floor 1 and not ceil(sqrt(max(o, i))), the paper's guarantee of full rank, which breaks a ratio of 1/32 on
+  small layers.
+- Factors start in U(-a, a) unless draw says otherwise, as Li et al. 2025 compare the method; the paper's own start is
+  draw = "fan_in".
+- The paper's optional tanh and Jacobian correction are left out, as in the code that it released.
 """
 
 from __future__ import annotations

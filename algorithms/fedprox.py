@@ -5,8 +5,10 @@ Li et al., MLSys 2020, arXiv:1812.06127, Algorithm 2.
     y <- y - step(g(y) + mu (y - x))      the gradient of f_i(y) + mu |y - x|^2 / 2
     x <- x + server_lr * mean of (y_K - x)
 
-Departures: the paper asks for an inexact minimiser of the local problem and leaves the solver open; here it is K steps
-of any rule. It samples clients by size and averages uniformly; here sampling and weights are the federation's.
+Departures:
+- The paper asks for an inexact minimiser of the local problem and leaves the solver open; here it is K steps of any
+  rule.
+- The paper samples clients by size and averages uniformly; here sampling and weights are the federation's.
 """
 
 from __future__ import annotations

@@ -9,9 +9,13 @@ optimization"), arXiv:2311.00944.
     z <- z + beta (x - z)                              at the new x
 
 The pull is the server's alone, scaled to equal K local steps; K is federation.local.steps. The paper writes p for rho;
-2 L in theory, 0 for objectives that are PL on both sides, and no value of the experiments was found: rho = 0.1,
-beta = 0.5 are ours. rho = 0 is LocalSGDA. beta near 1 hardly smooths, as z
-is then nearly x. Departures: no projection of y.
+2 L in theory, 0 for objectives that are PL on both sides, and no value of the experiments was found: rho = 0.1, beta =
+0.5 are ours. rho = 0 is LocalSGDA. beta near 1 hardly smooths, as z is then nearly x.
+
+Departures:
+- The dual is not projected.
+- rho and beta have defaults of ours.
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
 """
 
 from __future__ import annotations

@@ -7,9 +7,13 @@ Algorithm 4.
     y   <- y - step(m_i)                 step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors
     x   <- x + |S|/N mean(y_K - x)       clients that were not sampled count as not having moved
 
-m_i stays with the client over rounds. Departures: none. The paper's line about C_i is unused and left out; alpha is not
-stated there, 0.1 is ours; nor is what an output head or embeddings are: matrices like any other, unless aux names them.
-Under heterogeneity the method need not move at all (its Theorem 1).
+m_i stays with the client over rounds. The paper's line about C_i is unused and left out; alpha is not stated there, 0.1
+is ours; nor is what an output head or embeddings are: matrices like any other, unless aux names them. Under
+heterogeneity the method need not move at all (its Theorem 1).
+
+Departures:
+- None of the algorithm; start = "gradient", over = "cohort", scales other than moonlight, other coefficients and aux
+  are options beside it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,13 @@ Deng, Mahdavi, AISTATS 2021, arXiv:2102.13152. With a server's step size, FSGDA 
 
 As the workload has the sign of the dual this is FedAvg with two step sizes; without a dual group it is FedAvg to the
 bit. server_lr = 1 is the paper's. Uncertain: the paper's own page was not read; the step size of the primal is to be
-much the smaller in theory, none is stated. Departures: no projection of y; a cohort's mean stands for the mean over
-all. Its variant Local SGDA+, which takes the dual's gradient at an older x, is not here.
+much the smaller in theory, none is stated. Its variant Local SGDA+, which takes the dual's gradient at an older x, is
+not here.
+
+Departures:
+- The dual is not projected.
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
+- server_lr is Yang et al.'s.
 """
 
 from __future__ import annotations

@@ -5,11 +5,16 @@ Sharma, Panda, Joshi, Varshney, ICML 2022 ("Federated Minimax Optimization"), ar
     K times: x_i <- x_i - lr d_x,i,  y_i <- y_i + lr d_y,i;  d_i <- (1 - beta) d_i + beta g      at the new point
     x, y, d_x, d_y <- their means
 
-It moves before it estimates: `fedmuon_ma` with plain steps. The paper's rate is alpha eta and its weight alpha b;
-lr and beta here are these products. beta weighs the NEW gradient: 0.9 read literally from Zhang and Gao 2025, whose
+It moves before it estimates: `fedmuon_ma` with plain steps. The paper's rate is alpha eta and its weight alpha b; lr
+and beta here are these products. beta weighs the NEW gradient: 0.9 read literally from Zhang and Gao 2025, whose
 experiments may as well mean 0.1. Uncertain: the recursion was not read in the paper. start: of the momentum, `batch`:
 the first step of round 1 estimates and does not move; `gradient`: an opening pass over all clients; `zeros`.
-Departures: a cohort's mean stands for the mean over all clients.
+
+Departures:
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
+- lr and beta are the products alpha eta and alpha b of the paper's rates.
+- With start = "batch" the first round takes K - 1 steps and not K.
+- The dual is not projected.
 """
 
 from __future__ import annotations

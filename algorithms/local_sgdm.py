@@ -6,9 +6,12 @@ Yu, Jin, Yang, ICML 2019 ("PR-SGD-Momentum"), arXiv:1905.03817, Algorithm 1.
     x   <- x + server_lr * mean of (x_i - x)
     u   <- mean of u_i
 
-This is FedAvg with a momentum whose state travels. Departures: the paper's clients keep x_i and u_i, which are the same
-for all after averaging; here both are sent, so that clients need no state. It has everyone take part; a cohort's mean
-stands for it otherwise. server_lr = 1 is the paper's.
+This is FedAvg with a momentum whose state travels. server_lr = 1 is the paper's.
+
+Departures:
+- The paper's clients keep x_i and u_i, which are the same for all after averaging; here both are sent down, so that
+  clients need no state.
+- All clients take part in the paper; here the mean over the cohort stands for the mean over all.
 """
 
 from __future__ import annotations

@@ -15,8 +15,12 @@ reviews and successors. All default sizes are: lr = 1 / (K sqrt R), gamma = (S K
 R)^(1/2); with VR lr = 1 / (K R), gamma = beta = (S K)^(1/3) / R^(2/3); an alternative for lr without VR is 1 / (K R).
 So is the momentum of VR: "direction_mean", the mean over clients and steps of u (one vector more up), is the default
 since it is STORM's; "plain" is the line above, as in the third-party code; without VR both are the same. x_prev is the
-server's model before the last, also where not all take part. Departures: the opening is a pass over all data, not one
-batch; beta is cut at 1; eps only guards u = 0.
+server's model before the last, also where not all take part.
+
+Departures:
+- The opening is a pass over all data and not one batch.
+- beta is cut at 1.
+- eps, which is ours, only guards u = 0.
 """
 
 from __future__ import annotations

@@ -10,7 +10,11 @@ learning"), arXiv:2210.00611. F-SAGDA in Zhang and Gao 2025.
 As the workload has the sign of the dual this is `scaffold` with plain steps, to the bit. Uncertain: the paper's
 algorithm was not read; how it samples clients for the control variates and for the updates may differ, with everyone
 taking part up to the age of v. federation.weights are those of the mean displacement alone, v is the plain mean of all
-v_i in any case. Departures: one set of clients for both.
+v_i in any case.
+
+Departures:
+- One set of clients serves both control variates and updates.
+- The dual is not projected.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ Karimireddy et al., ICML 2020, arXiv:1910.06378, Algorithm 1, option II, or I as
     line 17   x   <- x + server_lr * mean(y_K - x)
     line 17   c   <- c + |S|/N * mean(change of c_i)
 
-Departures. Line 12 is printed as c_i - c + (x - y_K) / (K lr), which is this mean under plain SGD. Written as a mean it
-needs neither K nor lr and keeps its sense when the rule is Momentum or Adam (which the paper does not treat; the
-corrected gradient is what the rule sees). control = "last" keeps the last of the K gradients instead: the special case
-of FedMuon in Takezawa et al. 2025 with alpha = 1 and no lmo; equal at K = 1. control = "server" is option I, c_i is the
-gradient of F_i at the server's x; in place of an extra pass over the client's data it is the mean over the round's K
-batches of their gradients at x, two gradients a step. With epochs as the local work these batches are all of its data.
+Line 12 is printed as c_i - c + (x - y_K) / (K lr), which is this mean under plain SGD. Written as a mean it needs
+neither K nor lr and keeps its sense when the rule is Momentum or Adam (which the paper does not treat; the corrected
+gradient is what the rule sees). control = "last" keeps the last of the K gradients instead: the special case of FedMuon
+in Takezawa et al. 2025 with alpha = 1 and no lmo; equal at K = 1. control = "server" is option I, c_i is the gradient
+of F_i at the server's x; in place of an extra pass over the client's data it is the mean over the round's K batches of
+their gradients at x, two gradients a step. With epochs as the local work these batches are all of its data.
 federation.weights are those of the mean displacement alone: c is the plain mean of all c_i in any case, on which the
 correction rests, so that the point where nothing moves is the plain mean's.
 
@@ -20,6 +20,14 @@ Uncertain with momentum or Adam, as Takezawa et al. compare them: whether the ru
 (carry = "reset", the default) and which c_i they have. For momentum there are two more, with weights a_k = (1 -
 mu^(K-k)) / (1 - mu), by which x - y_K = lr sum a_k (g_k - c_i + c): "normalised", c_i - c + (x - y_K) / (lr sum a_k) =
 sum a_k g_k / sum a_k, and "literal", line 12 as printed, wrong by a factor of up to 1 / (1 - mu).
+
+Departures:
+- c_i is the mean of the round's gradients, which under plain SGD is what line 12 prints and under other rules is not.
+- Option I takes the mean over the round's K batches of the gradients at x, where the paper takes an extra pass over the
+  client's data.
+- Momentum, Adam and other rules of the local steps are not in the paper; they see the corrected gradient.
+- The displacement is weighed as the federation says, and c is a plain mean in any case; all of the paper's means are
+  uniform.
 """
 
 from __future__ import annotations

@@ -12,11 +12,16 @@ Local step and then the mean is the same as the mean and then the server's step.
 the client's own point before the averaged step (previous = "own"); "server" takes the cohort's mean of these instead,
 one vector more each way and none kept. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c
 (lr_t / lr)^2), t counting local steps from 1 and the start's step 0; its constants are from memory, "constant" is the
-default. Whether the start's step has a size of its own is not known: first_lr, lr unless given. Departures: the start
-is a pass over all data, not over K batches, or left out, d = 0 and p_i = x0 (start = "zeros"). All take part in the
-paper; in a cohort, a client that was not there in the round before takes p_i = x. a, c, w, sigma2 are ours. All means
-have the federation's client weights, those of d and of the start's gradient like that of x; the local steps that t
-counts are a plain mean.
+default. Whether the start's step has a size of its own is not known: first_lr, lr unless given. a, c, w, sigma2 are
+ours. All means have the federation's client weights, those of d and of the start's gradient like that of x; the local
+steps that t counts are a plain mean.
+
+Departures:
+- The start is a pass over all data and not over K batches.
+- The start may be left out, d = 0 and p_i = x0 (start = "zeros").
+- All clients take part in the paper; here, in a cohort, a client that was not there in the round before takes p_i = x.
+- lr and a are constants by default; the paper's decaying ones are schedule = "stem", with constants from memory.
+- previous = "server" is an option of ours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,12 @@ Lee, Zaheer, Li, ICML 2025, arXiv:2502.04164.
 
 Uncertain points: the outer adaptive step's tau, first v and bias correction are taken from FedOpt (v_init: None for
 tau^2; bias_correction off). bi2clip's outer thresholds, 0 and 0.01, are ours as the inner ones are. The rule is BiClip;
-any other rule may stand in its place. Departures: none.
+any other rule may stand in its place.
+
+Departures:
+- The outer adaptive steps are FedOpt's, with its tau, first v and bias correction, which the paper does not settle.
+- The inner thresholds d = 0 and u = 0.1 and mode = "coordinate" are defaults of ours; the paper tunes thresholds by
+  task.
 """
 
 from __future__ import annotations

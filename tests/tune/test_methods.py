@@ -1,5 +1,7 @@
 """docs/methods.md is what its command prints, and that is complete."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,18 @@ def test_defaults_are_shown_as_an_experiment_has_them():
     tables = Parts().tables
     assert methods.shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"
     assert [methods.shown(v, tables) for v in (True, None, (0.9, 0.99), "mean")] == ["true", "", "[0.9, 0.99]", "mean"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_lists_its_departures(name: str):
+    """The last paragraph of a method's file: a list, one sentence for each departure from the paper."""
+    module = inspect.getmodule(resolve(METHODS[name]))
+    paragraphs = (inspect.getdoc(module) or "").split("\n\n")
+    assert sum("Departures" in paragraph for paragraph in paragraphs) == 1
+    head, _, listed = paragraphs[-1].partition("\n")
+    assert head == "Departures:"
+    sentences = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.M) if item]
+    assert sentences
+    for sentence in sentences:
+        assert sentence.endswith("."), sentence
+        assert not re.search(r"\.\s+[A-Z]", sentence), f"more than one sentence: {sentence}"
