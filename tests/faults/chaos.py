@@ -1,7 +1,8 @@
 """Faults at random: 200 points, each a small experiment that must end with the model of an undisturbed run.
 
-`make chaos` runs all and prints a table, `python -m tests.faults.chaos disk oracle` some; the test suite runs a fixed
-sample.
+A fault that comes too late, or finds nobody to hit, proves nothing. Therefore each point must show by what the run told
+that its fault took effect, and is drawn again where it did not. `make chaos` runs all and prints a table, `python -m
+tests.faults.chaos disk oracle` some; the test suite runs a fixed sample.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,9 @@ ROUNDS = 8
 CALLS = ROUNDS * 3 * 3 + 4 * 4
 """Of the loss, by blocks, and of the report in an undisturbed run."""
 SECONDS = 120
-"""What a point may take; more is a hang."""
+"""What a draw of a point may take; more is a hang."""
+DRAWS = 12
+"""Of a point, until one takes effect."""
 
 KINDS = {"host": 30, "driver": 20, "launcher": 20, "interrupt": 40, "checkpoint": 40, "disk": 20, "oracle": 30}
 SAMPLE = {"host": 2, "driver": 1, "launcher": 3, "interrupt": 4, "checkpoint": 4, "disk": 2, "oracle": 4}
@@ -46,19 +49,23 @@ class Point(NamedTuple):
     kind: str
     number: int
 
-    @property
-    def random(self) -> np.random.Generator:
-        return np.random.default_rng([list(KINDS).index(self.kind), self.number])
+    def random(self, draw: int) -> np.random.Generator:
+        return np.random.default_rng([list(KINDS).index(self.kind), self.number, *([draw] if draw else [])])
 
 
 POINTS = [Point(kind, number) for kind, count in KINDS.items() for number in range(count)]
 
 
-class Case:
-    """One point's experiment: the folder with its faults and its files, and how to run it."""
+class Missed(Exception):
+    """The fault has had no effect; the draw proves nothing."""
 
-    def __init__(self, point: Point, folder: Path) -> None:
-        self.random, self.folder, self.out = point.random, folder, folder / "out"
+
+class Case:
+    """One draw of a point: the folder with its faults and its files, and how to run it."""
+
+    def __init__(self, point: Point, folder: Path, draw: int = 0) -> None:
+        self.random, self.folder, self.out = point.random(draw), folder, folder / "out"
+        self.met: list[str] = []  # what shows that the fault took effect
         self.method = str(self.random.choice(list(METHODS)))
         self.every = {"every": int(self.random.integers(1, 4)), "keep": int(self.random.integers(1, 4))}
 
@@ -69,26 +76,38 @@ class Case:
         """Have this happen once, at a random call of the loss or the report."""
         plan(self.folder, rule(ANYONE, kind, int(self.random.integers(CALLS)), 1))
 
+    def meet(self, told: list[str], words: str) -> None:
+        """Note what was told of the fault."""
+        self.met += [text for text in told if words in text]
+
     def go_on(self, **engine: Any) -> Result:
-        """Resume; from the start where the run had not come to its first checkpoint."""
+        """Resume; from the start where the run had not come to its first checkpoint, or not to its first round."""
+        watch = Watch()
         try:
-            return resume(self.chosen(**engine), self.out)
+            result = resume(self.chosen(**engine), self.out, [watch])
+            self.meet(watch.told, self.damage_is_told)
+            return result
         except ConfigError as error:
-            if "no checkpoint to resume from" not in str(error):
+            if not any(words in str(error) for words in ("no checkpoint to resume from", "holds no run")):
                 raise
+            self.meet([str(error)], self.damage_is_told)
             left = list((self.out / "checkpoints").glob("round-*"))
             if len(left) > self.damaged:
                 raise
             return run(self.chosen(**engine), self.folder / "anew")
 
     damaged = 0
+    damage_is_told = "is damaged ("
 
 
-# --- the kinds --------------------------------------------------------------------------------------------------------
+# --- the kinds: each notes in `met` what shows that its fault took effect ---------------------------------------------
 def oracle(case: Case) -> Result:
     """The loss or the report raises once."""
     case.at("raise")
-    return run(case.chosen(), case.out)
+    watch = Watch()
+    result = run(case.chosen(), case.out, [watch])
+    case.meet(watch.told, "is broken")
+    return result
 
 
 def interrupt(case: Case) -> Result:
@@ -97,8 +116,8 @@ def interrupt(case: Case) -> Result:
         case.at("interrupt")
         try:
             return resume(case.chosen(), case.out) if again else run(case.chosen(), case.out)
-        except Interrupted:
-            continue
+        except Interrupted as error:
+            case.met.append(repr(error))
         except ConfigError:  # stopped in the first round
             break
     plan(case.folder)
@@ -114,17 +133,20 @@ def launcher(case: Case) -> Result:
     child = here.Process(target=alone, args=arguments, daemon=True)
     child.start()
     child.join(SECONDS)
+    if child.exitcode == 0:
+        raise Missed
     assert child.exitcode == -signal.SIGKILL, child.exitcode
+    assert not (case.out / "result.json").exists()
+    case.met.append("the launcher ended by SIGKILL")
     return case.go_on()
 
 
 def checkpoint(case: Case) -> Result:
-    """Ctrl-C, then the newest checkpoint is damaged."""
+    """Ctrl-C, then the newest checkpoint is damaged, which resuming must tell."""
     plan(case.folder, rule(ANYONE, "interrupt", int(case.random.integers(CALLS // 4, CALLS)), 1))
-    try:
-        return run(case.chosen(), case.out)
-    except Interrupted:
-        pass
+    with suppress(Interrupted):
+        run(case.chosen(), case.out)
+        raise Missed
     folders = sorted((case.out / "checkpoints").iterdir())
     damage(case, folders)
     case.damaged = 1 if len(folders) == 1 else 0
@@ -160,23 +182,34 @@ def disk(case: Case) -> Result:
     """The store's disk is too small, then made larger; or the checkpoints' disk is full for some rounds."""
     with mounted(case.folder / "disk", int(case.random.integers(40, 140))) as folder:
         if case.random.random() < 0.5:
+            told = ""
             try:
-                return run(case.chosen(store=str(folder)), case.out)
-            except StoreFull:
-                enlarge(folder)
+                run(case.chosen(store=str(folder)), case.out)
+            except StoreFull as error:
+                told = str(error)
+            if not told:
+                raise Missed
+            assert f"in {folder}" in told
+            assert "No space left" in told
+            case.met.append(told)
+            enlarge(folder)
             return case.go_on(store=str(folder))
         enlarge(folder)
         case.out = folder / "out"
         begin = int(case.random.integers(1, ROUNDS - 1))
         end = int(case.random.integers(begin + 1, ROUNDS))
-        actions = {f"r{begin}": lambda: fill(folder), f"r{end}": (folder / "filler").unlink}
-        return run(case.chosen(store=str(case.folder)), case.out, [Watch(**actions)])
+        watch = Watch(**{f"r{begin}": lambda: fill(folder), f"r{end}": (folder / "filler").unlink})
+        result = run(case.chosen(store=str(case.folder)), case.out, [watch])
+        case.meet(watch.told, "no checkpoint could be written (No space left")
+        return result
 
 
 def host(case: Case) -> Result:
-    """SIGKILL to a host, some milliseconds after some round."""
+    """SIGKILL to a host, some milliseconds after some round; the driver must have missed it."""
     with later(case, lambda: kill_one(case)) as watch:
-        return run(case.chosen(backend="ray", hosts=2), case.out, [watch])
+        result = run(case.chosen(backend="ray", hosts=2), case.out, [watch])
+    case.meet(watch.told, "another one starts")
+    return result
 
 
 def kill_one(case: Case) -> None:
@@ -189,9 +222,11 @@ def driver(case: Case) -> Result:
     """SIGKILL to the driver, some milliseconds after some round; resumed on either backend."""
     try:
         with later(case, kill_driver) as watch:
-            return run(case.chosen(backend="ray", hosts=1), case.out, [watch])
-    except DriverDied:
-        return case.go_on(backend=str(case.random.choice(["local", "ray"])), hosts=1)
+            run(case.chosen(backend="ray", hosts=1), case.out, [watch])
+        raise Missed
+    except DriverDied as error:
+        case.met.append(str(error))
+    return case.go_on(backend=str(case.random.choice(["local", "ray"])), hosts=1)
 
 
 @contextmanager
@@ -214,13 +249,23 @@ def undisturbed(folder: Path) -> dict[str, Result]:
     return {method: run(small(folder, method, ROUNDS)) for method in METHODS}
 
 
-def survive(point: Point, folder: Path, expected: dict[str, Result]) -> None:
-    """The model and every round's record, each once; no later than the limit."""
-    case = Case(point, folder)
-    with limit(SECONDS):
-        result = ACTS[point.kind](case)
-    assert [row["round"] for row in result.rows] == list(range(1, ROUNDS + 1))
-    same(result, expected[case.method])
+def survive(point: Point, folder: Path, expected: dict[str, Result]) -> int:
+    """The model and every round's record, each once, no later than the limit, although the fault took effect. How often
+    it was drawn until it did; runs whose fault had no effect must be right as well."""
+    for draw in range(DRAWS):
+        place = folder / f"draw-{draw}"
+        place.mkdir()
+        case = Case(point, place, draw)
+        try:
+            with limit(SECONDS):
+                result = ACTS[point.kind](case)
+        except Missed:
+            continue
+        assert [row["round"] for row in result.rows] == list(range(1, ROUNDS + 1))
+        same(result, expected[case.method])
+        if case.met:
+            return draw + 1
+    raise AssertionError(f"none of {DRAWS} draws of {point.kind} {point.number} has had an effect")
 
 
 @contextmanager
@@ -244,7 +289,7 @@ def main(kinds: list[str]) -> int:
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves hosts on a busy machine
     ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet)
-    table = {kind: [0, 0, 0.0] for kind in kinds or KINDS}
+    table = {kind: [0, 0, 0, 0.0] for kind in kinds or KINDS}  # points, draws, survived, seconds
     with tempfile.TemporaryDirectory() as scratch:
         expected = undisturbed(Path(scratch))
         for point in [point for point in POINTS if point.kind in table]:
@@ -252,8 +297,8 @@ def main(kinds: list[str]) -> int:
             folder.mkdir()
             row = table[point.kind]
             try:
-                survive(point, folder, expected)
-                row[1] += 1
+                row[1] += survive(point, folder, expected)
+                row[2] += 1
             except NoDisk:
                 continue
             except Exception:
@@ -261,12 +306,12 @@ def main(kinds: list[str]) -> int:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             row[0] += 1
-            row[2] += time.perf_counter() - began
+            row[3] += time.perf_counter() - began
     ray.shutdown()
-    print(f"{'kind':<12}{'ran':>6}{'survived':>10}{'seconds':>9}")
-    for kind, (ran, survived, seconds) in table.items():
-        print(f"{kind:<12}{ran:>6}{survived:>10}{seconds:>9.0f}")
-    return int(any(ran != survived for ran, survived, _ in table.values()))
+    print(f"{'kind':<12}{'points':>7}{'draws':>7}{'hit and survived':>18}{'seconds':>9}")
+    for kind, (points, draws, survived, seconds) in table.items():
+        print(f"{kind:<12}{points:>7}{draws:>7}{survived:>18}{seconds:>9.0f}")
+    return int(any(points != survived for points, _, survived, _ in table.values()))
 
 
 if __name__ == "__main__":

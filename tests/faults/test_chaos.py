@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
-from .chaos import POINTS, SAMPLE, NoDisk, survive, undisturbed
+from . import chaos
+from .chaos import POINTS, SAMPLE, Missed, NoDisk, Point, survive, undisturbed
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +22,7 @@ def expected(tmp_path_factory):
     [point for point in POINTS if point.number < SAMPLE[point.kind]],
     ids=lambda point: f"{point.kind}-{point.number}",
 )
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 def test_a_fault_at_random(point, tmp_path, expected, request):
     if point.kind in ("host", "driver"):
         request.getfixturevalue("ray_here")
@@ -25,6 +30,33 @@ def test_a_fault_at_random(point, tmp_path, expected, request):
         survive(point, tmp_path, expected)
     except NoDisk as reason:
         pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in chaos.KINDS if kind not in ("host", "driver")])
+def test_a_fault_that_never_takes_effect_does_not_pass(kind, tmp_path, expected, monkeypatch):
+    """Rules that are never due, a disk that is large enough, damage that changes nothing."""
+    monkeypatch.setattr(chaos, "DRAWS", 2)
+    monkeypatch.setattr(chaos, "CALLS", 1 << 20)
+    monkeypatch.setattr(chaos, "mounted", large)
+    monkeypatch.setattr(chaos, "enlarge", lambda folder: None)
+    monkeypatch.setattr(chaos, "fill", lambda folder: (folder / "filler").touch())
+    with pytest.raises((AssertionError, Missed), match="none of 2 draws"):
+        survive(Point(kind, 1), tmp_path, expected)
+
+
+@contextmanager
+def large(folder: Path, size: int) -> Iterator[Path]:
+    folder.mkdir()
+    yield folder
+
+
+@pytest.mark.parametrize("kind", ["host", "driver"])
+def test_a_process_that_is_never_killed_does_not_pass(kind, tmp_path, expected, monkeypatch, ray_here):
+    monkeypatch.setattr(chaos, "DRAWS", 1)
+    monkeypatch.setattr(chaos, "kill_one", lambda case: None)
+    monkeypatch.setattr(chaos, "kill_driver", lambda: None)
+    with pytest.raises(AssertionError, match="none of 1 draws"):
+        survive(Point(kind, 1), tmp_path, expected)
 
 
 def test_there_are_two_hundred():
