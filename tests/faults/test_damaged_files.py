@@ -116,16 +116,15 @@ def test_a_small_file_that_is_anything(file, content, out):
     assert list((out / "state").iterdir())
 
 
-BLOCKS = ["Infinity", "-Infinity", "NaN", "1e400", "null", "[]", "-1", '"x"']
-PLANS = [*ANYTHING.values(), *(f'{{"block": {block}, "kernels": "torch", "how": ""}}' for block in BLOCKS)]
+BLOCKS = {f"a block of {block}": f'{{"block": {block}, "kernels": "torch"}}' for block in ("Infinity", "1e400", "-1")}
 
 
-@pytest.mark.parametrize("content", PLANS, ids=[*ANYTHING, *BLOCKS])
-def test_a_plan_that_is_anything_is_read_from_the_checkpoint(content, out, broken_off, expected):
+@pytest.mark.parametrize("content", [*ANYTHING.values(), *BLOCKS.values()], ids=[*ANYTHING, *BLOCKS])
+def test_what_path_json_says_does_not_matter_to_resuming(content, out, broken_off, expected):
+    """Blocks and kernels are in the checkpoint, which has digests; the file is for people to read."""
     put(out / "path.json", content)
     same(resume(small(broken_off, checkpoint=EVERY), out), expected)
-    assert "path.json" in (out / "run.log").read_text()
-    assert json.loads((out / "path.json").read_text())["kernels"] == "torch"
+    assert json.loads((out / "path.json").read_text())["block"] == 4
 
 
 @pytest.mark.parametrize("command", ["resume", "attach"])
