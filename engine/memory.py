@@ -111,22 +111,35 @@ def bounded() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def available() -> int | None:
-    """Bytes that this process could still have: the machine's, or of its control group if that is less; None where the
-    system does not say."""
+def available(system: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process could still have: the machine's, or those of its control group if that has fewer; None
+    where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        (line,) = (line for line in system.read_text().splitlines() if line.startswith("MemAvailable:"))
         found = 1024 * int(line.split()[1])
     except (OSError, ValueError):
         return None
-    groups = Path("/sys/fs/cgroup")
-    for limit, used in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
-        for folder in (groups, groups / "memory"):
-            with suppress(OSError, ValueError):
-                most, taken = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
-                found = min(found, most - taken)
+    for folder, limit, used in (
+        (groups, "memory.max", "memory.current"),
+        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):
+            taken = int((folder / used).read_text()) - cached_files(folder / "memory.stat")
+            found = min(found, int((folder / limit).read_text()) - taken)
     return max(found, 0)
+
+
+def cached_files(statistics: Path) -> int:
+    """Bytes of a control group's usage that are copies of files, which the kernel gives up when memory is wanted.
+
+    Without them a group that has read many files would look full, although its processes need little.
+    """
+    found = {}
+    with suppress(OSError, ValueError):
+        for line in statistics.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            found[name.removeprefix("total_")] = int(value)  # those of the first version count groups below with it
+    return found.get("active_file", 0) + found.get("inactive_file", 0)
 
 
 def first_line(error: BaseException) -> str:

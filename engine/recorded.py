@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -58,9 +59,14 @@ def little(split: Split) -> Split:
     return split._replace(test={name: column[chosen] for name, column in split.test.items()}, parts=parts)
 
 
-def check_column(name: str, key: str, experiments: list[Experiment]) -> None:
-    """ConfigError unless some of these experiments will record the column `name`, which `key` asks for."""
-    known: dict[str, None] = {}
+def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:
+    """ConfigError unless some of these experiments will record the column `name`, which `key` asks for.
+
+    others: names that `key` allows as well, and that are no columns of a run's record.
+    """
+    if name in others:
+        return
+    known: dict[str, None] = dict.fromkeys(others)
     for experiment in experiments:
         found = columns(experiment)
         if found is None or name in found:

@@ -22,7 +22,7 @@ from ...engine.whole import write
 from ..files import parse, read
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
-from .plan import Plan, plan
+from .plan import TOTALS, Plan, plan
 from .space import corners, decided
 from .trial import lock_of, trial_folder
 
@@ -218,7 +218,7 @@ def try_out(wanted: Plan, folder: Path) -> None:
         prepare(wanted.experiment(values), "search", folder)
     first = wanted.experiment(next(corners(wanted.ranges)))
     for name in wanted.settings.objectives:
-        check_column(name, "search.objectives", [first])
+        check_column(name, "search.objectives", [first], TOTALS)
 
 
 def identity(folder: Path, wanted: Plan) -> dict[str, str]:
