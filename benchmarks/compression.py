@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
-from fedfleet.engine.observer import Observer
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.records.observer import Observer
 
 METHODS = ("fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad", "fedhm", "fedlmt", "fedpara", "ef21_p", "fedbat")
 WARMUP = 2

@@ -12,18 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedfleet.engine import bell, board, chain, host, host_process, total, trip
-from fedfleet.engine.chain import Chain
+from fedfleet.engine.backends.ray import shared_memory, wakeup, worker_process
+from fedfleet.engine.clients import local_training, worker
+from fedfleet.engine.kernels import fused_chain
+from fedfleet.engine.kernels.fused_chain import Chain
+from fedfleet.engine.reduction import accumulator
 
 WORKLOADS: dict[str, Any] = {}
 WARMUP = 10
 
 WATCHED = (
-    *((bell.Heard, name) for name in ("wait", "done")),
-    *((board.Board, name) for name in ("claim", "posted", "put")),
-    *((host_process.pickle, name) for name in ("loads", "dumps")),
-    *((total.Total, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
-    *((host, "stream"), (trip.Trips, "alone"), (chain.Chain, "_call")),
+    *((wakeup.Heard, name) for name in ("wait", "done")),
+    *((shared_memory.Board, name) for name in ("claim", "posted", "put")),
+    *((worker_process.pickle, name) for name in ("loads", "dumps")),
+    *((accumulator.Total, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
+    *((worker, "stream"), (local_training.Trips, "alone"), (fused_chain.Chain, "_call")),
 )
 spent: dict[str, list[float]] = {}  # seconds, calls
 rounds = 0
@@ -65,4 +68,4 @@ if folder and not hasattr(Chain, "watched"):
     Chain.watched = True  # pyright: ignore[reportAttributeAccessIssue]  once a process, however often this is loaded
     for each in WATCHED:
         timed(*each)
-    bell.Heard.done = told(bell.Heard.done)
+    wakeup.Heard.done = told(wakeup.Heard.done)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.engine.host import keep_heap
-from fedfleet.engine.kernels import kernels
+from fedfleet.engine.clients.worker import keep_heap
+from fedfleet.engine.kernels.operators import kernels
 
 LAYERS = {  # of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
     "w1 conv1": (1, 6, 5, 2, 28, 10),

@@ -25,16 +25,16 @@ from pathlib import Path
 import ray
 from scale import config, spread
 
-from fedfleet.engine.columns import to_arrow
-from fedfleet.engine.config import experiment
-from fedfleet.engine.connect import start_ray
-from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.hosts import RayFleet
-from fedfleet.engine.job import Job
-from fedfleet.engine.keeping import state_folder
-from fedfleet.engine.launch import new_run_id
-from fedfleet.engine.ray_backend import examples
-from fedfleet.engine.rows import FILES, paths
+from fedfleet.engine.api import new_run_id
+from fedfleet.engine.backends.ray.connect import start_ray
+from fedfleet.engine.backends.ray.driver_actor import examples
+from fedfleet.engine.backends.ray.worker_pool import RayFleet
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.records.arrow_columns import to_arrow
+from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.state.retention import state_folder
+from fedfleet.engine.state.row_files import FILES, paths
 
 MIB = 2**20
 WARMUP = 10

@@ -7,8 +7,9 @@
 
 The second recording is one that nothing was fitted to: other clients, of more unequal sizes, other numbers of steps.
 
-The driver, its dispatch and the fleet of several nodes (engine/spread.py) are the real ones. In Ray's place is a clock:
-a call to a host takes the recorded times of its blocks, and 2 ms on the way; rows that move take their bytes at 1 GB/s.
+The driver, its dispatch and the fleet of several nodes (engine/backends/ray/cluster_pool.py) are the real ones. In
+Ray's place is a clock: a call to a host takes the recorded times of its blocks, and 2 ms on the way; rows that move
+take their bytes at 1 GB/s.
 What the driver's process takes of the processor is measured, less what the stand-in does; Ray's own calls are not in
 it. Bounds: all work over all hosts, and longest-first of single blocks at no cost. Of tasks and pieces on other nodes
 than the driver's there are `results`, and `sums` that come from there.
@@ -27,14 +28,15 @@ from typing import Any
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import cohort, held, sites, spread
-from fedfleet.engine.config import HostGroup, experiment
-from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.host import Data, Host, Shared, Work
-from fedfleet.engine.launch import prepare
-from fedfleet.engine.pieces import Piece, whole_blocks
-from fedfleet.engine.store import Table
-from fedfleet.engine.sums import Sums
+from fedfleet.engine.api import prepare
+from fedfleet.engine.backends.ray import cluster_nodes, cluster_pool, partial_sums
+from fedfleet.engine.backends.ray.task_splitting import Piece, whole_blocks
+from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.schema import HostGroup, experiment
+from fedfleet.engine.reduction.tree import Sums
+from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import Parts
 
 RECORDED = Path(__file__).parent / "block_times.json"
@@ -78,9 +80,9 @@ def record(asked: argparse.Namespace) -> None:
     columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
     shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
     times = []
-    for task in cohort.plan(everyone, sizes, local, BLOCK):
+    for task in sampling.plan(everyone, sizes, local, BLOCK):
         for work in whole_blocks(Work.of(task, (1, False), everyone, columns)):
-            steps = int(cohort.steps_of(split.parts.sizes_of(work.task.clients), local).max())
+            steps = int(sampling.steps_of(split.parts.sizes_of(work.task.clients), local).max())
             times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
     driver.table.remove()
     found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
@@ -145,7 +147,7 @@ class PretendedHost:
         work = task.work if isinstance(task, Piece) else task
         took = 0.0
         for one in whole_blocks(work):
-            steps = int(cohort.steps_of(self.sizes[one.task.clients], self.local).max())
+            steps = int(sampling.steps_of(self.sizes[one.task.clients], self.local).max())
             took += clock.seconds[steps]
             clock.units.append(clock.seconds[steps])
             clock.blocks += 1
@@ -173,20 +175,20 @@ class PretendedKeeper:
         return Call(max(left.end, right.end), left.result)
 
 
-class Pretended(spread.Spread):
+class Pretended(cluster_pool.Spread):
     """The fleet, whose hosts and keepers are pretended, and whose nodes neither come nor go."""
 
     def __init__(self, job: Any, table: Table, clock: Clock, cluster: Any) -> None:
-        steps = cohort.steps_of(cluster.sizes, job.experiment.federation.local)
+        steps = sampling.steps_of(cluster.sizes, job.experiment.federation.local)
         super().__init__(job, [], table, (lambda: None, lambda text: None), steps)
         for node in range(cluster.nodes):
             keeper = PretendedKeeper(clock, cluster.row_bytes)
-            site = sites.Site(str(node), str(node), self.where.add(), table.place, keeper)
+            site = cluster_nodes.Site(str(node), str(node), self.where.add(), table.place, keeper)
             self.sites.sites.append(site)
             for _ in range(cluster.hosts):
                 host = PretendedHost(clock, cluster.sizes, cluster.forms, job.experiment.federation.local)
                 number = len(self.sites.seats)
-                self.sites.seats.append(sites.Seat(number, site, HostGroup(count=1), host, None))
+                self.sites.seats.append(cluster_nodes.Seat(number, site, HostGroup(count=1), host, None))
 
     def _grow(self) -> None: ...
 
@@ -211,9 +213,9 @@ def simulate(asked: argparse.Namespace) -> None:
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)
     known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
-    most = int(cohort.steps_of(sizes, job.experiment.federation.local).max())
+    most = int(sampling.steps_of(sizes, job.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
-    spread.ray = sites.ray = held.ray = clock  # type: ignore[attr-defined]
+    cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
     driver = Driver(job, Setup(parts, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, hosts=asked.hosts // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.forms = sizes, driver.forms

@@ -22,16 +22,19 @@ from typing import Any
 
 import ray
 
-from fedfleet.engine import cohort, driver, hosts, totals
+from fedfleet.engine.backends.ray import worker_pool
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.reduction import round_totals
+from fedfleet.engine.rounds import driver
 
 WARMUP = 10
 marks: list[tuple[float, str]] = []
 
 WATCHED = (
     *((driver.Driver, name) for name in ("_next", "_train", "_commit")),
-    *((cohort, name) for name in ("sample", "plan")),
-    *((hosts.RayFleet, name) for name in ("start", "_begin", "_gather")),
-    *((hosts.pickle, "dumps"), (hosts, "over"), (totals, "plus_leaves")),
+    *((sampling, name) for name in ("sample", "plan")),
+    *((worker_pool.RayFleet, name) for name in ("start", "_begin", "_gather")),
+    *((worker_pool.pickle, "dumps"), (worker_pool, "over"), (round_totals, "plus_leaves")),
 )
 
 
@@ -92,10 +95,10 @@ def shares(rows: list[dict[str, float]]) -> None:
 def main() -> None:
     from populations import play
 
-    from fedfleet.engine.config import experiment
-    from fedfleet.engine.connect import start_ray
-    from fedfleet.engine.job import Job
-    from fedfleet.engine.launch import new_run_id
+    from fedfleet.engine.api import new_run_id
+    from fedfleet.engine.backends.ray.connect import start_ray
+    from fedfleet.engine.config.run_spec import Job
+    from fedfleet.engine.config.schema import experiment
     from fedfleet.tune.bench.measure import METHODS
     from fedfleet.tune.bench.works import FEDERATIONS
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
-from fedfleet.engine.observer import Observer
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.records.observer import Observer
 
 MIB = 2**20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import Experiment
-    from .launch import Result, resume, run
-    from .observer import Observer
+    from .api import Result, resume, run
+    from .config.schema import Experiment
+    from .records.observer import Observer
 
 __all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 
@@ -15,15 +15,15 @@ __all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 def __getattr__(name: str) -> Any:
     """Import on first use: naming an experiment must not wait for torch."""
     if name == "Experiment":
-        from .config import Experiment
+        from .config.schema import Experiment
 
         return Experiment
     if name == "Observer":
-        from .observer import Observer
+        from .records.observer import Observer
 
         return Observer
     if name in ("Result", "resume", "run"):
-        from . import launch
+        from . import api
 
-        return getattr(launch, name)
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

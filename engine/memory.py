@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .blame import placed
 from .errors import ConfigError, FedFleetError, OutOfMemory
+from .user_code import placed
 
 if TYPE_CHECKING:
-    from .job import Job
+    from .config.run_spec import Job
 
 SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Cannot allocate memory")
 """What allocators say in exceptions that are of no type of their own."""

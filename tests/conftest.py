@@ -38,11 +38,11 @@ def real_set(data_root: str) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def own_kernels() -> None:
     """Built. A C++ compiler is optional, hence a skip without one; one that is here must do it."""
-    from fedfleet.engine import native
+    from fedfleet.engine.kernels import library
 
-    if native.find_compiler() is None:
+    if library.find_compiler() is None:
         pytest.skip("no C++ compiler is here; install g++")
-    native.library()
+    library.library()
 
 
 @pytest.fixture(scope="session")

@@ -23,23 +23,6 @@ ALLOWED = {
 LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotlib", "safetensors"}
 """Imported inside functions only, so that a bare machine can run without them and `--help` does not wait for them."""
 
-EXCEPTIONS = {
-    # All of these is Ray: actors, references, scheduling; they are imported on use themselves.
-    "engine.agent": {"ray"},
-    "engine.connect": {"ray"},
-    "engine.detached": {"ray"},
-    "engine.hosts": {"ray"},
-    "engine.nodes": {"ray"},
-    "engine.held": {"ray"},
-    "engine.phase": {"ray"},
-    "engine.ray_backend": {"ray"},
-    "engine.room": {"ray"},
-    "engine.seat": {"ray"},
-    "engine.sites": {"ray"},
-    "engine.spread": {"ray"},
-}
-"""module -> packages of LAZY that it may import at its head."""
-
 
 class Import(NamedTuple):
     target: str  # of ours "folder.module" or "folder", else the name of the package
@@ -50,12 +33,15 @@ class Import(NamedTuple):
 
 
 def name_of(path: Path) -> str:
-    """engine/host.py -> engine.host, engine/__init__.py -> engine."""
+    """engine/clients/worker.py -> engine.host, engine/__init__.py -> engine."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 MODULES = {name_of(path): path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+RAY = "engine.backends.ray."
+EXCEPTIONS = {module: {"ray"} for module in MODULES if module.startswith(RAY)}
+"""module -> packages of LAZY that it may import at its head. These modules are about Ray, and are imported on use."""
 
 
 def statements(node: ast.AST, at_head: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:

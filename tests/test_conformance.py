@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Deferred, Plan
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine import cohort
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import Result, prepare, resume, run
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.registry import Parts as Tables
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.launch import Result, prepare, resume, run
-from fedfleet.engine.observer import Observer
-from fedfleet.engine.parts import Parts as Tables
+from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.records.observer import Observer
 from fedfleet.workloads.base import Model, Partition, Parts
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
@@ -146,7 +146,7 @@ def test_alone_equals_together(method: str):
 @methods
 def test_other_tasks(method: str, monkeypatch: pytest.MonkeyPatch):
     """Blocks of 2, all in one task."""
-    monkeypatch.setattr(cohort, "task_edges", lambda blocks: [0, blocks])
+    monkeypatch.setattr(sampling, "task_edges", lambda blocks: [0, blocks])
     alike(run(few(method, engine={"block": 2})), whole(method))
 
 

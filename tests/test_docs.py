@@ -17,8 +17,8 @@ import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from fedfleet.engine.config import Experiment
-from fedfleet.engine.parts import Parts
+from fedfleet.engine.config.registry import Parts
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.tune.cli import main
 from fedfleet.tune.files import shipped
 

@@ -45,8 +45,8 @@ def run(
     loaded = load(experiment, on_cluster(overrides, address))
     check_out(out or Path("runs"))
 
-    from ..engine.launch import new_run_id
-    from ..engine.launch import run as start
+    from ..engine.api import new_run_id
+    from ..engine.api import run as start
     from .progress import Progress
 
     run_id = new_run_id()
@@ -78,7 +78,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 
     directory = Path(run)
     if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
-        from ..engine.bring import bring
+        from ..engine.state.restore import bring
 
         directory = bring(run, out)
     elif out is not None:
@@ -87,7 +87,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
 
-    from ..engine.launch import resume as go_on
+    from ..engine.api import resume as go_on
     from .progress import Progress
 
     with resumable(directory):

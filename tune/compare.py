@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ..engine.compare import FREE, flat
+from ..engine.config.differences import FREE, flat
 from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import Experiment
-from ..engine.launch import Result, new_run_id, prepare, run
+from ..engine.api import Result, new_run_id, prepare, run
+from ..engine.config.schema import Experiment
 from .chart import curves
 from .files import load
 from .listing import columns
@@ -55,7 +55,7 @@ def table(results: dict[str, Result]) -> str:
 def main() -> None:
     import ray
 
-    from ..engine.connect import start_ray
+    from ..engine.backends.ray.connect import start_ray
 
     started, run_id = time.perf_counter(), new_run_id()
     folder = Path("runs") / f"demo-{run_id}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..engine.config import Experiment, experiment
+from ..engine.config.schema import Experiment, experiment
 from ..engine.errors import ConfigError, nearest
 
 EXCLUSIVE = {"federation.local": ("steps", "epochs")}

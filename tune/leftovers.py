@@ -29,6 +29,6 @@ class Out(click.ParamType):
 
 def check_out(out: Path) -> None:
     """Refuse a folder that could not be made, before anything is computed."""
-    from ..engine.limits import check_folder
+    from ..engine.config.limits import check_folder
 
     check_folder(f"--out {out}", out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.parts import Parts, find_plugin, summary
+from ..engine.config.registry import Parts, find_plugin, summary
 
 COSTS = ("paper", "state", "down", "up", "gradients")
 HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients/step")

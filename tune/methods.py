@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ..engine.parts import Parts, resolve, signature, summary
+from ..engine.config.registry import Parts, resolve, signature, summary
 from . import measured
 
 COMMON = {

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import Experiment
-from ..engine.driver import Record
-from ..engine.job import Job
-from ..engine.storage import redacted
-from ..engine.whole import write
+from ..engine.config.run_spec import Job
+from ..engine.config.schema import Experiment
+from ..engine.records.atomic_write import write
+from ..engine.rounds.driver import Record
+from ..engine.state.object_store import redacted
 
 BATCH = 100
 """Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""

@@ -51,7 +51,7 @@ def resumable(folder: Path) -> Iterator[None]:
     except (ConfigError, Diverged, NotSaved):
         raise
     except FedFleetError as error:
-        from ..engine.checkpoint import written
+        from ..engine.state.checkpoint import written
 
         last = written(folder)[-1].name if written(folder) else ""
         if not last:

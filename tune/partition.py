@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..engine.config import Experiment
-from ..engine.dealt import digest
+from ..engine.config.held_out import left_out
+from ..engine.config.run_spec import Job
+from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
-from ..engine.holdout import left_out
-from ..engine.job import Job
+from ..engine.records.partition_file import digest
 from ..workloads.base import Parts
 from .listing import columns
 

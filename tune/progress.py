@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..engine.driver import Record
-from ..engine.job import Job
-from ..engine.launch import Result
-from ..engine.observer import Observer
+from ..engine.api import Result
+from ..engine.config.run_spec import Job
+from ..engine.records.observer import Observer
+from ..engine.rounds.driver import Record
 
 SHOWN = ("loss", "accuracy", "clients/s")
 

@@ -11,12 +11,12 @@ from ..algorithms.groups import is_dual
 from ..algorithms.muon import kinds
 from ..algorithms.spaces import Compressing
 from ..algorithms.tree import Tree
-from ..engine.blame import blamed
-from ..engine.buffers import Buffered
-from ..engine.config import Experiment
+from ..engine.config.run_spec import Job
+from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
-from ..engine.forms import Forms
-from ..engine.job import Job
+from ..engine.methods.batch_norm import Buffered
+from ..engine.methods.state_spec import Forms
+from ..engine.user_code import blamed
 from .listing import columns
 from .partition import Dealt, told
 

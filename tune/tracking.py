@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.driver import Record
+from ..engine.api import Result
+from ..engine.config.run_spec import Job
 from ..engine.errors import ConfigError, Diverged, Interrupted
-from ..engine.job import Job
-from ..engine.launch import Result
-from ..engine.observer import Observer
+from ..engine.records.observer import Observer
+from ..engine.rounds.driver import Record
 from .mlflow_runs import again, keep, kept, log_metrics, log_parameters, name_of, not_tracked, now, partition_of, steps
 from .stores import SECONDS, load_mlflow, open_store, store
 

@@ -19,8 +19,8 @@ import torch
 
 from fedfleet.algorithms.contract import Deferred, Plan
 from fedfleet.algorithms.table import METHODS
+from fedfleet.engine.config.registry import Parts, resolve, signature
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.parts import Parts, resolve, signature
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic
 

@@ -20,7 +20,7 @@ from fedfleet.algorithms.fedlmt import fedlmt
 from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_bkd_aad, fedmud_bkd_f, fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.forms import Forms, wire
+from fedfleet.engine.methods.state_spec import Forms, wire
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import initial
 from fedfleet.workloads.convolutional import Cnn4

@@ -19,7 +19,7 @@ from fedfleet.algorithms.feddua import DoublyAdaptive, DoublyAdaptiveMomentum
 from fedfleet.algorithms.fedexp import Extrapolated, ExtrapolatedMomentum
 from fedfleet.algorithms.fedopt import Adagrad, AdamServer, Yogi
 from fedfleet.algorithms.rules import Sgd
-from fedfleet.engine.forms import Forms
+from fedfleet.engine.methods.state_spec import Forms
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial
 from tests.reference import server_adaptive as reference

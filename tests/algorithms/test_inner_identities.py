@@ -21,8 +21,8 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from fedfleet.algorithms.tree import Tree
+from fedfleet.engine.config.registry import Parts
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.parts import Parts
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic, everyone, partial
 from tests.algorithms.test_identities import ROUNDING, Twins, close, equal, paths

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import ray
 
-from fedfleet.engine.connect import is_head, join, own_cluster, speaks_http2
+from fedfleet.engine.backends.ray.connect import is_head, join, own_cluster, speaks_http2
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.cluster.submit import client
 

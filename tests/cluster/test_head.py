@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 
 from ..faults.runs import plan, rule, setting, visitor
 from ..tune.commands import COMMAND, until

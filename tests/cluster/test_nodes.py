@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 
 from ..faults.runs import METHODS, plan, processes, rule, setting, small, visitor
 from ..tune.commands import until

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import cohort
-from fedfleet.engine.config import HostGroup
-from fedfleet.engine.fleet import Failure
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.host import Data, Host, Shared, Work
-from fedfleet.engine.launch import prepare
-from fedfleet.engine.nodes import Node, placed
-from fedfleet.engine.pieces import Joiner, Piece, cut, pieces
-from fedfleet.engine.store import Table
-from fedfleet.engine.sums import Shape, Sums
-from fedfleet.engine.whereabouts import Desk, Whereabouts
+from fedfleet.engine.api import prepare
+from fedfleet.engine.backends.base import Failure
+from fedfleet.engine.backends.ray.locality import Desk, Whereabouts
+from fedfleet.engine.backends.ray.nodes import Node, placed
+from fedfleet.engine.backends.ray.task_splitting import Joiner, Piece, cut, pieces
+from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.schema import HostGroup
+from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.reduction.tree import Shape, Sums
+from fedfleet.engine.state.table import Table
 
 from ..engine.setups import EPOCHS, digits
 
@@ -33,9 +33,9 @@ def host_and_task(tmp_path_factory):
     host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
     everyone = np.arange(30)
     sizes = split.parts.sizes_of(everyone)
-    steps = cohort.steps_of(sizes, job.experiment.federation.local)
+    steps = sampling.steps_of(sizes, job.experiment.federation.local)
     ordered = everyone[np.lexsort((everyone, -steps))]
-    task = cohort.Task(0, ordered, (*range(4, 29, 4), 30))
+    task = sampling.Task(0, ordered, (*range(4, 29, 4), 30))
     read, write = table.reserve(everyone)
     columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
     shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
@@ -95,7 +95,7 @@ def test_rows_are_where_they_were_written_or_copied():
 
 def work(index: int, rows: list[int]) -> Work:
     count = len(rows)
-    task = cohort.Task(index, np.arange(count), (count,))
+    task = sampling.Task(index, np.arange(count), (count,))
     return Work(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
 
 
@@ -140,7 +140,7 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
     desk = Desk(where, steps)
     desk.begin(Shape([1] * len(steps)), row_bytes=0, sum_bytes=0)
     for index in range(len(steps)):
-        desk.put(Work(cohort.Task(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+        desk.put(Work(sampling.Task(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
     hosts = [PretendedHost(speed) for speed in told]
     under_way: list[tuple[float, PretendedHost, Any]] = []
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 
 from ..tune.commands import shell
 from .conftest import STORE, ended

@@ -14,10 +14,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedfleet.algorithms.orthogonal import SCHEMES, iterate
-from fedfleet.engine import native
-from fedfleet.engine.batches import stream
-from fedfleet.engine.config import Local
-from fedfleet.engine.kernels import FOUR, add_up, kernels, polynomials
+from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.config.schema import Local
+from fedfleet.engine.kernels import library
+from fedfleet.engine.kernels.operators import FOUR, add_up, kernels, polynomials
 from fedfleet.workloads.base import Parts
 
 from .test_chain import CHAINS, at, batch_of, both, workload
@@ -125,7 +125,7 @@ def rest() -> None:
 
 
 if __name__ == "__main__":
-    native.FLAGS = tuple(sys.argv[1:])
+    library.FLAGS = tuple(sys.argv[1:])
     torch.set_num_threads(1)
     chains()
     singles()

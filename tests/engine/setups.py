@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.config.schema import Experiment, experiment
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},

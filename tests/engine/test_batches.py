@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.batches import stream
-from fedfleet.engine.config import Local
+from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.config.schema import Local
 from fedfleet.workloads.base import Parts
 
 SIZES = [1, 5, 7, 16, 30]

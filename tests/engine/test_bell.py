@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedfleet.engine.bell import Bell, Ends, Heard, over
+from fedfleet.engine.backends.ray.wakeup import Bell, Ends, Heard, over
 
 HOST = """
 import sys
-from fedfleet.engine.bell import Ends, Heard
+from fedfleet.engine.backends.ray.wakeup import Ends, Heard
 bell = Heard(Ends(*sys.argv[1:]))
 bell.done()
 while number := bell.wait():

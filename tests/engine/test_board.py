@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedfleet.engine.board import Board, Spec
+from fedfleet.engine.backends.ray.shared_memory import Board, Spec
 
 SPECS = (Spec((5, 3), "<f8"), Spec((), "<f8"))
 
@@ -114,7 +114,7 @@ def asleep(thread: threading.Thread) -> bool:
 WRITER = """
 import hashlib, sys
 import numpy as np
-from fedfleet.engine.board import Address, Board
+from fedfleet.engine.backends.ray.shared_memory import Address, Board
 
 path, head, sums, reply, slots, host, results = sys.argv[1], *map(int, sys.argv[2:])
 board, drawn, left = Board(Address(path, head, sums, reply, slots)), np.random.default_rng(host), results

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from fedfleet.engine import host, run
+from fedfleet.engine import run
+from fedfleet.engine.clients import worker
 
 from .setups import STEPS, digits
 
@@ -35,7 +36,7 @@ def test_parts_are_the_hosts_time(block):
 @pytest.mark.parametrize("block", [1, 4])
 @pytest.mark.parametrize(("part", "name"), [("data", "stream"), ("reduce", "Total._tell")])
 def test_what_takes_longer_shows_where_it_belongs(part, name, block, monkeypatch):
-    target, attribute = (host, name) if "." not in name else (host.Total, name.partition(".")[2])
+    target, attribute = (worker, name) if "." not in name else (worker.Total, name.partition(".")[2])
     real, calls = getattr(target, attribute), []
 
     def slow(*args, **more):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import prepare, run
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import prepare, run
+from fedfleet.engine.methods.state_spec import Forms
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Classification, Model, Partition

@@ -21,7 +21,7 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
-from fedfleet.engine.trip import AT_ONCE, Trips
+from fedfleet.engine.clients.local_training import AT_ONCE, Trips
 
 from .test_chain import CHAINS, workload
 from .test_kernels import lenet

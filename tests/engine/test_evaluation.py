@@ -12,10 +12,10 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import run
+from fedfleet.engine.clients.evaluation import groups, spread
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.evaluation import groups, spread
-from fedfleet.engine.launch import run
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.metrics import perplexity
 from fedfleet.workloads.noisy import Noisy

@@ -15,11 +15,11 @@ import torch
 from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.rules import Sgd
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import run
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schedules import at
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import run
-from fedfleet.engine.schedules import at
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.noisy import Noisy
 from fedfleet.workloads.quadratic import Quadratic

@@ -14,7 +14,7 @@ import pytest
 
 from fedfleet.algorithms.fedmuon_ma import local_steps
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads.noisy import Noisy
 from fedfleet.workloads.quadratic import Quadratic
 

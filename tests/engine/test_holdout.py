@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedfleet.engine.config import Experiment
-from fedfleet.engine.dealt import digest
+from fedfleet.engine.api import Result, run
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import Result, run
+from fedfleet.engine.records.partition_file import digest
 from fedfleet.tune.partition import Dealt, told
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.digits import Digits

@@ -14,10 +14,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.api import prepare
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels import Conv, Pool, kernels
-from fedfleet.engine.launch import prepare
+from fedfleet.engine.kernels.operators import Conv, Pool, kernels
 
 TOLERANCE = 1e-5
 CONVS = [  # inputs, outputs, side, padding, height, width: every tile width, odd sizes, rows beyond a vector's lanes
@@ -187,7 +187,7 @@ def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
 
 def test_two_processes_build_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path))
-    program = "from fedfleet.engine.native import library; library().conv_forward"
+    program = "from fedfleet.engine.kernels.library import library; library().conv_forward"
     both = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".so"]

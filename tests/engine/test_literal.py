@@ -11,7 +11,7 @@ import pytest
 
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.muon import Svd
-from fedfleet.engine.launch import run
+from fedfleet.engine.api import run
 from tests.algorithms.driver import run as play
 from tests.algorithms.problems import Quadratic, everyone
 from tests.engine.test_client_weights import linear, rows_of, softmax_gradient, whole_batches

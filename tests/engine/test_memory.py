@@ -8,9 +8,9 @@ import sys
 
 import psutil
 
-from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.host import Host
-from fedfleet.engine.launch import prepare, run
+from fedfleet.engine.api import prepare, run
+from fedfleet.engine.clients.worker import Host
+from fedfleet.engine.rounds.driver import Driver, Setup
 
 from .setups import STEPS, digits
 
@@ -21,9 +21,9 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 def test_a_host_is_light(ray_here):
     import ray
 
-    from fedfleet.engine.columns import to_arrow
-    from fedfleet.engine.hosts import RayFleet
-    from fedfleet.engine.ray_backend import examples
+    from fedfleet.engine.backends.ray.driver_actor import examples
+    from fedfleet.engine.backends.ray.worker_pool import RayFleet
+    from fedfleet.engine.records.arrow_columns import to_arrow
 
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
     job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", hosts=1), "test")

@@ -12,10 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from fedfleet.engine import run
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import prepare, resume
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.launch import prepare, resume
-from fedfleet.engine.observer import Observer
+from fedfleet.engine.records.observer import Observer
 from fedfleet.tune.cli import main
 
 METHODS = (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 
 SEEDS = range(5)
 SADDLE = {"name": "saddle", "condition": 4.0, "copies": 2}

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedfleet.engine.config import Experiment
+from fedfleet.engine.api import Result, run
+from fedfleet.engine.clients.modules import evaluating
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.launch import Result, run
-from fedfleet.engine.modules import evaluating
 from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Model, Params, Stateless, Workload, cross_entropy
 from fedfleet.workloads.convolutional import Dropout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfleet.engine import native
+from fedfleet.engine.kernels import library
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("-O0", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
@@ -53,8 +53,8 @@ def test_a_compiler_that_is_too_old_is_refused_with_the_reason(macros, found, tm
     monkeypatch.setenv("CXX", str(old))
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     wanted = rf"must be g\+\+ 9 or newer or clang\+\+ 14 or newer, got .*old-c\+\+, which is {found.replace('+', '.')}"
-    with pytest.raises(native.NoKernels, match=wanted):
-        native.library.__wrapped__()
+    with pytest.raises(library.NoKernels, match=wanted):
+        library.library.__wrapped__()
     assert not (tmp_path / "cache").exists()
 
 
@@ -70,7 +70,7 @@ DAMAGE = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with a library in it."""
-    if native.find_compiler() is None:
+    if library.find_compiler() is None:
         pytest.skip("no C++ compiler is here; install g++")
     cache = tmp_path_factory.mktemp("cache")
     done = loading(cache)
@@ -86,8 +86,8 @@ def test_a_damaged_library_is_never_loaded(damage, built: Path, tmp_path: Path):
     folder.mkdir()
     (folder / whole.name).write_bytes(damage(whole.read_bytes()))
     name = whole.name.partition("-")[0]
-    assert native.whole(folder, name) is None
-    assert native.whole(built / "kernels", name) == whole
+    assert library.whole(folder, name) is None
+    assert library.whole(built / "kernels", name) == whole
 
 
 def test_a_library_that_was_cut_short_is_built_anew(built: Path, tmp_path: Path):
@@ -98,7 +98,7 @@ def test_a_library_that_was_cut_short_is_built_anew(built: Path, tmp_path: Path)
     done = loading(tmp_path / "cache")
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "cache/kernels").iterdir()
-    assert native.whole(file.parent, file.name.partition("-")[0]) == file
+    assert library.whole(file.parent, file.name.partition("-")[0]) == file
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_has(built: Path):

@@ -14,11 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.fleet import InProcess
-from fedfleet.engine.host import Data
-from fedfleet.engine.launch import prepare
-from fedfleet.engine.parts import resolve, signature
+from fedfleet.engine.api import prepare
+from fedfleet.engine.backends.base import InProcess
+from fedfleet.engine.clients.worker import Data
+from fedfleet.engine.config.registry import resolve, signature
+from fedfleet.engine.rounds.driver import Driver, Setup
 from fedfleet.workloads.base import Stateless
 from tests.test_conformance import Few, few, spec
 

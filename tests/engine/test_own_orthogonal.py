@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz
 from fedfleet.engine import run
-from fedfleet.engine.kernels import for_methods
+from fedfleet.engine.kernels.operators import for_methods
 
 from .test_kernels import lenet
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.engine import path, probe, resume, run
+from fedfleet.engine import resume, run
+from fedfleet.engine.clients import autotune
+from fedfleet.engine.clients.local_training import Trips
+from fedfleet.engine.config.run_spec import Chosen, Job
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.job import Chosen, Job
-from fedfleet.engine.observer import Observer
-from fedfleet.engine.trip import Trips
+from fedfleet.engine.kernels import execution_plan
+from fedfleet.engine.records.observer import Observer
 
 from .setups import STEPS, digits
 
@@ -22,8 +24,10 @@ from .setups import STEPS, digits
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(path, "library", lambda: True)  # building is another test's, and these have no convolution
-    monkeypatch.setattr(path, "WORTH", 0)
+    monkeypatch.setattr(
+        execution_plan, "library", lambda: True
+    )  # building is another test's, and these have no convolution
+    monkeypatch.setattr(execution_plan, "WORTH", 0)
     return tmp_path / "cache"
 
 
@@ -51,7 +55,7 @@ def never(*args: Any) -> Any:
 
 def settled(experiment, measure=never, directory: Path | None = None, resumed: bool = False) -> tuple[Chosen, str]:
     job = Job.of("run", experiment, str(directory) if directory else None, resumed)
-    job, told = path.settled(job, job.split(), measure)
+    job, told = execution_plan.settled(job, job.split(), measure)
     assert job.chosen is not None
     return job.chosen, told
 
@@ -60,7 +64,7 @@ def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: P
     first, told = played(auto(), tmp_path / "run")
     assert "measured, ms a client: 1 torch " in told
     (kept,) = (cache / "paths").iterdir()
-    monkeypatch.setattr(probe, "timed", never)
+    monkeypatch.setattr(autotune, "timed", never)
     again, told = played(auto())
     assert told.endswith("(measured before)")
     assert first.model_sha256 == again.model_sha256
@@ -102,7 +106,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     def chosen(job, split, candidates):
         return {Chosen(5, "torch"): 1.0}
 
-    monkeypatch.setattr("fedfleet.engine.launch.measure", chosen)
+    monkeypatch.setattr("fedfleet.engine.api.measure", chosen)
     whole = run(experiment)
 
     class Stop(Log):
@@ -127,7 +131,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
 
 def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
     assert settled(auto(block=4, kernels="torch"))[1] == "path: blocks of 4 clients, torch kernels (as given)"
-    monkeypatch.setattr(path, "WORTH", 10**9)
+    monkeypatch.setattr(execution_plan, "WORTH", 10**9)
     assert settled(auto()) == ((9, "torch"), "path: blocks of 9 clients, torch kernels (too short a run to measure)")
 
 
@@ -136,17 +140,17 @@ def test_candidates():
     plan = job.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
     job = Job.of("run", job.experiment.model_copy(update={"federation": plan}))
     blocks = (1, 3, 5, 9, 13, 25)
-    assert path.candidates(job) == [Chosen(block, name) for block in blocks for name in ("torch", "chain")]
+    assert execution_plan.candidates(job) == [Chosen(block, name) for block in blocks for name in ("torch", "chain")]
     other = Job.of("run", job.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}}))
-    assert {c.kernels for c in path.candidates(other)} == {"torch", "native"}
+    assert {c.kernels for c in execution_plan.candidates(other)} == {"torch", "native"}
     double = job.experiment.model_copy(update={"engine": job.experiment.engine.model_copy(update={"dtype": "float64"})})
-    assert {c.kernels for c in path.candidates(Job.of("run", double))} == {"torch"}
+    assert {c.kernels for c in execution_plan.candidates(Job.of("run", double))} == {"torch"}
 
 
 def test_the_first_within_noise_is_taken():
-    assert path.quickest({Chosen(1, "torch"): 1.02, Chosen(4, "torch"): 1.0}) == (1, "torch")
-    assert path.quickest({Chosen(1, "torch"): 1.1, Chosen(4, "native"): 1.0}) == (4, "native")
-    assert path.quickest({}) is None
+    assert execution_plan.quickest({Chosen(1, "torch"): 1.02, Chosen(4, "torch"): 1.0}) == (1, "torch")
+    assert execution_plan.quickest({Chosen(1, "torch"): 1.1, Chosen(4, "native"): 1.0}) == (4, "native")
+    assert execution_plan.quickest({}) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
@@ -160,7 +164,7 @@ def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
 
     monkeypatch.setattr(Trips, "together", together)
     job = Job.of("run", auto(kernels="torch"))
-    ran = probe.measure(job, job.split(), path.candidates(job))
+    ran = autotune.measure(job, job.split(), execution_plan.candidates(job))
     assert list(ran) == [(1, "torch"), (2, "torch")]
 
 
@@ -208,5 +212,5 @@ def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
 def test_measuring_leaves_the_callers_threads_alone():
     before = torch.get_num_threads()
     job = Job.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
-    assert probe.measure(job, job.split(), path.candidates(job)[:1])
+    assert autotune.measure(job, job.split(), execution_plan.candidates(job)[:1])
     assert torch.get_num_threads() == before

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import Result, run
+from fedfleet.engine.config.registry import Parts, find_plugin
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import Result, run
-from fedfleet.engine.parts import Parts, find_plugin
 
 METHOD = """
 from dataclasses import dataclass
@@ -180,8 +180,8 @@ import sys
 from dataclasses import dataclass
 
 import ray
-from fedfleet.engine.config import experiment
-from fedfleet.engine.launch import run
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.api import run
 from fedfleet.workloads.quadratic import Quadratic
 
 @dataclass(frozen=True)

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import cohort
-from fedfleet.engine.host import Data, Host, Shared, Work
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import prepare
-from fedfleet.engine.rows import Place
+from fedfleet.engine.api import prepare
+from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.state.row_files import Place
 
 from .setups import EPOCHS, STEPS, digits
 
 
 def task_of(job: Job, data: Data, clients: np.ndarray) -> Work:
     plan = job.experiment.federation
-    tasks = cohort.plan(clients, data.parts.sizes[clients], plan.local, len(clients))
+    tasks = sampling.plan(clients, data.parts.sizes[clients], plan.local, len(clients))
     none = np.full(len(clients), -1)
     return Work(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
 

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedfleet.engine import native, path, proof, run
-from fedfleet.engine.chain import Unfit, fitted
-from fedfleet.engine.config import Experiment
+from fedfleet.engine import run
+from fedfleet.engine.clients import kernel_proof
+from fedfleet.engine.clients.worker import Data, Host
+from fedfleet.engine.config.run_spec import Chosen, Job
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.host import Data, Host
-from fedfleet.engine.job import Chosen, Job
-from fedfleet.engine.rows import Place
+from fedfleet.engine.kernels import execution_plan, library
+from fedfleet.engine.kernels.fused_chain import Unfit, fitted
+from fedfleet.engine.state.row_files import Place
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
 from fedfleet.workloads.digits import Digits
@@ -153,12 +155,12 @@ def experiment(workload: Any, method: Any = "fedavg", **engine: Any) -> Experime
 def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are measured, and the answer is kept nowhere else."""
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(path, "WORTH", 0)
+    monkeypatch.setattr(execution_plan, "WORTH", 0)
 
     def own_ones(job: Job, split: Any, candidates: list[Chosen]) -> dict[Chosen, float]:
         return {candidates[-1]: 1.0}  # torch's come first
 
-    monkeypatch.setattr("fedfleet.engine.launch.measure", own_ones)
+    monkeypatch.setattr("fedfleet.engine.api.measure", own_ones)
 
 
 def flat(model: dict[str, Tensor]) -> Tensor:
@@ -242,26 +244,29 @@ def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.Monke
     asked = experiment(made(), kernels="auto")
     job = replace(Job.of("run", asked, str(tmp_path), resume=True))
     split = job.split()
-    assert path.proven(job, split, Chosen(4, "chain"), "as the run began") == ((4, "chain"), "as the run began")
+    assert execution_plan.proven(job, split, Chosen(4, "chain"), "as the run began") == (
+        (4, "chain"),
+        "as the run began",
+    )
     other = replace(Job.of("run", experiment(made(inputs=noisy)), str(tmp_path), resume=True))
     with pytest.raises(ConfigError, match=r"the run began with chain kernels.*resume it on a machine"):
-        path.proven(other, split, Chosen(4, "chain"), "as the run began")
+        execution_plan.proven(other, split, Chosen(4, "chain"), "as the run began")
 
 
 def test_a_host_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     job = Job.of("run", experiment(made(), kernels="chain"))
     split = job.split()
-    settled, _ = path.settled(job, split, lambda *_: {})
+    settled, _ = execution_plan.settled(job, split, lambda *_: {})
     data, rows = Data.of(split.train, split.test, split.parts), Place("", 0, False, False)
     proofs = []
-    real = proof.prove
-    monkeypatch.setattr("fedfleet.engine.host.prove", lambda *given: proofs.append(given) or real(*given))
+    real = kernel_proof.prove
+    monkeypatch.setattr("fedfleet.engine.clients.worker.prove", lambda *given: proofs.append(given) or real(*given))
     Host(settled, data, rows, lambda: None)
     assert not proofs  # the same library on the same processor
     Host(replace(settled, proved="another machine"), data, rows, lambda: None)
     assert len(proofs) == 1
     wrong = Job.of("run", experiment(made(inputs=noisy), kernels="chain")).by(Chosen(4, "chain"), "another machine")
-    with pytest.raises(native.NoKernels, match="chain kernels do not do here what torch's do"):
+    with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
         Host(wrong, data, rows, lambda: None)
 
 
@@ -281,7 +286,7 @@ DEFECTS = {
 @pytest.fixture(scope="module")
 def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
-    for source in native.SOURCES:
+    for source in library.SOURCES:
         text = source.read_text()
         for old, new in DEFECTS[source.name]:
             assert text.count(old) == 1, old
@@ -293,20 +298,20 @@ def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Built once for this module, and used until the test is over."""
-    monkeypatch.setattr(native, "SOURCES", [wrong_sources / source.name for source in native.SOURCES])
-    monkeypatch.setattr(native, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in native.FLAGS))
+    monkeypatch.setattr(library, "SOURCES", [wrong_sources / source.name for source in library.SOURCES])
+    monkeypatch.setattr(library, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in library.FLAGS))
     monkeypatch.setenv("FEDFLEET_CACHE", str(wrong_sources / "cache"))
-    native.library.cache_clear()
+    library.library.cache_clear()
     yield
-    native.library.cache_clear()
+    library.library.cache_clear()
 
 
-def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, proof.Proof]:
+def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, kernel_proof.Proof]:
     from .test_kernels import lenet
 
     job = Job.of("run", lenet(method=method, kernels=kernels))
     split = job.split()
-    return job, proof.Proof(job, proof.Given(split.train, split.parts), kernels)
+    return job, kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -314,7 +319,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, proof.Proo
     ("part", "reason"),
     [
         (lambda proving: proving.streams(), "batches of clients"),
-        (lambda proving: proof.sums(100), "sum of 3 messages"),
+        (lambda proving: kernel_proof.sums(100), "sum of 3 messages"),
         (lambda proving: proving.gradients("here", proving.x.flat, proving.batches()[0]), "is .* off torch's"),
         (lambda proving: proving.descent(proving.x.flat, proving.batches()[0]), "two steps"),
     ],
@@ -322,7 +327,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, proof.Proo
 )
 def test_a_library_that_computes_something_else_is_found_out(part, reason):
     kernels = "chain" if reason == "two steps" else "native"
-    with torch.no_grad(), pytest.raises(proof.Disagreement, match=reason):
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=reason):
         part(lenet_proof(kernels)[1])
 
 
@@ -330,8 +335,8 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     job = Job.of("run", digits("local_muon", STEPS, kernels="native"))
     split = job.split()
-    proving = proof.Proof(job, proof.Given(split.train, split.parts), "native")
-    with torch.no_grad(), pytest.raises(proof.Disagreement, match="Newton-Schulz"):
+    proving = kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), "native")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
 
@@ -350,7 +355,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = job.split()
-        proof.prove(job, proof.Given(split.train, split.parts), kernels)
+        kernel_proof.prove(job, kernel_proof.Given(split.train, split.parts), kernels)
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -367,6 +372,6 @@ def test_a_dead_start_proves_nothing_by_itself():
     job = Job.of("run", experiment(workload, kernels="chain"))
     split = job.split()
     right = Job.of("run", experiment(made(init=dead), kernels="chain"))
-    proof.prove(right, proof.Given(split.train, split.parts), "chain")
-    with pytest.raises(proof.Disagreement):
-        proof.prove(job, proof.Given(split.train, split.parts), "chain")
+    kernel_proof.prove(right, kernel_proof.Given(split.train, split.parts), "chain")
+    with pytest.raises(kernel_proof.Disagreement):
+        kernel_proof.prove(job, kernel_proof.Given(split.train, split.parts), "chain")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfleet.engine import native
+from fedfleet.engine.kernels import library
 
 ROOT = Path(__file__).parents[2]
 CHECKED = ("-O0", "-g1", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC", "-fsanitize=address,undefined")
@@ -21,7 +21,7 @@ MACHINES = {"any processor": (), "this processor": ("-march=native",)}
 @pytest.fixture(scope="module")
 def sanitizer() -> str:
     """The libraries that must be loaded before Python's own allocations."""
-    compiler = native.find_compiler()
+    compiler = library.find_compiler()
     if compiler is None:
         pytest.skip("no C++ compiler is here; install g++")
     found = []

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine import cohort, run
-from fedfleet.engine.batches import stream
-from fedfleet.engine.config import Local
-from fedfleet.engine.history import History
-from fedfleet.engine.host import Work
-from fedfleet.engine.records import to_table
-from fedfleet.engine.rows import DIGEST, Rows
-from fedfleet.engine.store import Table
+from fedfleet.engine import run
+from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.clients.worker import Work
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.schema import Local
+from fedfleet.engine.records.history import History
+from fedfleet.engine.records.parquet import to_table
+from fedfleet.engine.state.row_files import DIGEST, Rows
+from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.partitions import Iid
 
@@ -38,8 +39,8 @@ class Federation:
     def round(self) -> list[Work]:
         """The driver's steps, hosts left out."""
         self.number += 1
-        sampled = cohort.sample(0, self.number, self.clients, COHORT)
-        tasks = cohort.plan(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
+        sampled = sampling.sample(0, self.number, self.clients, COHORT)
+        tasks = sampling.plan(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
         read, write = self.table.reserve(sampled)
         works = []
         for task in tasks:

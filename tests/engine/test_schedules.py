@@ -7,9 +7,9 @@ import math
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.compare import differences
+from fedfleet.engine.config.differences import differences
+from fedfleet.engine.config.schedules import at, has_schedule
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.schedules import at, has_schedule
 
 from .setups import quadratic
 

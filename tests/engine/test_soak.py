@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedfleet.engine.driver import Driver, Setup
-from fedfleet.engine.fleet import InProcess
-from fedfleet.engine.host import Data
-from fedfleet.engine.launch import prepare
+from fedfleet.engine.api import prepare
+from fedfleet.engine.backends.base import InProcess
+from fedfleet.engine.clients.worker import Data
+from fedfleet.engine.rounds.driver import Driver, Setup
 
 from .setups import STEPS, digits
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import xxhash
 
-from fedfleet.engine.rows import Rows, paths, rest, runs, spot
-from fedfleet.engine.store import Table
+from fedfleet.engine.state.row_files import Rows, paths, rest, runs, spot
+from fedfleet.engine.state.table import Table
 
 
 class State(NamedTuple):

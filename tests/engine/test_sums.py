@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.engine.cohort import Task
-from fedfleet.engine.host import Work
-from fedfleet.engine.sums import At, Fold, Part, Shape, Sums
-from fedfleet.engine.totals import in_order
+from fedfleet.engine.clients.worker import Work
+from fedfleet.engine.cohorts.sampling import Task
+from fedfleet.engine.reduction.round_totals import in_order
+from fedfleet.engine.reduction.tree import At, Fold, Part, Shape, Sums
 
 
 def recursive(values: list) -> np.ndarray:

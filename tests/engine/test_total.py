@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.sums import At, Fold, Shape
-from fedfleet.engine.total import Total
+from fedfleet.engine.reduction.accumulator import Total
+from fedfleet.engine.reduction.tree import At, Fold, Shape
 
 SIZE = 37
 

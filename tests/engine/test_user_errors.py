@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import run
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ClientFailed, ConfigError, EvaluationFailed, FedFleetError, MethodFailed, Remote
-from fedfleet.engine.launch import run
 from fedfleet.workloads.base import Split
 from tests.tune.commands import invoke
 

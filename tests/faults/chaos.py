@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedfleet.engine import Result, run
-from fedfleet.engine.checkpoint import read
+from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted, StoreFull
-from fedfleet.engine.launch import resume
+from fedfleet.engine.state.checkpoint import read
 
 from .disks import NoDisk, enlarge, fill, mounted
 from .faulty import ANYONE

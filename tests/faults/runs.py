@@ -14,12 +14,13 @@ import numpy as np
 import psutil
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine import cohort, run
-from fedfleet.engine.config import Experiment, experiment
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.job import Job
-from fedfleet.engine.observer import Observer
-from fedfleet.engine.rows import paths, spot, width
+from fedfleet.engine import run
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.state.row_files import paths, spot, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
 CLIENTS, COHORT, STEPS = 30, 9, 3
@@ -87,7 +88,7 @@ def rule(client: int, kind: str, skip: int = 0, times: int = ALWAYS) -> dict[str
 
 
 def cohort_of(number: int) -> np.ndarray:
-    return cohort.sample(0, number, CLIENTS, COHORT)
+    return sampling.sample(0, number, CLIENTS, COHORT)
 
 
 def visitor(number: int, apart: int = 0) -> tuple[int, int]:

@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.checkpoint import read
-from fedfleet.engine.config import experiment
+from fedfleet.engine.api import resume
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, StoreFull
-from fedfleet.engine.launch import resume
-from fedfleet.engine.rows import DIGEST
-from fedfleet.engine.store import Table
+from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.row_files import DIGEST
+from fedfleet.engine.state.table import Table
 
 from ..tune.commands import COMMAND, invoke, until
 from .disks import NoDisk, enlarge, fill, mounted

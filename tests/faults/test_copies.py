@@ -17,11 +17,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedfleet.engine import run
-from fedfleet.engine.bring import bring
-from fedfleet.engine.config import experiment
+from fedfleet.engine.api import resume
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
-from fedfleet.engine.launch import resume
-from fedfleet.engine.storage import Folder, above, below
+from fedfleet.engine.state.object_store import Folder, above, below
+from fedfleet.engine.state.restore import bring
 from fedfleet.tune.files import load
 
 from ..tune.commands import COMMAND, invoke

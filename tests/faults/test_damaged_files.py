@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.checkpoint import read, seal
+from fedfleet.engine.api import digest, resume
 from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
-from fedfleet.engine.launch import digest, resume
+from fedfleet.engine.state.checkpoint import read, seal
 
 from ..tune.commands import invoke
 from .disks import NoDisk, fill, mounted
@@ -156,7 +156,7 @@ def test_what_names_the_run_in_mlflow_is_anything(file, content, tmp_path):
 def check(out: Path, expected: Any) -> None:
     from safetensors.torch import load_file
 
-    from fedfleet.engine.directory import read_rows
+    from fedfleet.engine.records.run_directory import read_rows
 
     assert digest(load_file(out / "model.safetensors")) == expected.model_sha256
     assert json.loads((out / "result.json").read_text())["model_sha256"] == expected.model_sha256

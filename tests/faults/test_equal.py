@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from fedfleet.engine import run
+from fedfleet.engine.api import resume
 from fedfleet.engine.errors import DriverDied
-from fedfleet.engine.launch import resume
 
 from .runs import METHODS, Watch, kill_driver, plan, rule, same, small, visitor
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.observer import Observer
+from fedfleet.engine.records.observer import Observer
 
 from ..tune.commands import invoke
 from .runs import setting, small

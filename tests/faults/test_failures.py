@@ -13,14 +13,15 @@ import yaml
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Round
-from fedfleet.engine import cohort, run
-from fedfleet.engine.checkpoint import read
-from fedfleet.engine.config import Evaluate
+from fedfleet.engine import run
+from fedfleet.engine.api import digest, new_run_id, prepare, resume
+from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.config.schema import Evaluate
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, HostsLost
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.host import Data, Host, Shared, Work
-from fedfleet.engine.launch import digest, new_run_id, prepare, resume
-from fedfleet.engine.store import Table
+from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.state.table import Table
 
 from ..tune.commands import invoke, shell
 from .faulty import ANYONE
@@ -118,7 +119,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     try:
         host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
         sizes = np.diff(split.parts.offsets)[sampled]
-        tasks = cohort.plan(sampled, sizes, chosen.federation.local, 4)
+        tasks = sampling.plan(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)
         leaves, weight = [], 0.0
         for task in tasks:

@@ -13,9 +13,9 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from fedfleet.engine import memory, run
+from fedfleet.engine.backends.ray.worker_handle import death
+from fedfleet.engine.config.run_spec import Job
 from fedfleet.engine.errors import OutOfMemory
-from fedfleet.engine.job import Job
-from fedfleet.engine.seat import death
 
 from .runs import Watch, cohort_of, plan, rule, same, small
 
@@ -32,7 +32,7 @@ RUN = """
 import json, resource, sys
 import pyarrow.fs, pyarrow.parquet, safetensors.torch
 from fedfleet.engine import memory, run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import FedFleetError
 
 sys.path.insert(0, sys.argv[1])

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedfleet.engine import path, run
-from fedfleet.engine.checkpoint import read, seal
+from fedfleet.engine import run
+from fedfleet.engine.api import resume
+from fedfleet.engine.config.run_spec import Chosen
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.job import Chosen
-from fedfleet.engine.launch import resume
+from fedfleet.engine.kernels import execution_plan
+from fedfleet.engine.state.checkpoint import read, seal
 
 from .runs import Watch, interrupt, same, small
 
@@ -27,8 +28,8 @@ def measured(tmp_path_factory):
     """Runs are measured, and blocks of five clients are the quickest; what the rule says instead is another block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(path, "WORTH", 0)
-        patch.setattr("fedfleet.engine.launch.measure", lambda *_: {MEASURED: 1.0})
+        patch.setattr(execution_plan, "WORTH", 0)
+        patch.setattr("fedfleet.engine.api.measure", lambda *_: {MEASURED: 1.0})
         yield
 
 

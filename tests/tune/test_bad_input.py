@@ -13,10 +13,10 @@ import pytest
 from click.testing import Result
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.config import Experiment, Section
+from fedfleet.engine.config.limits import check_folder, check_size
+from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.schema import Experiment, Section
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.limits import check_folder, check_size
-from fedfleet.engine.parts import Parts, resolve, signature
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
 
@@ -169,9 +169,9 @@ def test_folders_are_tried_without_a_trace(here: Path):
 
 def test_a_model_that_fits(monkeypatch: pytest.MonkeyPatch):
     workload = Digits(model=Mlp((100,)))  # 7,510 parameters
-    monkeypatch.setattr("fedfleet.engine.limits.memory", lambda: 4 * 7510)
+    monkeypatch.setattr("fedfleet.engine.config.limits.memory", lambda: 4 * 7510)
     check_size(workload)
-    monkeypatch.setattr("fedfleet.engine.limits.memory", lambda: 4 * 7510 - 1)
+    monkeypatch.setattr("fedfleet.engine.config.limits.memory", lambda: 4 * 7510 - 1)
     with pytest.raises(ConfigError, match="got 7,510 parameters"):
         check_size(workload)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedfleet.engine.config import Experiment
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.files import load, override, parse, shipped
 

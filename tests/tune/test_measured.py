@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.parts import Parts
+from fedfleet.engine.config.registry import Parts
 from fedfleet.tune import measured
 from tests.algorithms.test_resting_points import HERE, IN_MOMENTA, IN_STATIONARY
 

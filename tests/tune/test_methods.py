@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.parts import Parts, resolve, signature
+from fedfleet.engine.config.registry import Parts, resolve, signature
 from fedfleet.tune import methods
 
 PAGE = Path(__file__).parents[2] / "docs/methods.md"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedfleet.engine.config import experiment
+from fedfleet.engine.api import run
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.launch import run
-from fedfleet.engine.recorded import columns
+from fedfleet.engine.rounds.expected_columns import columns
 from fedfleet.tune.files import load_data
 from fedfleet.tune.study.runner import check
 from fedfleet.tune.study.spec import load

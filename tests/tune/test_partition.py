@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.dealt import digest, keep, kept
-from fedfleet.engine.job import Job
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.records.partition_file import digest, keep, kept
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import Dealt, measures, ordered
 from fedfleet.workloads.base import Parts
@@ -110,7 +110,7 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
 def test_too_many_rows_are_kept_by_their_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parts = Parts.equal(np.arange(60), 3)
     keep(parts, tmp_path / "whole")
-    monkeypatch.setattr("fedfleet.engine.dealt.MOST", 62)
+    monkeypatch.setattr("fedfleet.engine.records.partition_file.MOST", 62)
     keep(parts, tmp_path / "large")
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["partition.json"]
     assert (tmp_path / "large/partition.json").read_text() == (tmp_path / "whole/partition.json").read_text()

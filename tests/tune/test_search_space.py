@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.files import load, load_data
 from fedfleet.tune.search.plan import Plan, Search, plan

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.study.folder import Folder, only_study
 from fedfleet.tune.study.spec import load
 

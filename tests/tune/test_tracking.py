@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from fedfleet.engine import Experiment
+from fedfleet.engine.api import prepare
+from fedfleet.engine.api import run as start
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.launch import prepare
-from fedfleet.engine.launch import run as start
-from fedfleet.engine.observer import Observer
-from fedfleet.engine.storage import redacted
+from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.state.object_store import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.mlflow_runs import flatten
 from fedfleet.tune.stores import PATIENCE, store

@@ -12,8 +12,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.func import vmap
 
+from fedfleet.engine.config.registry import Parts as Tables
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.parts import Parts as Tables
 from fedfleet.workloads.auc import Auc, optimum, priors
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.digits import Digits

@@ -13,12 +13,12 @@ import torch
 from pyarrow import parquet
 from torch import nn
 
-from fedfleet.engine.batches import stream
-from fedfleet.engine.buffers import Buffered, joined, parted
-from fedfleet.engine.config import Experiment, Local, experiment
-from fedfleet.engine.forms import Forms
-from fedfleet.engine.job import Job
-from fedfleet.engine.launch import run
+from fedfleet.engine.api import run
+from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import Experiment, Local, experiment
+from fedfleet.engine.methods.batch_norm import Buffered, joined, parted
+from fedfleet.engine.methods.state_spec import Forms
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, ResNet18

@@ -17,9 +17,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from fedfleet.engine.config import experiment
+from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.job import Job
 from fedfleet.workloads.base import Classification
 from fedfleet.workloads.idx_files import TYPES, IdxFiles
 from fedfleet.workloads.natural import Natural

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.config import Experiment, experiment
+from fedfleet.engine.api import run
+from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.launch import run
-from fedfleet.engine.observer import Observer
-from fedfleet.engine.parts import Parts, resolve, signature
+from fedfleet.engine.records.observer import Observer
 from fedfleet.tune.show import describe
 from fedfleet.workloads.table import WORKLOADS
 

@@ -12,8 +12,8 @@ import torch
 from pyarrow import parquet
 from torch.func import vmap
 
-from fedfleet.engine.config import experiment
-from fedfleet.engine.launch import run
+from fedfleet.engine.api import run
+from fedfleet.engine.config.schema import experiment
 from fedfleet.workloads import counted
 from fedfleet.workloads.augment import crop, flip
 from fedfleet.workloads.models import Logistic

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...engine.config import experiment
+from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError
 from ..files import override
 from ..listing import columns

@@ -12,13 +12,13 @@ from math import nan
 from statistics import median
 from typing import Any, NamedTuple
 
-from ...engine import probe
-from ...engine.config import Experiment, experiment
+from ...engine.api import run
+from ...engine.clients import autotune
+from ...engine.config.run_spec import Job
+from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
-from ...engine.job import Job
-from ...engine.launch import run
-from ...engine.observer import Observer
-from ...engine.path import remembered
+from ...engine.kernels.execution_plan import remembered
+from ...engine.records.observer import Observer
 from .works import FEDERATIONS
 
 WARMUP = 2
@@ -107,7 +107,7 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
     if "auto" not in (engine.block, engine.kernels):
         return made, ""
     job = Job.of("bench", made)
-    (block, kernels), how = remembered(job, job.split(), probe.measure)
+    (block, kernels), how = remembered(job, job.split(), autotune.measure)
     engine = engine.model_copy(update={"block": block, "kernels": kernels})
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from ...engine.config import Experiment
-from ...engine.connect import join, token_found
+from ...engine.backends.ray.connect import join, token_found
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.native import lacking
+from ...engine.kernels.library import lacking
 from ..files import load
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
@@ -122,7 +122,7 @@ def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ...engine.nodes import cluster
+    from ...engine.backends.ray.nodes import cluster
 
     anywhere = types.FunctionType(look.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, "look")
     asked = []
@@ -208,7 +208,7 @@ def shared(out: Path, seen: list[bool]) -> Finding:
 
 def of_hosts(experiment: Experiment) -> Iterator[Finding]:
     """Where the hosts would go, and whether that is free now."""
-    from ...engine.nodes import cluster, placed, planned, wanted
+    from ...engine.backends.ray.nodes import cluster, placed, planned, wanted
 
     try:
         spots = planned(experiment.engine)
@@ -228,7 +228,7 @@ def of_hosts(experiment: Experiment) -> Iterator[Finding]:
 def store_opens(uri: str) -> Finding:
     from mlflow import MlflowClient
 
-    from ...engine.storage import redacted
+    from ...engine.state.object_store import redacted
     from ..stores import load_mlflow, store
 
     if uri == "none":

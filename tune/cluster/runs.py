@@ -6,12 +6,12 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...engine import detached
-from ...engine.config import Experiment
-from ...engine.connect import join
-from ...engine.directory import read_run_id
+from ...engine.api import Result, prepare
+from ...engine.backends.ray import detached
+from ...engine.backends.ray.connect import join
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.launch import Result, prepare
+from ...engine.records.run_directory import read_run_id
 from ..main import keyboard
 from ..outcome import resumable
 from ..progress import Progress

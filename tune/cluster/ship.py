@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
+from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError
-from ...engine.parts import find_plugin
 from ..files import load, load_data
 
 PARTS = ("engine", "algorithms", "workloads", "tune")

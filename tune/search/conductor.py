@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...engine.config import Experiment
-from ...engine.driver import Record
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
+from ...engine.rounds.driver import Record
 from .ledger import Ledger, Trial
 from .plan import TOTALS, Plan
 from .trial import trial_folder

@@ -12,10 +12,10 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from ...engine.config import Experiment
-from ...engine.connect import start_ray
+from ...engine.backends.ray.connect import start_ray
+from ...engine.config.run_spec import Job
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError
-from ...engine.job import Job
 from .conductor import Conductor
 from .trial import play
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.errors import ConfigError
-from ...engine.storage import redacted
+from ...engine.state.object_store import redacted
 from .plan import Plan, starts
 
 LOCKED_SECONDS = 60

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from ...engine.config import Experiment, Section, experiment
+from ...engine.config.schema import Experiment, Section, experiment
 from ...engine.errors import ConfigError, nearest
 from ..files import own
 from .space import Range, code, corners, decided, ranges

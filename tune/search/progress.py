@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from ...engine.config import Experiment
-from ...engine.driver import Record
+from ...engine.config.schema import Experiment
+from ...engine.rounds.driver import Record
 from ..study.progress import duration, shown
 from .ledger import Trial
 from .plan import Plan

@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from ...engine.config import Experiment
+from ...engine.api import new_run_id, prepare
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
-from ...engine.launch import new_run_id, prepare
-from ...engine.lock import alone
-from ...engine.recorded import check_column
+from ...engine.records.atomic_write import write
+from ...engine.records.lock import alone
+from ...engine.rounds.expected_columns import check_column
 from ...engine.stopping import stopping
-from ...engine.whole import write
 from ..files import parse, read
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
@@ -57,7 +57,7 @@ class Found:
 
     @property
     def experiment(self) -> Experiment:
-        from ...engine.config import experiment
+        from ...engine.config.schema import experiment
 
         return experiment(self.best)
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...engine.config import Experiment, Tracking
-from ...engine.driver import Record
-from ...engine.job import Job
+from ...engine.config.run_spec import Job
+from ...engine.config.schema import Experiment, Tracking
+from ...engine.rounds.driver import Record
 from ..mlflow_runs import (
     again,
     commit,

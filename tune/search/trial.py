@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...engine.config import Experiment, experiment
-from ...engine.driver import Record
+from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, Diverged
-from ...engine.observer import Observer
+from ...engine.records.observer import Observer
+from ...engine.rounds.driver import Record
 
 Report = dict[str, Any]
 """`rows`: records since the last report; `status`: running, or how it ended; `reason`: of what failed."""
@@ -45,8 +45,8 @@ def play(config: dict[str, Any]) -> None:
 
 
 def run_or_read(wanted: Experiment, folder: Path, run_id: str, reporter: Reporter) -> None:
-    from ...engine.directory import clear
-    from ...engine.launch import resume, run
+    from ...engine.api import resume, run
+    from ...engine.records.run_directory import clear
 
     if (folder / "result.json").is_file():
         reporter.resumed(rows(folder))

@@ -14,9 +14,9 @@ from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...engine.compare import FREE, flat
+from ...engine.config.differences import FREE, flat
+from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
-from ...engine.parts import find_plugin
 from ..files import override
 from .grids import has_ranges, points
 from .spec import CLIENTS, COHORT, ROUNDS, Study

@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 
 from ...engine.errors import ConfigError
-from ...engine.lock import alone
-from ...engine.whole import write
+from ...engine.records.atomic_write import write
+from ...engine.records.lock import alone
 from .cells import Cell, cells
 from .spec import Study, load
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from ...engine.compare import flat
-from ...engine.config import Section
+from ...engine.config.differences import flat
+from ...engine.config.schema import Section
 from ...engine.errors import ConfigError, nearest
 from ..files import listed, located, override, own, parse, read
 from ..files import shipped as shipped_experiments

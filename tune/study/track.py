@@ -12,8 +12,8 @@ import queue
 import threading
 from typing import Any
 
-from ...engine.config import experiment
-from ...engine.job import Job
+from ...engine.config.run_spec import Job
+from ...engine.config.schema import experiment
 from ..mlflow_runs import (
     again,
     commit,

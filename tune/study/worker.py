@@ -15,13 +15,13 @@ from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.config import experiment
-from ...engine.directory import clear
-from ...engine.driver import Record
+from ...engine.api import resume, run
+from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
-from ...engine.launch import resume, run
-from ...engine.observer import Observer
-from ...engine.whole import write
+from ...engine.records.atomic_write import write
+from ...engine.records.observer import Observer
+from ...engine.records.run_directory import clear
+from ...engine.rounds.driver import Record
 
 NEWS_SECONDS = 0.5
 INTERRUPTED = "interrupted"

@@ -1,0 +1,1 @@
+"""What runs a round's tasks: this process, or workers on Ray."""

@@ -1,0 +1,129 @@
+"""The fleet as the driver sees it, and the one that runs in the driver's own process: no Ray, the same bits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, Protocol
+
+from ..clients.worker import Data, Host, Shared
+from ..config.run_spec import Job
+from ..errors import FedFleetError, Remote, WorkerUnfit, whole
+from ..kernels.library import NoKernels
+from ..memory import exhausted, give_back
+from ..reduction.tree import Part, Sums
+from ..state.row_files import Place
+from ..user_code import said
+
+Call = Literal["train", "evaluate"]
+
+
+Kind = Literal["client", "memory", "worker"]
+
+
+class Failure(NamedTuple):
+    """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a host that died; `error`: the
+    exception, where it was raised in this process. kind: "client" where its clients may be to blame; "memory" where
+    memory ran out; "worker" where the worker's environment is, which fleets deal with: the worker is given up, the task
+    runs elsewhere. host: the number of the worker that says so, -1 where a fleet does."""
+
+    cause: str
+    where: str
+    trace: str = ""
+    error: BaseException | None = None
+    kind: Kind = "client"
+    host: int = -1
+
+    def reason(self) -> BaseException | None:
+        """The `__cause__` of an error about it."""
+        return self.error or (Remote(self.trace) if self.trace else None)
+
+    @property
+    def told(self) -> str:
+        """For the log."""
+        return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
+
+
+def failure(error: Exception, where: str, host: int = -1) -> Failure:
+    """What a method, a workload or a plug-in raised while a task ran, as it travels to another process."""
+    kind: Kind = "memory" if exhausted(error) else "worker" if environmental(error) else "client"
+    return Failure(said(error)[:2000], where, whole(error), None, kind, host)
+
+
+def environmental(error: BaseException) -> bool:
+    """Whether an exception is of the machine that it was raised on, whatever the client: a package or the kernels are
+    not there."""
+    return isinstance(error, ImportError | NoKernels)
+
+
+class Fleet(Protocol):
+    """Runs tasks of one phase at a time. Tasks may be run again: the same task gives the same result."""
+
+    def start(self, call: Call, shared: Shared) -> None:
+        """Begin a phase: tasks that are put from now on are `call`s that read `shared`."""
+        ...
+
+    def put(self, task: Any) -> None: ...
+
+    def go(self) -> None:
+        """Have what was put begun, where others than this process do it."""
+        ...
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        """Wait for a task that is over, well or badly."""
+        ...
+
+    def rest(self) -> Iterable[Part]:
+        """Once all tasks are over: the sums that did not come with their results."""
+        ...
+
+    def facts(self) -> dict[str, float]:
+        """For the round's record: what there is to say since the last time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """One host, here. beat: called before every local step; may raise to stop."""
+
+    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
+        self.host = Host(job, data, place, beat)
+        self.beat = beat
+        self.waiting: deque[Any] = deque()
+
+    def start(self, call: Call, shared: Shared) -> None:
+        self.call, self.shared = call, shared
+
+    def put(self, task: Any) -> None:
+        self.waiting.append(task)
+
+    def go(self) -> None:
+        pass
+
+    def get(self) -> tuple[Any, Sums | Failure]:
+        self.beat()
+        task = self.waiting.popleft()
+        try:
+            return task, getattr(self.host, self.call)(task, self.shared)
+        except FedFleetError:
+            raise
+        except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
+            found = failure(error, "this process")
+            if found.kind != "memory":  # its frames hold what there is too little of
+                found = found._replace(error=error)
+        if found.kind == "memory":
+            give_back()
+        if found.kind == "worker":
+            raise WorkerUnfit(f"clients cannot be run here: {found.cause}; install what is missing") from found.error
+        return task, found
+
+    def rest(self) -> Iterable[Part]:
+        return ()
+
+    def facts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Let go of the data now: driver and fleet refer to each other, and the garbage collector takes its time."""
+        del self.host

@@ -1,0 +1,1 @@
+"""Workers, nodes and the driver as actors of Ray."""

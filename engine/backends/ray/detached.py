@@ -1,0 +1,167 @@
+"""A run that outlives its launcher: what `run` does, in an actor with a name that others find again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from ...api import Result, tell, watched
+from ...config.run_spec import Job
+from ...errors import ConfigError, DriverDied, FedFleetError, NoRoom
+from ...records.event_log import News
+from ...records.history import Record
+from ...records.observer import Observer
+from ...records.run_directory import RunDirectory
+from .connect import carried, here, join, start_ray
+from .driver_actor import listen
+from .worker_pool import START_SECONDS
+
+NAMESPACE = "fedfleet"
+LINGER_SECONDS = 600.0
+"""How long the outcome can be asked for once the run is over; it is in the run's folder, too."""
+GRACE_SECONDS = 30.0
+"""How long it stays for those who have heard the end and have not asked for the outcome yet."""
+
+
+class Detached(Observer):
+    """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.news = job, News(keep=True)
+        self.signal = 0
+        self.outcome: Result | Exception | None = None
+        self.begun = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
+
+    def start(self) -> None:
+        """Returns once the run is alone in its folder; raises what kept it from that, such as InUse."""
+        self.thread.start()
+        self.begun.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+
+    def _run(self) -> None:
+        assert self.job.directory is not None
+        try:
+            self.outcome = watched(
+                self.job, RunDirectory(Path(self.job.directory), self.job.run_id), [self], self._stop
+            )
+        except FedFleetError as error:
+            self.outcome = error
+        except BaseException as error:
+            self.outcome = FedFleetError(f"{type(error).__name__}: {error}")
+        self.begun.set()
+        self.news.end()
+        self.news.until_heard(LINGER_SECONDS)
+        time.sleep(GRACE_SECONDS)
+        ray.kill(ray.get_actor(actor_name(self.job.run_id), NAMESPACE))
+
+    def _stop(self) -> int:
+        return self.signal
+
+    # --- an observer ------------------------------------------------------------------------------------------------
+    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+        self.begun.set()
+
+    def record(self, record: Record) -> None:
+        self.news.tell(record)
+
+    def resumed(self, records: list[Record]) -> None:
+        self.news.tell(records)
+
+    def event(self, text: str) -> None:
+        self.news.tell(text)
+
+    # --- for those who attach ---------------------------------------------------------------------------------------
+    def of(self) -> Job:
+        return self.job
+
+    def since(self, seen: int) -> tuple[list[Any], bool]:
+        return self.news.since(seen)
+
+    def stop(self, signal: int) -> None:
+        self.signal = signal
+
+    def ended(self) -> Result | Exception | None:
+        return self.outcome
+
+
+def actor_name(run_id: str) -> str:
+    return f"fedfleet-{run_id}"
+
+
+def detach(job: Job) -> None:
+    """Start the run on its cluster and leave it there."""
+    address = job.experiment.engine.address
+    if not address or job.experiment.engine.backend != "ray":
+        raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
+    start_ray(job)
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here()}
+    options |= {"name": actor_name(job.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
+    actor: Any = ray.remote(**options, **carried(address))(Detached)
+    detached = actor.remote(job)
+    try:
+        answered(detached.start.remote(), "the run's process", address)
+    except RayTaskError as error:
+        ray.kill(detached)
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+def answered(reference: Any, who: str, address: str) -> Any:
+    """What a process of the cluster answers; NoRoom where it does not start, or is too busy, for START_SECONDS."""
+    try:
+        return ray.get(reference, timeout=START_SECONDS)
+    except GetTimeoutError:
+        raise NoRoom(
+            f"engine.address={address}: {who} has not answered within {START_SECONDS:g} s; look at `ray status` on the "
+            "cluster's head"
+        ) from None
+
+
+def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int = 0) -> Result:
+    """Follow a detached run to its end; leaving does not end it. signal: ask it to checkpoint and stop.
+
+    Raises ConfigError where there is no such run, else what the run raised.
+    """
+    if not ray.is_initialized():
+        join(address)
+    try:
+        actor = ray.get_actor(actor_name(run_id), NAMESPACE)
+    except ValueError:
+        going = ", ".join(running()) or "none"
+        raise ConfigError(f"no run {run_id} goes on at {address} (of those that were detached: {going})") from None
+    if signal:
+        answered(actor.stop.remote(signal), f"run {run_id}", address)
+    watching = list(observers)
+    outcome: Any = None
+    try:
+        job: Any = answered(actor.of.remote(), f"run {run_id}", address)
+        for observer in watching:
+            observer.begin(job, {})
+        for told in listen(actor, lambda: 0):
+            tell(told, watching)
+        outcome = answered(actor.ended.remote(), f"run {run_id}", address)
+        ray.kill(actor)
+    except RayActorError as error:
+        outcome = DriverDied(f"the run's process died ({type(error).__name__})")
+    if isinstance(outcome, Result):
+        for observer in watching:
+            observer.end(outcome)
+        return outcome
+    for observer in watching:
+        observer.failed(outcome)
+    raise outcome
+
+
+def running() -> Sequence[str]:
+    """Detached runs of the cluster that this process is connected to."""
+    found: Any = ray.util.list_named_actors(all_namespaces=True)
+    prefix = actor_name("")
+    names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))

@@ -1,0 +1,241 @@
+"""A run on Ray: a driver actor of its own, watched by the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from torch import Tensor
+
+from ....workloads.base import Columns
+from ...clients.autotune import measure
+from ...clients.modules import check_draws
+from ...clients.trial_step import try_step
+from ...cohorts.sampling import steps_of
+from ...config.held_out import left_out
+from ...config.run_spec import Job
+from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
+from ...kernels.execution_plan import asks_for_kernels, settled
+from ...kernels.library import SECONDS as BUILD_SECONDS
+from ...kernels.library import lacking
+from ...records.arrow_columns import to_arrow
+from ...records.event_log import News
+from ...records.lock import driving
+from ...rounds.driver import Driver, Setup, Told
+from ...state.retention import discard
+from ...state.table import Table
+from ...stopping import at_once
+from ..base import Fleet
+from .cluster_nodes import on
+from .cluster_pool import Spread
+from .connect import carried, here, start_ray
+from .nodes import cluster
+from .placement import take
+from .worker_handle import said
+from .worker_pool import START_SECONDS, RayFleet
+
+ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
+LOOK_SECONDS = 0.2
+"""How soon a signal is passed on."""
+CLOSE_SECONDS = 60
+"""What a driver that is asked to stop may take for its checkpoint."""
+BEGIN_SECONDS = 2
+"""The same before its first round is over."""
+
+
+class DriverProcess:
+    """Runs the rounds in one thread; other calls look at what has been told so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.news = job, News()
+        self.signal = 0
+
+    def run(self) -> dict[str, Tensor]:
+        """All rounds, then the final model."""
+        try:
+            with driving(self.job.directory, self._check):
+                return self._rounds()
+        finally:
+            self.news.end()
+
+    def _rounds(self) -> dict[str, Tensor]:
+        data, setup, told = self._data()
+        driver = Driver(self.job, setup)
+        for sentence in told:
+            driver.tell(sentence)
+        try:
+            driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
+            for item in driver.rounds():
+                self.news.tell(item)
+            return driver.tensors()
+        finally:
+            driver.close()
+
+    def _fleet(self, data: list[Any], setup: Setup, table: Table, tell: Callable[[str], None]) -> Fleet:
+        """Alike hosts on this node, where they all fit, pull their tasks; else the driver hands them out. On a cluster
+        that was there before they take their room at once (a trial of a search has its own)."""
+        engine, calls = self.job.experiment.engine, (self._check, tell)
+        alike = len(engine.groups()) == 1
+        if (alike and not engine.address) or get_current_placement_group() is not None:
+            return RayFleet(self.job, data, table.place, calls)
+        room = take(engine, self._check, self.news.tell)  # at once: no round is near
+        mine = ray.get_runtime_context().get_node_id()
+        if alike and engine.hosts != "auto" and all(spot.node == mine for spot in room.spots):
+            return RayFleet(self.job, data, table.place, calls, room)
+        fleet = Spread(self.job, data, table, calls, steps_of(setup.parts.sizes, self.job.experiment.federation.local))
+        fleet.open(room)
+        return fleet
+
+    def _data(self) -> tuple[list[Any], Setup, list[str]]:
+        """References to the data in the object store, of which no copy stays in this process; sentences for the log on
+        how clients are run and which rows nobody has."""
+        split = self.job.split()
+        check_draws(self.job.workload, self.job.started(), split)
+        try_step(self.job, split)
+        if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
+            self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
+        self.job, told = settled(self.job, split, measure)
+        data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
+        return data, Setup(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
+
+    def _check(self) -> None:
+        if self.signal:
+            raise Interrupted(self.signal)
+
+    def here(self) -> None:
+        """It has started."""
+
+    def stop(self, signal: int) -> None:
+        self.signal = signal
+
+    def since(self, seen: int) -> tuple[list[Told], bool]:
+        """What was told after the first `seen`, waiting for news; and whether the run is over."""
+        return self.news.since(seen)
+
+
+def lacking_kernels(job: Job, check: Callable[[], None]) -> Iterator[str]:
+    """Why nodes of the cluster that could have hosts of the run cannot have kernels of our own, a sentence each. They
+    build them now, all at once, if need be; one that does not answer in time has none."""
+    groups = job.experiment.engine.groups()
+    asked: dict[Any, str] = {}
+    for node in cluster():
+        if any(node.fits(group) for group in groups):
+            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on(node.id))(lacking)
+            asked[task.remote()] = node.name
+    waiting, end = list(asked), time.monotonic() + BUILD_SECONDS + START_SECONDS
+    while waiting and time.monotonic() < end:
+        check()
+        ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_SECONDS)
+        for reference in ready:
+            try:
+                why = ray.get(reference)
+            except RayError as error:
+                why = said(error)
+            if why:
+                yield f"node {asked[reference]}: {why}"
+    for reference in waiting:
+        yield f"node {asked[reference]} did not say within {BUILD_SECONDS + START_SECONDS:g} s whether it can"
+
+
+def examples(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
+    """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
+    before = set(below(os.getpid()))
+    with none_left(before), at_once(stop):
+        started = start_ray(job)
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
+    options |= carried(job.experiment.engine.address)
+    actor: Any = ray.remote(**options)(DriverProcess)
+    driver = actor.remote(job)
+    final = driver.run.remote()
+    try:
+        started_within(START_SECONDS, driver.here.remote(), job, stop)
+        yield from listen(driver, stop)
+        return ray.get(final)
+    except RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        raise cause from cause.__cause__
+    except RayActorError as error:
+        if "No module named 'fedfleet" in str(error):
+            raise ConfigError(f"engine.address={job.experiment.engine.address}: {ABSENT}") from None
+        raise DriverDied(f"the driver died ({type(error).__name__})") from None
+    finally:
+        ray.kill(driver)
+        discard(job, complete=False)  # a driver that was killed could not
+        if started:
+            shut_down(before)
+
+
+@contextmanager
+def none_left(before: set[int]) -> Iterator[None]:
+    """Ray's processes do not outlive a start that was interrupted."""
+    try:
+        yield
+    except Interrupted:
+        shut_down(before)
+        raise
+
+
+def shut_down(before: set[int]) -> None:
+    """End the Ray that was started here. It kills its node's process where that does not end within a second, as on a
+    busy machine, and that process's children would stay. before: processes of ours that are none of Ray's."""
+    started = [process for process in below(os.getpid()) if process not in before]
+    ray.shutdown()
+    for process in started:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def below(process: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have; parents come first."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from below(child)
+
+
+def started_within(seconds: float, here: Any, job: Job, stop: Callable[[], int]) -> None:
+    """Wait for a driver to start; here: a reference to its first answer. What it died of is raised by who asks it."""
+    end = time.monotonic() + seconds
+    while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
+        if stop():
+            raise Interrupted(stop())
+        if time.monotonic() > end:
+            raise NoRoom(
+                f"engine.address={job.experiment.engine.address}: the run's driver has not started on the cluster "
+                f"within {seconds:g} s; look at `ray status` on its head"
+            )
+
+
+def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
+    """What the driver tells, until it is over; passes a signal on, once. A driver that has told nothing yet has nothing
+    to checkpoint, and is not waited for: its process may still be starting."""
+    seen, over, asked, patience = 0, False, 0.0, CLOSE_SECONDS
+    news = None
+    while not over:
+        if stop() and not asked:
+            driver.stop.remote(stop())
+            asked = time.monotonic()
+            patience = CLOSE_SECONDS if seen else BEGIN_SECONDS
+        news = news or driver.since.remote(seen)
+        if not ray.wait([news], timeout=LOOK_SECONDS)[0]:
+            if asked and not seen and time.monotonic() - asked > patience:
+                raise Interrupted(stop())
+            if asked and time.monotonic() - asked > patience:
+                raise DriverDied(f"the driver did not stop within {CLOSE_SECONDS} s")
+            continue
+        told, over = ray.get(news)
+        seen, news = seen + len(told), None
+        yield from told

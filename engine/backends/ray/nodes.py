@@ -1,0 +1,107 @@
+"""Which hosts go to which node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.client import ray as client
+
+from ...config.schema import Engine, HostGroup
+from ...errors import ConfigError
+
+
+class Node(NamedTuple):
+    id: str
+    name: str  # for a log
+    room: dict[str, float]
+    labels: dict[str, str]
+
+    def fits(self, group: HostGroup) -> int:
+        """How many of its hosts the node has room for."""
+        if any(self.labels.get(key) != value for key, value in group.labels.items()):
+            return 0
+        return min(int(self.room.get(name, 0.0) / amount + 1e-9) for name, amount in group.needs().items() if amount)
+
+
+class Spot(NamedTuple):
+    """Of a host: its node and its group."""
+
+    node: str
+    group: HostGroup
+
+
+def cluster(free: bool = False) -> list[Node]:
+    """The nodes that are alive, the one of this process first. free: with what is not taken, not with all they have."""
+    mine = ray.get_runtime_context().get_node_id()
+    found = [node for node in ray.nodes() if node["Alive"]]
+    found.sort(key=lambda node: (node["NodeID"] != mine, node["NodeID"]))
+    left: dict[str, Any] = {}
+    free = free and not client.is_connected()  # who is no part of the cluster is not told
+    if free:
+        from ray._private.state import available_resources_per_node
+
+        left = available_resources_per_node()
+    return [
+        Node(
+            node["NodeID"],
+            f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
+            dict(left.get(node["NodeID"], {}) if free else node["Resources"]),
+            dict(node.get("Labels") or {}),
+        )
+        for node in found
+    ]
+
+
+def wanted(engine: Engine, nodes: Sequence[Node]) -> list[HostGroup]:
+    """A group a host. `auto` on a cluster that was there before: as many as all nodes have room for."""
+    if engine.hosts != "auto" or not engine.address:
+        return [group for group in engine.groups() for _ in range(group.count)]
+    one = HostGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
+    return [one] * sum(node.fits(one) for node in nodes)
+
+
+def placed(
+    hosts: Iterable[HostGroup], nodes: Sequence[Node], spread: bool = False
+) -> tuple[list[Spot], list[HostGroup]]:
+    """(where they go, those that there is no room for): the first nodes are filled first, so that few are used; else
+    each goes where the fewest are."""
+    room = [node._replace(room=dict(node.room)) for node in nodes]
+    spots: list[Spot] = []
+    left: list[HostGroup] = []
+    for group in hosts:
+        fitting = [node for node in room if node.fits(group)]
+        if spread:
+            fitting.sort(key=lambda node: sum(spot.node == node.id for spot in spots))
+        node = next(iter(fitting), None)
+        if node is None:
+            left.append(group)
+            continue
+        for name, amount in group.needs().items():
+            node.room[name] = node.room.get(name, 0.0) - amount
+        spots.append(Spot(node.id, group))
+    return spots, left
+
+
+def planned(engine: Engine) -> list[Spot]:
+    """Where a run's hosts go: on the driver's node if it has room for all (unless they are to be spread), else wherever
+    something is free, else where they will have to wait for it. ConfigError for a host that fits nowhere."""
+    nodes = cluster()
+    hosts = wanted(engine, nodes)
+    if not hosts:
+        raise ConfigError(f"engine.hosts=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a host")
+    spread = engine.placement == "spread"
+    spots, left = placed(hosts, [] if spread else nodes[:1])
+    if left:
+        spots, left = placed(hosts, cluster(free=True), spread)
+    if left:
+        spots, left = placed(hosts, nodes, spread)
+    if left:
+        need = ", ".join(f"{amount:g} {name}" for name, amount in left[0].needs().items())
+        labels = "".join(f", label {key}={value}" for key, value in left[0].labels.items())
+        raise ConfigError(
+            f"engine.hosts: {len(left)} of {len(hosts)} hosts fit on no node, one needs {need}{labels}; lower "
+            "engine.hosts, engine.cpus or engine.gpus (fractions are allowed)"
+        )
+    return spots

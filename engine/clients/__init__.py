@@ -1,0 +1,1 @@
+"""What a worker does for a client: states, batches, local training, evaluation."""

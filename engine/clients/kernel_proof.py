@@ -1,0 +1,407 @@
+"""Proves that kernels of our own compute what torch's compute, on a run's own data, before the run uses them.
+
+Losses and gradients are compared on batches of the run's first clients: at the run's starting model, near it, and at a
+model drawn at random, since a model whose units are all dead has no gradient to compare; with keys of several clients
+and steps, since a workload may draw from them. The reference is torch's in float64. What float32 costs torch's own
+kernels there, times `FACTOR`, is what it may cost ours, and `ROUNDINGS` of a tensor's largest entry in any case. ReLU
+and max pooling have kinks, at which a rounding moves a gradient at once: where the kernels are further apart than that,
+the reference is taken again at weights that float32 would round to the same numbers or to their neighbours, and what
+that moves is allowed too. Streams of batches and sums are compared to the bit.
+
+Nothing of this is done while a run goes on: it takes some hundredths of a second for a small network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ...algorithms.orthogonal import FASTER, Triple, iterate
+from ...algorithms.tree import Layout, Tree
+from ...workloads import counted
+from ...workloads.base import Parts
+from ..cohorts import sampling
+from ..config.run_spec import Job
+from ..kernels.fused_chain import Unfit, fitted
+from ..kernels.library import NoKernels, library
+from ..kernels.operators import FOUR, add_up, polynomials
+from .batches import stream
+from .local_training import Gradient, Trips
+
+FACTOR = 8.0
+"""How many times torch's own rounding error another order of the same sums may have."""
+ROUNDINGS = 64 * 2.0**-23
+"""Of a tensor's largest entry: for where torch's own error happens to be next to nothing."""
+SHAKES, SHAKEN = 8, 2.0**-22
+"""How often the reference is taken at weights that are this much off, relative to each, where kernels disagree."""
+NUMBERS = 1 << 23
+"""Of a batch's examples as many are compared as make, times the model's parameters, this number; FEWEST at least."""
+FEWEST = 4
+SUMMED = 5_003
+"""Entries of which sums are compared; an odd number, so that no vector ends with them."""
+
+Batch = dict[str, Tensor]
+
+
+class Disagreement(Exception):
+    """Kernels of our own are not to be used, and why. `torch_fails`: since torch's own fail on the same data."""
+
+    def __init__(self, reason: str, torch_fails: bool = False) -> None:
+        super().__init__(reason)
+        self.torch_fails = torch_fails
+
+
+class Given(NamedTuple):
+    """What a run trains on: columns (n, …) of all rows, as arrays of numpy or as tensors."""
+
+    train: Any
+    parts: Parts
+
+
+def place() -> str:
+    """What a proof holds for: the same library, of the same processor, beside the same torch."""
+    return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def prove(job: Job, given: Given, kernels: str) -> None:
+    """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this job's data."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.experiment.engine.threads)
+    try:
+        with torch.no_grad():
+            Proof(job, given, kernels).run()
+    except NoKernels as error:
+        raise Disagreement(str(error)) from error
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one probe, on one flat vector each: what was expected, in float64, and what was found."""
+
+    expected: Tensor
+    torchs: Tensor
+    own: Tensor
+
+
+class Proof:
+    def __init__(self, job: Job, given: Given, kernels: str) -> None:
+        self.job, self.given, self.kernels = job, given, kernels
+        self.x = job.start()
+        method = job.method()
+        if kernels == "chain":
+            try:
+                fitted(job.workload, self.x.layout)
+            except Unfit as error:
+                raise Disagreement(str(error)) from error
+        self.torchs = Trips(method, job.workload, self.x, "torch", job.precision)
+        self.double = Trips(method, job.workload, self.x.to(torch.float64), "torch")
+        self.own = Trips(method, job.workload, self.x, kernels, job.precision)
+
+    def run(self) -> None:
+        self.streams()
+        sums(self.x.flat.numel())
+        batches = self.batches()
+        for name, point, pair in zip(("first", "shaken", "drawn"), self.points(), batches, strict=True):
+            self.gradients(f"at the {name} model", point, pair)
+        self.descent(next(self.points()), batches[0])
+        self.orthogonalised(batches[0][0])
+
+    # --- what is compared -----------------------------------------------------------------------------------------
+    def streams(self) -> None:
+        """The batches of some clients, the one with the fewest rows and the one with the most among them, on their
+        first visits and on later ones."""
+        parts, seed, local = self.given.parts, self.job.experiment.seed, self.job.experiment.federation.local
+        sizes = parts.sizes
+        some = np.unique([*self.clients(), int(sizes.argmin()), int(sizes.argmax())])
+        for visits in (np.zeros(len(some), np.int64), np.arange(1, len(some) + 1)):
+            expected = stream(parts, some, visits, local, seed)
+            found = stream(parts, some, visits, local, seed, own=True)
+            for name, a, b in zip(expected._fields, expected, found, strict=True):
+                if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
+                    raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
+
+    def clients(self) -> np.ndarray:
+        """(2,) of round 1's cohort; of a cohort of one that one twice."""
+        plan = self.job.experiment.federation
+        sampled = sampling.sample(self.job.experiment.seed, 1, plan.clients, plan.cohort)
+        return sampled[[0, -1]]
+
+    def batches(self) -> list[tuple[Batch, Batch]]:
+        """Three pairs of batches, of two clients each: their first ones, the next ones, and their last ones, which are
+        short where their rows do not divide."""
+        experiment = self.job.experiment
+        clients, fewer = self.clients(), max(FEWEST, NUMBERS // max(self.x.flat.numel(), 1))
+        drawn = stream(self.given.parts, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed)
+        pairs = []
+        for step in (lambda last: 0, lambda last: min(1, last), lambda last: last):
+            pair = []
+            for client in range(2):
+                k = step(int(drawn.steps[client]) - 1)
+                rows = drawn.rows[client, k][:fewer].numpy()
+                batch = {name: tensor(column, rows) for name, column in self.given.train.items()}
+                batch["key"] = drawn.keys[client, k]
+                if drawn.weight is not None:
+                    batch["weight"] = drawn.weight[client, k][:fewer].to(self.x.flat.dtype)
+                pair.append(batch)
+            pairs.append(tuple(pair))
+        return pairs
+
+    def points(self) -> Iterator[Tensor]:
+        """(P,) each: the model before round 1, one near it, and one drawn as weights before ReLU are."""
+        draw = counted.generator(self.job.experiment.seed, "proof")
+        near, drawn = [], []
+        for name, value in self.x.items():
+            xi = torch.randn(2, *value.shape, generator=draw, dtype=value.dtype)
+            fan = max(value[0].numel() if value.ndim else 1, 1)
+            spread = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
+            kept = name in self.job.buffers  # a variance that is negative is none
+            near.append(value if kept else value + 0.1 * max(float(value.square().mean() ** 0.5), spread) * xi[0])
+            drawn.append(value if kept else spread * xi[1])
+        yield self.x.flat
+        for values in (near, drawn):
+            yield torch.cat([value.flatten() for value in values])
+
+    # --- losses and gradients -------------------------------------------------------------------------------------
+    def gradients(self, where: str, point: Tensor, pair: tuple[Batch, Batch]) -> None:
+        """Of each client alone, and of both as a block."""
+        block = self.block(point, pair) if self.job.experiment.engine.vectorise else None
+        for client, batch in enumerate(pair):
+            torchs = self.by_torch(lambda batch=batch: asked(self.torchs, point, self.x.layout, batch))
+            own = self.by_us(lambda batch=batch: asked(self.own, point, self.x.layout, batch))
+            both = [own] if block is None else [own, (block[0][client], block[1][client])]
+            for gradient, loss in both:
+                self.compare(where, point, batch, torchs, (gradient, loss))
+
+    def block(self, point: Tensor, pair: tuple[Batch, Batch]) -> tuple[Tensor, Tensor] | None:
+        """(gradients (2, P), losses (2,)); None where torch's kernels cannot run a block either."""
+        columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
+        points = point.expand(2, -1)
+
+        def one(trips: Trips) -> Callable[..., tuple[Tensor, Tensor]]:
+            return vmap(lambda flat, batch: Gradient.apply(flat, trips, self.x.layout, tuple(batch), *batch.values()))
+
+        try:
+            return one(self.own)(points, columns)
+        except Exception as error:
+            try:
+                one(self.torchs)(points, columns)
+            except Exception:
+                return None
+            raise Disagreement(f"a block raises {told(error)}, and not by torch's kernels") from error
+
+    def compare(
+        self, where: str, point: Tensor, batch: Batch, torchs: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
+    ) -> None:
+        if not bool(torchs[0].isfinite().all() and torchs[1].isfinite()):
+            if bool(own[0].isfinite().all() and own[1].isfinite()):
+                raise Disagreement(f"{where} they give numbers where torch's give none")
+            return
+        expected = self.by_double(lambda: asked(self.double, point.double(), self.x.layout, widened(batch)))
+
+        def shaken(factors: Tensor) -> tuple[Tensor, Tensor]:
+            return asked(self.double, point.double() * factors, self.x.layout, widened(batch))
+
+        shakes = Shakes(shaken, point)
+        self.close(f"the gradient {where}", Errors(expected[0], torchs[0], own[0]), lambda: shakes.of(0, expected[0]))
+        self.close(f"the loss {where}", Errors(expected[1], torchs[1], own[1]), lambda: shakes.of(1, expected[1]))
+
+    def close(self, what: str, errors: Errors, spread: Callable[[], Tensor]) -> None:
+        """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough. spread: what
+        rounded weights move, entry by entry; asked for only where there is need."""
+        found = apart(errors, self.x.layout)
+        if all(off <= allowed for _, off, allowed, _ in found):
+            return
+        moved = apart(Errors(errors.expected, errors.torchs, errors.expected + spread()), self.x.layout)
+        for (name, off, allowed, largest), (_, more, _, _) in zip(found, moved, strict=True):
+            if not off <= allowed + FACTOR * more:
+                raise Disagreement(
+                    f"{what}{name} is {off:.1e} off torch's, of entries up to {largest:.1e}, where rounding allows "
+                    f"{allowed + FACTOR * more:.1e}"
+                )
+
+    def descent(self, point: Tensor, pair: tuple[Batch, Batch]) -> None:
+        """Two steps of plain descent in one call, which a chain has: the sum of the gradients, and where they lead."""
+        chain = self.own.chain
+        if chain is None or any(pair[0][name].shape != pair[1][name].shape for name in pair[0]):
+            return
+        first = self.by_torch(lambda: asked(self.torchs, point, self.x.layout, pair[0]))[0]
+        if not bool(first.isfinite().all()):
+            return
+        lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
+        shift = 0.5 * first.flip(0)
+
+        def steps(trips: Trips, y: Tensor, dtype: torch.dtype, batches: tuple[Batch, ...]) -> Tensor:
+            begin, total = y, torch.zeros_like(y)
+            for batch in batches:
+                gradient, _ = asked(trips, y, self.x.layout, batch)
+                y, total = y - lr * (gradient + shift.to(dtype)), total + gradient
+            return total + (begin - y) / lr
+
+        wide = tuple(map(widened, pair))
+        expected = self.by_double(lambda: steps(self.double, point.double(), torch.float64, wide))
+        torchs = self.by_torch(lambda: steps(self.torchs, point, torch.float32, pair))
+        if not bool(torchs.isfinite().all()):
+            return
+        total = torch.zeros_like(point)
+        columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
+        y, _ = self.by_us(lambda: chain.descend(point, columns, lr, shift, total))
+
+        def shaken(factors: Tensor) -> tuple[Tensor]:
+            return (steps(self.double, point.double() * factors, torch.float64, wide),)
+
+        errors = Errors(expected, torchs, total + (point - y) / lr)
+        self.close("the outcome of two steps", errors, lambda: Shakes(shaken, point).of(0, expected))
+
+    # --- Newton-Schulz --------------------------------------------------------------------------------------------
+    def orthogonalised(self, batch: Batch) -> None:
+        """What the method orthogonalises in a step of the first client, and matrices drawn at random like it."""
+        rounds = {1, self.job.experiment.federation.rounds} if self.job.changes else {1}
+        asked_for: dict[tuple[tuple[int, ...], tuple[Triple, ...]], Tensor] = {}
+
+        def record(x: Tensor, triples: tuple[Triple, ...]) -> None:
+            asked_for.setdefault((tuple(x.shape), triples), x.detach().clone())
+
+        for round in rounds:
+            self.by_torch(lambda round=round: self.trial(round, batch, record))
+        draw = counted.generator(self.job.experiment.seed, "proof of matrices")
+        for (shape, triples), x in asked_for.items():
+            drawn = torch.randn(shape, generator=draw).to(x.dtype)
+            drawn = drawn / torch.linalg.matrix_norm(drawn.float(), keepdim=True).to(x.dtype)
+            for matrix in (x, drawn):
+                own = self.by_us(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
+                if own is None:
+                    continue
+                torchs, expected = iterate(matrix, triples), iterate(matrix.double(), triples)
+                off, allowed = distance(expected, own), bound(expected, torchs)
+                if torchs.isfinite().all() and not off <= allowed:
+                    raise Disagreement(
+                        f"Newton-Schulz of {list(shape)} is {off:.1e} off torch's, where rounding allows {allowed:.1e}"
+                    )
+
+    def trial(self, round: int, batch: Batch, record: Callable[[Tensor, tuple[Triple, ...]], None]) -> None:
+        """One step of a client by torch's kernels; record: told of what is orthogonalised."""
+        method = self.job.method(round)
+        trips = Trips(method, self.job.workload, self.x, "torch", self.job.precision)
+        public = method.unpack(method.server_init(self.x).public)
+        token = FASTER.set(record)
+        try:
+            trips.alone(public, method.client_init(public), 1, OneBatch(batch))
+        finally:
+            FASTER.reset(token)
+
+    # --- who fails ------------------------------------------------------------------------------------------------
+    def by_torch(self, f: Callable[[], Any]) -> Any:
+        try:
+            return f()
+        except Exception as error:
+            raise Disagreement(f"torch's own kernels raise {told(error)}", torch_fails=True) from error
+
+    def by_double(self, f: Callable[[], Any]) -> Any:
+        try:
+            return f()
+        except Exception as error:
+            raise Disagreement(f"there is nothing to compare with: float64 raises {told(error)}") from error
+
+    def by_us(self, f: Callable[[], Any]) -> Any:
+        try:
+            return f()
+        except Exception as error:
+            raise Disagreement(f"they raise {told(error)}, and torch's do not") from error
+
+
+class OneBatch:
+    """A client's only batch, see `trip.OwnBatches`."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __call__(self, steps: slice) -> Batch:
+        return {name: column.unsqueeze(0) for name, column in self.batch.items()}
+
+    def beat(self) -> None:
+        """Nobody waits for a sign of life."""
+
+
+class Shakes:
+    """What a reference becomes at weights that rounding may have moved; computed once for loss and gradient."""
+
+    def __init__(self, at: Callable[[Tensor], tuple[Tensor, ...]], point: Tensor) -> None:
+        self.at, self.point = at, point
+        self.found: list[tuple[Tensor, ...]] = []
+
+    def of(self, which: int, expected: Tensor) -> Tensor:
+        """The largest move of each entry, of the gradient (0) or the loss (1)."""
+        if not self.found:
+            draw = counted.generator(0, "shakes")
+            for _ in range(SHAKES):
+                xi = torch.rand(self.point.shape, generator=draw, dtype=torch.float64)
+                self.found.append(self.at(1 + SHAKEN * (2 * xi - 1)))
+        return torch.stack([(values[which] - expected).abs() for values in self.found]).amax(0)
+
+
+def tensor(column: Any, rows: np.ndarray) -> Tensor:
+    """Some rows of a column."""
+    if isinstance(column, Tensor):
+        return column[torch.from_numpy(rows)]
+    return torch.from_numpy(np.ascontiguousarray(column[rows]))
+
+
+def widened(batch: Batch) -> Batch:
+    """With shares of the loss in float64; columns are the workload's own business, as in a run of dtype float64."""
+    return {name: column.double() if name == "weight" else column for name, column in batch.items()}
+
+
+def asked(trips: Trips, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(gradient (P,), loss ()) of one client's batch."""
+    return Gradient.forward(point, trips, layout, tuple(batch), *batch.values())
+
+
+def apart(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
+    """For each tensor on a flat vector, or for a single number: (its name, how far off ours is, how far it may be, the
+    largest entry)."""
+    if not errors.expected.ndim:
+        return [("", distance(errors.expected, errors.own), bound(errors.expected, errors.torchs, 1.0), 1.0)]
+    parts = [Tree(values, layout) for values in (errors.expected, errors.torchs.double(), errors.own.double())]
+    whole, found = float(errors.expected.abs().max()), []
+    for name, expected, torchs, own in zip(layout.names, *(part.views() for part in parts), strict=True):
+        if expected.numel():
+            # A sum that cancels is as far off as what was added up: entries of other tensors tell of its size.
+            allowed = bound(expected, torchs, 0.01 * whole)
+            found.append((f" of {name}", distance(expected, own), allowed, float(expected.abs().max())))
+    return found
+
+
+def distance(expected: Tensor, found: Tensor) -> float:
+    return float((found.double() - expected).abs().max())
+
+
+def bound(expected: Tensor, torchs: Tensor, least: float = 0.0) -> float:
+    """How far another order of sums may be off; least: entries that the largest one counts as."""
+    return FACTOR * distance(expected, torchs) + ROUNDINGS * max(float(expected.abs().max()), least)
+
+
+def sums(size: int) -> None:
+    """Raise Disagreement unless sums of messages are torch's to the bit."""
+    draw = counted.generator(size, "proof of sums")
+    parts = list(torch.randn(FOUR, min(size, SUMMED), generator=draw))
+    for count in range(1, FOUR + 1):
+        for more in (False, True):
+            totals = [torch.ones(len(parts[0]), dtype=torch.float64) / 3 for _ in range(2)]
+            for total, name in zip(totals, ("torch", "native"), strict=True):
+                add_up(total, parts[:count], more, name)
+            if not torch.equal(*totals):
+                raise Disagreement(f"the sum of {count} messages is not torch's")
+
+
+def told(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

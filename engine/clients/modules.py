@@ -1,0 +1,128 @@
+"""The modules of a workload in training and in evaluation: their mode, and where their random draws come from.
+
+Modules of torch such as `nn.Dropout` draw from torch's global generator. What they draw then depends on everything that
+the process drew before, so that the same configuration gives other bits on another number of workers, and they cannot
+be vectorised over clients. A training run refuses them by name before its first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ...algorithms.tree import Tree
+from ...workloads import counted
+from ...workloads.base import Batch, Params, Split, Workload
+from ..errors import ConfigError
+from .trial_step import generators, kept_generators, moved
+
+ROWS = 2
+"""Examples in the trial batch."""
+TRIALS = 3
+"""A module is refused if it draws in all of so many trials: in one of them, another thread may have drawn."""
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+KEYED = "fedfleet.workloads.convolutional.Dropout"
+OWN = "a subclass of fedfleet.workloads.base.Keyed that draws from counted.uniform(self.key, count)"
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Every module that is called in this context runs in eval() mode, wherever the workload keeps it.
+
+    `Classification` sets the mode of its network itself. This context is for workloads that call modules of their own,
+    which torch builds in training mode. The modules are back in training mode when the context ends.
+    """
+    changed: list[nn.Module] = []
+
+    def to_eval(module: nn.Module, inputs: Any) -> None:
+        if any(part.training for part in module.modules()):
+            changed.extend(part for part in module.modules() if part.training)
+            module.eval()
+
+    hook = register_module_forward_pre_hook(to_eval)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for module in changed:
+            module.training = True
+
+
+def check_draws(workload: Workload, x: Tree, split: Split) -> None:
+    """Raise ConfigError where a module of the workload draws from a global generator while it is trained.
+
+    x: the model before round 1; one batch of the first client's rows goes through it. An exception of the workload's
+    own code is not reported here: the first round meets it again, and says whose it is.
+    """
+    rows = split.parts.rows[:ROWS]
+    batch = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
+    batch["key"] = counted.key(0, "trial")
+    p = {name: value.detach().cpu() for name, value in x.items()}
+    found = ""
+    for _ in range(TRIALS):
+        found = trial(workload, p, batch)
+        if not found:
+            return
+    raise ConfigError(f"workload: {found}")
+
+
+def trial(workload: Workload, p: Params, batch: Batch) -> str:
+    """A sentence on the module that draws from a global generator in one forward pass of training, "" if none does.
+
+    Draws outside modules are for `trial_step`, which finds the line.
+    """
+    watch = Watch()
+    try:
+        with kept_generators(), watch:
+            workload.trial(p, batch)
+    except Exception:
+        return ""
+    return watch.found
+
+
+class Watch:
+    """While it is entered, it records in `found` a sentence on the first module that moves a global generator."""
+
+    def __init__(self) -> None:
+        self.found = ""
+        self.calls: list[tuple[nn.Module, dict[str, Any]]] = []  # modules whose forward has begun, the outermost first
+
+    def __enter__(self) -> Watch:
+        self.hooks = [register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self.calls.append((module, generators()))
+
+    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """An inner module ends before the modules around it, so the first one that is found is the culprit."""
+        before = self.calls[-1][1]
+        if not self.found and (drawn := moved(before)):
+            root = self.calls[0][0]
+            name = next((name for name, part in root.named_modules() if part is module), "")
+            what = f"module {name} ({type(module).__name__})" if name else f"module {type(module).__name__}"
+            self.found = (
+                f"{what} must draw from its batch's key while training, got draws from {drawn}; {remedy(module)}"
+            )
+        self.calls.pop()
+
+
+def remedy(module: nn.Module) -> str:
+    """The keyed module to use in the place of one of torch's."""
+    if isinstance(module, DROPOUTS):
+        channels = "" if type(module) is nn.Dropout else ", channels=True"
+        return f"use {KEYED}({module.p:g}{channels}) in its place"
+    if getattr(module, "dropout", 0) and not isinstance(getattr(module, "dropout", 0), nn.Module):
+        return f"set its dropout to 0 and use {KEYED} beside it"
+    return f"use {KEYED} or {OWN} in its place"

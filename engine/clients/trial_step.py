@@ -1,0 +1,491 @@
+"""One local step tried before round 1, on the run's own model and data: does the method's code keep the rules?
+
+The engine runs a client anywhere, again, and together with others under `torch.func.vmap`. That is right only if the
+functions of a method and the losses of a workload are pure: no global random generator, no attribute that changes,
+nothing written into what they are given, states that keep their form. Code that breaks one of these rules would give
+numbers that do not repeat, or would fail in every block of every round; it is refused here, with the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Algorithm, Round
+from ...workloads.base import Split, Stateless
+from ..cohorts.sampling import sample
+from ..config.run_spec import Job
+from ..config.schema import Local
+from ..errors import ConfigError, FedFleetError
+from ..kernels.execution_plan import ruled, worth
+from ..user_code import Finder, Line, below_losses, is_users, lines_of
+from .batches import Stream, stream
+from .local_training import Asked, Gradient, Trips, unpadded
+
+CLIENTS, EXAMPLES = 2, 8
+"""Clients of the block that is tried, and examples of a batch at most: the rules do not depend on how many."""
+ENTRIES = 10_000
+"""Values that are compared of an object's attributes, at most."""
+COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
+RULES = "docs/extending.md has the rules"
+
+under_way = False
+"""True while the trial runs, for code that has to tell its calls from those of a round."""
+
+
+class Unfit(Exception):
+    """The code raised by itself: no broken rule, and left to the run, which names the client."""
+
+
+def try_step(job: Job, split: Split) -> None:
+    """Raise ConfigError where a function of the method or the workload's losses break a rule.
+
+    The step runs on the CPU, on the first two clients of round 1, at most eight examples each: for one client twice,
+    and, where the run may vectorise, for both at once. Nothing of it is kept; generators are left as they were.
+    """
+    global under_way
+    threads = torch.get_num_threads()
+    under_way = True
+    try:
+        with torch.no_grad(), kept_generators():
+            torch.set_num_threads(job.experiment.engine.threads)
+            method = job.method()
+            for algorithm in (method.opening, method):
+                if algorithm is not None:
+                    Trial(job, split, algorithm).run()
+    except Unfit:
+        return
+    finally:
+        under_way = False
+        torch.set_num_threads(threads)
+
+
+def may_vectorise(job: Job, split: Split) -> bool:
+    """Whether clients of this run may be run in blocks under vmap."""
+    engine, cohort = job.experiment.engine, job.experiment.federation.cohort
+    if not engine.vectorise or cohort < 2:
+        return False
+    if job.chosen is not None or engine.block != "auto":
+        return ruled(job).block > 1
+    return ruled(job).block > 1 or worth(job, split)
+
+
+# --- global random generators -----------------------------------------------------------------------------------------
+def generators() -> dict[str, Any]:
+    """The states of the generators that all code of a process shares."""
+    return {
+        "torch's global generator": torch.get_rng_state(),
+        "NumPy's global generator": np.random.get_state(),
+        "Python's module random": random.getstate(),
+    }
+
+
+def moved(before: dict[str, Any]) -> str:
+    """The name of a generator that was drawn from since, or ""."""
+    now = generators()
+    return next((name for name, state in before.items() if not equal(state, now[name])), "")
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    torch_state, numpy_state, python_state = generators().values()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values have the same bits; NaN equals NaN."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, tuple | list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    return a is b or (type(a) is type(b) and (a == b or repr(a) == repr(b)))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+PLAIN = (
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+    Enum,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    torch.dtype,
+    torch.device,
+)
+
+
+class Attributes:
+    """The attributes of some objects, of their parts and of their classes, as they were."""
+
+    def __init__(self, *roots: Any) -> None:
+        self.roots = roots
+        self.before = self.now()
+
+    def now(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        seen: set[int] = set()
+        for root in self.roots:
+            self._walk(root, type(root).__name__, found, seen)
+        return found
+
+    def changed(self) -> str:
+        """The name of an attribute that changed, as "Leash.count", or ""."""
+        now = self.now()
+        for name, value in now.items():
+            if name not in self.before or not equal(self.before[name], value):
+                return name
+        return next((name for name in self.before if name not in now), "")
+
+    def _walk(self, value: Any, name: str, found: dict[str, Any], seen: set[int]) -> None:
+        if len(found) >= ENTRIES:
+            return
+        if value is None or isinstance(value, PLAIN):
+            found[name] = value
+            return
+        if id(value) in seen or isinstance(value, nn.Module | Stateless):
+            return  # a network's own attributes change as it is called
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            found[name] = value.clone()
+        elif isinstance(value, np.ndarray):
+            found[name] = value.copy()
+        elif isinstance(value, torch.Generator):
+            found[name] = value.get_state()
+        elif isinstance(value, np.random.Generator):
+            found[name] = repr(value.bit_generator.state)
+        elif isinstance(value, random.Random):
+            found[name] = value.getstate()
+        elif isinstance(value, Mapping):
+            found[name] = len(value)
+            for key, inner in value.items():
+                self._walk(inner, f"{name}[{key!r}]", found, seen)
+        elif isinstance(value, list | tuple | set | frozenset):
+            found[name] = len(value)
+            for number, inner in enumerate(value):
+                self._walk(inner, f"{name}[{number}]", found, seen)
+        else:
+            self._object(value, name, found, seen)
+
+    def _object(self, value: Any, name: str, found: dict[str, Any], seen: set[int]) -> None:
+        kind = type(value)
+        cached = {
+            key
+            for made in kind.__mro__
+            for key, own in vars(made).items()
+            if isinstance(own, functools.cached_property)
+        }
+        slots = [slot for made in kind.__mro__ for slot in slots_of(made) if hasattr(value, slot)]
+        for key in [*getattr(value, "__dict__", {}), *slots]:
+            if key not in cached:
+                self._walk(getattr(value, key), f"{kind.__name__}.{key}", found, seen)
+        for made in kind.__mro__:
+            if is_users(file_of(made)):
+                for key, own in vars(made).items():
+                    if not key.startswith("__") and isinstance(own, int | float | str | list | dict | set | Tensor):
+                        self._walk(own, f"{made.__name__}.{key}", found, seen)
+
+
+def slots_of(made: type) -> tuple[str, ...]:
+    slots = vars(made).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def file_of(made: type) -> str:
+    import sys
+
+    return getattr(sys.modules.get(made.__module__), "__file__", None) or "<unknown>"
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+def form(state: Any, place: str = "") -> dict[str, str]:
+    """Each leaf's place and what it is, as {".trace": "float32 (10,)"}."""
+    if isinstance(state, tuple | list):
+        names = [f".{name}" for name in getattr(state, "_fields", ())] or [f"[{i}]" for i in range(len(state))]
+        parts = zip(names, state, strict=True)
+        return {key: what for name, part in parts for key, what in form(part, place + name).items()}
+    if isinstance(state, dict):
+        return {key: what for name, part in state.items() for key, what in form(part, f"{place}[{name!r}]").items()}
+    leaves = leaves_of(state)
+    if len(leaves) == 1:
+        return {place or "it": described(leaves[0])}
+    return {f"{place}[{number}]": described(leaf) for number, leaf in enumerate(leaves)}
+
+
+def described(leaf: Any) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"{leaf!r}, which is no tensor"
+    return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
+
+
+def difference(old: Any, new: Any) -> str:
+    """In what two states' forms differ, or ""."""
+    before, after = form(old), form(new)
+    for place, what in after.items():
+        if what.endswith("no tensor"):
+            return f"{place} is {what}; a state has tensors only, () for nothing"
+        if place not in before:
+            return f"{place}, {what}, was not there before"
+        if before[place] != what:
+            return f"{place} was {before[place]}, becomes {what}"
+    gone = next((f"{place}, {before[place]}, is no longer there" for place in before if place not in after), "")
+    if not gone and pytree.tree_structure(old) != pytree.tree_structure(new):
+        return "it is built otherwise than before"
+    return gone
+
+
+def copied(state: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)
+
+
+def leaves_of(state: Any) -> list[Any]:
+    return pytree.tree_leaves(state)
+
+
+# --- the trial --------------------------------------------------------------------------------------------------------
+class Trial:
+    """One pass of an algorithm's functions, each watched; `name` of a function is what messages call it."""
+
+    def __init__(self, job: Job, split: Split, algorithm: Algorithm) -> None:
+        self.job, self.split, self.algorithm = job, split, algorithm
+        self.x = job.start()
+        self.attributes = Attributes(algorithm, job.workload)
+
+    def run(self) -> None:
+        algorithm, plan = self.algorithm, self.job.experiment.federation
+        server = self.watch("server_init", algorithm.server_init, {"model": self.x})
+        public = self.watch("broadcast", algorithm.broadcast, {"server's state": server})
+        public = self.watch("unpack", algorithm.unpack, {"public state": public})
+        given = {"public state": public}
+        client = self.watch("client_init", algorithm.client_init, given)
+        given["client's state"] = client
+        local = self.watch("client_begin", algorithm.client_begin, given)
+        trips = self.trips()
+        columns = self.columns()
+        batch = unpadded({name: column[:1] for name, column in columns.items()}, 0)
+
+        def step(public: Any, client: Any, local: Any, batch: Any) -> Any:
+            oracle = Asked(Gradient.forward, trips, batch, torch.zeros((), dtype=torch.float64))
+            return algorithm.client_step(public, client, local, oracle)
+
+        after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
+        self.keeps_form("client_step", "local state", local, after, (step, (public, client, local, batch)))
+        finish = functools.partial(self.watch, "client_finish", algorithm.client_finish)
+        sent, kept = finish({**given, "local state": after})
+        self.keeps_form(
+            "client_finish", "client's state", client, kept, (algorithm.client_finish, (public, client, after))
+        )
+        message = self.watch("decode", algorithm.decode, {"public state": public, "message": sent})
+        self.keeps_form(
+            "client_finish", "message", trips.forms.message, message, (algorithm.client_finish, (public, client, after))
+        )
+        sums = [leaf.double() for leaf in leaves_of(message)]
+        mean, when = trips.forms.mean(sums, 1.0, 1.0), Round(1, plan.rounds, plan.cohort, plan.clients)
+        update = lambda server, mean: algorithm.server_update(server, mean, when)  # noqa: E731
+        then = self.watch("server_update", update, {"server's state": server, "mean message": mean})
+        self.keeps_form("server_update", "server's state", server, then, (update, (server, mean)))
+        tell = lambda server, mean: algorithm.told(server, mean, when)  # noqa: E731
+        self.watch("told", tell, {"server's state": server, "mean message": mean})
+        self.watch("model", algorithm.model, {"server's state": then})
+        if may_vectorise(self.job, self.split):
+            self.together(trips, public, client, columns)
+
+    def trips(self) -> Trips:
+        try:
+            return Trips(self.algorithm, self.job.workload, self.x, "torch", self.job.precision)
+        except Exception as error:
+            raise Unfit from error
+
+    def columns(self) -> dict[str, Tensor]:
+        """Batches of the first clients of round 1, (c, b, …) each; "key" (c,); "weight" (c, b) where some are short."""
+        plan, seed, train = self.job.experiment.federation, self.job.experiment.seed, self.split.train
+        clients = sample(seed, 1, plan.clients, plan.cohort)[:CLIENTS]
+        local = Local(steps=1, batch=plan.local.batch)
+        drawn: Stream = stream(self.split.parts, clients, np.zeros(len(clients)), local, seed)
+        rows = drawn.rows[:, 0, :EXAMPLES].numpy()
+        columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in train.items()}
+        columns["key"] = drawn.keys[:, 0]
+        if drawn.weight is not None:
+            columns["weight"] = drawn.weight[:, 0, :EXAMPLES].to(self.x.flat.dtype)
+        return columns
+
+    # --- one client -------------------------------------------------------------------------------------------------
+    def watch(self, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """The function's result; it is called twice. given: its arguments, as messages call them."""
+        inputs = copied(tuple(given.values()))
+        drawn = generators()
+        result = self.call(name, function, inputs)
+        if generator := moved(drawn):
+            self.refuse_draw(name, generator, lambda: function(*copied(tuple(given.values()))))
+        if attribute := self.attributes.changed():
+            self.refuse_attribute(name, attribute, lambda: function(*copied(tuple(given.values()))))
+        for (what, value), own in zip(given.items(), inputs, strict=True):
+            if not all(map(equal, leaves_of(value), leaves_of(own))):
+                self.refuse_write(name, what, function, given)
+        again = self.call(name, function, copied(tuple(given.values())))
+        if not all(map(equal, leaves_of(result), leaves_of(again))):
+            run = lambda: function(*copied(tuple(given.values())))  # noqa: E731
+            self.refuse(
+                f"{name} gives other numbers when it is called again on the same inputs, so a run would not repeat",
+                self.returned(run),
+                f"{COUNTED}, and let the result depend on the arguments alone",
+            )
+        return result
+
+    def call(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        try:
+            return function(*inputs)
+        except FedFleetError:
+            raise
+        except FrozenInstanceError as error:
+            self.refuse(
+                f"{name} changes an attribute ({error})",
+                lines_of(error)[:1],
+                "a method holds settings only: return what changes as a state",
+                error,
+            )
+        except Exception as error:
+            raise Unfit from error
+
+    def refuse_draw(self, name: str, generator: str, run: Callable[[], Any]) -> None:
+        """Unless no line of the code can be found: then another thread of this process may have drawn."""
+        last = generators()
+
+        def happened() -> bool:
+            return bool(moved(last))
+
+        finder = Finder(happened)
+        finder.run(run)
+        if finder.found is None and not moved(last):
+            return
+        self.refuse(
+            f"{'losses draw' if finder.in_losses else f'{name} draws'} from {generator}, so a run would not repeat",
+            [finder.found] if finder.found else [],
+            COUNTED,
+            workload=finder.in_losses,
+        )
+
+    def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any]) -> None:
+        roots = Attributes(*self.attributes.roots)
+        finder = Finder(lambda: bool(roots.changed()))
+        finder.run(run)
+        self.refuse(
+            f"{'losses change' if finder.in_losses else f'{name} changes'} the attribute {attribute}",
+            [finder.found] if finder.found else [],
+            "an object holds settings only: return what changes as a state, and use functools.cached_property for what "
+            "follows from settings",
+            workload=finder.in_losses,
+        )
+
+    def refuse_write(self, name: str, what: str, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        inputs, old = copied(tuple(given.values())), leaves_of(tuple(given.values()))
+        now = leaves_of(inputs)
+        finder = Finder(lambda: not all(map(equal, old, now)))
+        finder.run(lambda: function(*inputs))
+        self.refuse(
+            f"{'losses write' if finder.in_losses else f'{name} writes'} in place into the {what}",
+            [finder.found] if finder.found else [],
+            "make a new tensor, a = a + b and not a += b",
+            workload=finder.in_losses,
+        )
+
+    def keeps_form(self, name: str, what: str, old: Any, new: Any, call: tuple[Callable[..., Any], Any]) -> None:
+        """call: the function and its arguments, to find the user's lines that returned the new state."""
+        if differs := difference(old, new):
+            function, inputs = call
+            self.refuse(
+                f"{name} changes the form of the {what}: {differs}",
+                self.returned(lambda: function(*copied(inputs))),
+                "structure, shapes and dtypes stay as they were",
+            )
+
+    def returned(self, run: Callable[[], Any]) -> list[Line]:
+        """Lines on which the user's functions returned what `run` gave."""
+        finder = Finder()
+        finder.run(run)
+        return list(dict.fromkeys(finder.returned))[-2:]
+
+    # --- a block ----------------------------------------------------------------------------------------------------
+    def together(self, trips: Trips, public: Any, client: Any, columns: dict[str, Tensor]) -> None:
+        count = len(columns["key"])
+        if count < CLIENTS:
+            return
+        clients = pytree.tree_map(lambda leaf: leaf.expand(count, *leaf.shape), client)
+        try:
+            trips.together(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
+        except FedFleetError:
+            raise
+        except Exception as error:
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            self.refuse(
+                f"clients cannot be run together under torch.func.vmap: {broken(text[0])}",
+                lines_of(error)[:1],
+                "write it with tensor operations (torch.where), or set engine.vectorise=false",
+                error,
+                key="engine.vectorise",
+                workload=in_losses(error),
+            )
+
+    def refuse(
+        self,
+        what: str,
+        lines: list[Line],
+        remedy: str,
+        cause: Exception | None = None,
+        workload: bool = False,
+        key: str = "",
+    ) -> None:
+        at = f" ({'; '.join(map(str, lines))})" if lines else ""
+        key = key or ("workload" if workload else "method")
+        raise ConfigError(f"{key}: {what}{at}; {remedy}; {RULES}") from cause
+
+
+def in_losses(error: BaseException) -> bool:
+    traceback, last = error.__traceback__, None
+    while traceback is not None:
+        last, traceback = traceback.tb_frame, traceback.tb_next
+    return below_losses(last)
+
+
+def broken(said: str) -> str:
+    """torch's words on what cannot be vectorised, by the rule of ours that it breaks."""
+    for words, rule in (
+        (".item()", "a number is read from a tensor (.item(), float(), int(), tolist())"),
+        ("data-dependent control flow", "a branch (if, while, and, or) goes by a tensor's value"),
+        ("data pointer", "a tensor is given to NumPy or another library"),
+        ("random operation", "a global random generator is drawn from"),
+        ("dynamic shape", "a shape follows from a tensor's values"),
+        ("inplace arithmetic", "a tensor that all clients share is written to in place"),
+        ("broadcast shape", "a tensor that all clients share is written to in place"),
+    ):
+        if words in said:
+            return rule
+    return f"torch says {said[:200]!r}"

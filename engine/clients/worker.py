@@ -1,0 +1,298 @@
+"""A client host: runs tasks, that is the local work of some clients, and slices of evaluations. Many clients, one host.
+
+A host knows data, model and method; it keeps no client's state (the store does) and nothing from task to task that
+matters: the same task gives the same result anywhere, any number of times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Algorithm
+from ...algorithms.tree import Tree
+from ...workloads.base import Columns, Parts
+from ..cohorts.sampling import Task
+from ..config.run_spec import Job
+from ..config.schema import Local
+from ..kernels.library import NoKernels
+from ..kernels.operators import kernels
+from ..methods.state_spec import Forms
+from ..reduction.accumulator import Total, empty
+from ..reduction.tree import Sums
+from ..state.row_files import Place, Rows
+from .batches import Stream, stream
+from .evaluation import Group, Slice, of_clients, of_rows
+from .kernel_proof import Disagreement, Given, place, prove
+from .local_training import Trips
+from .modules import evaluating
+
+
+class Data(NamedTuple):
+    """A split as tensors: columns of equal length, and who has which training rows."""
+
+    train: dict[str, Tensor]
+    test: dict[str, Tensor]
+    parts: Parts
+
+    @staticmethod
+    def of(train: Columns, test: Columns, parts: Parts) -> Data:
+        return Data(_tensors(train), _tensors(test), parts)
+
+
+def _tensors(columns: Columns) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
+
+
+class Work(NamedTuple):
+    """A task with what the driver knows of its clients, each (c,)."""
+
+    task: Task
+    round: int
+    opening: bool
+    visits: np.ndarray
+    weights: np.ndarray  # of delta; sum to the cohort's size
+    read: np.ndarray  # rows of the store, -1 for a first visit
+    write: np.ndarray
+
+    @staticmethod
+    def of(task: Task, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]) -> Work:
+        """when: (round, opening); columns: visits, weights, read, write, each (S,), of `sampled`, ascending."""
+        at = np.searchsorted(sampled, task.clients)
+        return Work(task, *when, *(column[at] for column in columns))
+
+    @property
+    def index(self) -> int:
+        return self.task.index
+
+    @property
+    def what(self) -> str:
+        """For a log."""
+        return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
+
+    def part(self, places: np.ndarray) -> Work:
+        """The same with some of its clients only, cut where they were."""
+        cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
+        task = Task(self.index, self.task.clients[places], tuple(cuts))
+        columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
+        return Work(task, self.round, self.opening, *columns)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Tasks of one phase with the columns of all end to end: pickle takes a fifth of the time of so many arrays."""
+
+    tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
+    when: tuple[int, bool]  # (round, opening)
+    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; (clients of all tasks,) each
+
+    @staticmethod
+    def of(works: Sequence[Work]) -> Packed:
+        tasks = [(work.index, work.task.cuts) for work in works]
+        columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
+        return Packed(tasks, (works[0].round, works[0].opening), tuple(map(np.concatenate, columns)))
+
+    def __getitem__(self, place: int) -> Work:
+        index, cuts = self.tasks[place]
+        begin = sum(before[-1] for _, before in self.tasks[:place])
+        clients, *columns = (column[begin : begin + cuts[-1]] for column in self.columns)
+        return Work(Task(index, clients, cuts), *self.when, *columns)
+
+
+class Shared(NamedTuple):
+    """What all tasks of a phase read: the leaves of the public state, or of the model."""
+
+    version: int
+    leaves: list[np.ndarray]
+
+
+def keep_heap() -> None:
+    """Have malloc keep freed memory. By default every large tensor is a fresh mapping, whose page faults cost more than
+    the arithmetic on it: 0.9 of 1.2 ms in a step of a 200,000-parameter network."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        mmap_threshold, trim_threshold = -3, -1
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 1 << 30)
+
+
+class OneClient:
+    """Batches of the client at a place of a task's stream, see `trip.OwnBatches`."""
+
+    def __init__(self, host: Host, batches: Stream, at: int) -> None:
+        self.host, self.batches, self.at, self.beat = host, batches, at, host.beat
+
+    def __call__(self, steps: slice) -> dict[str, Tensor]:
+        rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight
+        return self.host.padded(rows, keys, weight, (self.at, steps))
+
+
+class Host:
+    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
+        """place: of the clients' states; beat: called before every local step, a sign of life."""
+        keep_heap()
+        engine = job.experiment.engine
+        torch.set_num_threads(engine.threads)
+        self.job, self.data, self.device = job, data, job.device
+        self.x = job.start()
+        self.forms = Forms(job.method(), self.x)
+        keeps = bool(place.folder and pytree.tree_leaves(self.forms.client))
+        self.rows = Rows(place, self.forms.client) if keeps else None
+        self.place, self.beat = place, beat
+        self.vectorise, self.kernels = engine.vectorise, job.kernels
+        self._prove()
+        self.trips: tuple[tuple[int, bool], Trips] | None = None
+        self.shared: tuple[int, Any] = (-1, None)
+        self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
+        self.gathering = 0.0  # seconds so far
+
+    def _prove(self) -> None:
+        """Raise NoKernels where the run goes by kernels of our own that do not do here what torch's do: on another
+        machine than the one where that was proven they are another library."""
+        if self.kernels != "torch" and self.job.proved != place():
+            try:
+                prove(self.job, Given(self.data.train, self.data.parts), self.kernels)
+            except Disagreement as error:
+                raise NoKernels(f"{self.kernels} kernels do not do here what torch's do: {error}") from error
+
+    # --- training -------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def train(self, work: Work, shared: Shared) -> Sums:
+        """The sums of the messages of a task's clients; their new states go to fresh rows."""
+        started = time.perf_counter()
+        trips = self._trips(work.round, work.opening)
+        public = self._public(shared, trips.algorithm)
+        local = self.job.experiment.federation.local
+        if work.opening:
+            local = Local(epochs=1, batch=local.batch)
+        self.gathering, began = 0.0, time.perf_counter()
+        given = (self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
+        batches = stream(*given, own=self.kernels != "torch")
+        drawn = time.perf_counter() - began
+        total = Total(trips.forms, len(work.task.cuts), self.kernels, self.memory)
+        begin = 0
+        for end in work.task.cuts:
+            self._block(trips, public, work, batches, slice(begin, end), total)
+            begin = end
+        total.times["data"] = drawn + self.gathering
+        leaves, facts, clients = total.whole()
+        seconds = time.perf_counter() - started
+        return Sums(
+            work.index,
+            [leaf.numpy() for leaf in leaves],
+            {**facts, **total.times, "seconds": seconds},
+            {"id": work.task.clients, **clients},
+        )
+
+    def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
+        """part: places in the task of the block's clients, who are run at once or one by one."""
+        if self.vectorise and part.stop - part.start > 1:
+            self._together(trips, public, work, batches, part, total)
+        else:
+            for at in range(part.start, part.stop):
+                self._alone(trips, public, work, batches, at, total, only=part.stop - part.start == 1)
+        total.end_block()
+
+    def _together(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
+        """A block at once."""
+        began = time.perf_counter()
+        clients = self._states(trips.algorithm, public, torch.from_numpy(work.read[part]))
+        total.times["state"] += time.perf_counter() - began
+        steps = batches.steps[part]
+        outcome = trips.together(public, clients, steps, lambda k: self._batch(batches, part, k))
+        total.add_block(outcome, steps.numpy(), work.weights[part])
+        self._keep(total, lambda rows: rows.write(torch.from_numpy(work.write[part]), outcome.client))
+
+    def _alone(self, trips: Trips, public: Any, work: Work, batches: Stream, at: int, total: Total, only: bool) -> None:
+        """One client of a block; only: there is no other."""
+        began, row = time.perf_counter(), int(work.read[at])
+        client = self._fresh(trips.algorithm, public) if row < 0 or self.rows is None else self.rows.read_one(row)
+        total.times["state"] += time.perf_counter() - began
+        steps = batches.steps[at : at + 1].numpy()
+        outcome = trips.alone(public, client, int(steps[0]), OneClient(self, batches, at))
+        total.add_one(outcome, steps, work.weights[at : at + 1], only)
+        self._keep(total, lambda rows: rows.write_one(int(work.write[at]), outcome.client))
+
+    def _keep(self, total: Total, write: Callable[[Rows], np.ndarray]) -> None:
+        """write: to fresh rows, gives their digests."""
+        if self.rows is None:
+            return
+        began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
+        digests = write(self.rows)
+        if self.place.digests:
+            total.clients.setdefault("digest", []).append(digests)
+        total.times["state"] += time.perf_counter() - began
+
+    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """For a task's sums, float64."""
+        return empty(shapes)
+
+    def _fresh(self, algorithm: Algorithm, public: Any) -> Any:
+        """A client's state before its first visit."""
+        if self.fresh[0] is not public:
+            self.fresh = public, algorithm.client_init(public)
+        return self.fresh[1]
+
+    def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
+        """The clients' states, stacked; those on their first visit get their initial one."""
+        fresh = self._fresh(algorithm, public)
+        if self.rows is None or bool((read < 0).all()):
+            return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
+        return self.rows.read(read, fresh)
+
+    def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
+        """Step k of a block's clients, short batches padded."""
+        return self.padded(batches.rows[part, k], batches.keys[part, k], batches.weight, (part, k))
+
+    def padded(self, rows: Tensor, key: Tensor, weight: Tensor | None, where: tuple[Any, Any]) -> dict[str, Tensor]:
+        """rows: (n, B); key: (n,); weight: of all batches, those at `where` are these."""
+        batch = self.gather(rows.reshape(-1), key)
+        batch = {name: c if name == "key" else c.view(*rows.shape, *c.shape[1:]) for name, c in batch.items()}
+        if weight is not None:
+            batch["weight"] = weight[where].to(self.device, self.x.flat.dtype)
+        return batch
+
+    def gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """rows: (n,) of the training set, whatever they are for; key: goes with them."""
+        self.beat()
+        began = time.perf_counter()
+        batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
+        batch["key"] = key.to(self.device)
+        self.gathering += time.perf_counter() - began
+        return batch
+
+    def _trips(self, round: int, opening: bool) -> Trips:
+        """The method as it is in a round; built anew only where schedules change it."""
+        version = (round if self.job.changes else 1, opening)
+        if self.trips is None or self.trips[0] != version:
+            method = self.job.method(version[0])
+            chosen = method.opening if opening else method
+            assert chosen is not None
+            self.trips = version, Trips(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
+        return self.trips[1]
+
+    def _public(self, shared: Shared, algorithm: Algorithm) -> Any:
+        """What clients make of the broadcast."""
+        if self.shared[0] != shared.version:
+            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in shared.leaves]
+            self.shared = shared.version, algorithm.unpack(pytree.tree_unflatten(leaves, self.forms.public_spec))
+        return self.shared[1]
+
+    # --- evaluation -----------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def evaluate(self, part: Slice | Group, shared: Shared) -> Sums:
+        model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
+        workload, p = self.job.workload, dict(model.items())
+        train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
+        with kernels(self.kernels), evaluating():
+            if isinstance(part, Slice):
+                return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
+            return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))

@@ -1,0 +1,251 @@
+"""Parts by name: methods, rules, workloads, models, partitions, trackers, and those of a user's own.
+
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS):
+name -> a callable, or an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The
+project's own parts come in through the same door, the entry points of the group "fedfleet.plugins".
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import ConfigError, nearest
+from ..user_code import blamed, placed
+from .finite import check_finite, unbounded
+
+GROUP = "fedfleet.plugins"
+TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
+
+
+class Plugin(NamedTuple):
+    """A user's module on its way to other processes: by source where it is one file, else by name.
+
+    One that travels by source is called after its text, so that two versions of it do not get in each other's way.
+    """
+
+    module: str
+    path: str
+    source: str | None
+
+    def __str__(self) -> str:
+        return self.module if self.source is None else self.path
+
+    def load(self) -> types.ModuleType:
+        if self.source is None:
+            if self.path not in sys.path:
+                sys.path.append(self.path)
+            return importlib.import_module(self.module)
+        if self.module in sys.modules:
+            return sys.modules[self.module]
+        module = types.ModuleType(self.module)
+        module.__file__ = self.path
+        linecache.cache[self.path] = (len(self.source), None, self.source.splitlines(True), self.path)
+        sys.modules[self.module] = module
+        try:
+            exec(compile(self.source, self.path, "exec"), vars(module))
+        except BaseException:
+            del sys.modules[self.module]
+            raise
+        return module
+
+
+def find_plugin(name: str) -> Plugin:
+    """A path to a .py file, or the name of a module that can be imported from here."""
+    if name.endswith(".py"):
+        path = Path(name).expanduser().resolve()
+        if not path.is_file():
+            raise ConfigError(f"plugins: there is no file {name}; give a path to a .py file or a module's name")
+        return _by_source(path)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    found = _spec(name)
+    if found is None:
+        raise ConfigError(f"plugins: no module {name} can be imported; give a path to a .py file or a module's name")
+    origin, package = str(found.origin), found.submodule_search_locations is not None
+    if origin.endswith(".py") and not package and "." not in name and "site-packages" not in origin:
+        return _by_source(Path(origin))
+    return Plugin(name, here, None)
+
+
+def _by_source(path: Path) -> Plugin:
+    source = path.read_text(encoding="utf-8")
+    digest = hashlib.sha256(f"{path}\0{source}".encode()).hexdigest()
+    return Plugin(f"fedfleet_plugin_{path.stem}_{digest[:12]}", str(path), source)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module would come from, None for one that is not there; finding a.b imports a."""
+    try:
+        return importlib.util.find_spec(name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ImportError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None
+        raise _broken(name, error) from error
+
+
+def _broken(what: object, error: Exception, file: str = "") -> ConfigError:
+    """One sentence on a module that raised as it was imported, with the line of `file` where it did."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    at = f" (line {lines[-1]})" if lines else ""
+    said = (str(error).splitlines() or [""])[0]
+    return ConfigError(f"plugins: {what} cannot be loaded{at}: {type(error).__name__}: {said}")
+
+
+@functools.cache
+def _installed() -> tuple[Any, ...]:
+    """What the entry points name; ours first, so that a plug-in of a user's can shadow a name."""
+    points = sorted(metadata.entry_points(group=GROUP), key=lambda p: (not p.value.startswith("fedfleet."), p.name))
+    found = []
+    for point in points:
+        try:
+            found.append(point.load())
+        except Exception as error:
+            raise _broken(f"the entry point {point.name} = {point.value}", error) from error
+    return tuple(found)
+
+
+class Parts:
+    """All tables, with the plug-ins of one experiment."""
+
+    def __init__(self, plugins: Iterable[Plugin] = ()) -> None:
+        self.tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+        for module in _installed():
+            self._add(module, getattr(module, "__name__", str(module)))
+        for plugin in plugins:
+            try:
+                module = plugin.load()
+            except Exception as error:
+                raise _broken(plugin, error, plugin.path) from error
+            if not self._add(module, str(plugin)):
+                raise ConfigError(f"plugins: {plugin} has none of the tables {', '.join(TABLES)}; add one")
+
+    def _add(self, module: Any, where: str) -> bool:
+        found = {table: getattr(module, table) for table in TABLES if hasattr(module, table)}
+        for table, entries in found.items():
+            if not isinstance(entries, Mapping):
+                raise ConfigError(f"plugins: {table} in {where} must be a table, name -> callable, got {entries!r}")
+            self.tables[table].update(entries)
+        return bool(found)
+
+    def build(self, table: str, spec: Any, path: str, **more: Any) -> Any:
+        """The part that `spec` names, with its arguments; `path` is its key, for messages."""
+        if isinstance(spec, str):
+            spec = {"name": spec}
+        if not isinstance(spec, Mapping):
+            return spec
+        name = spec.get("name")
+        if not isinstance(name, str):
+            raise ConfigError(f"{path} needs a name, got {spec!r}; {nearest('', self.tables[table])}")
+        if name not in self.tables[table]:
+            what = table.lower().rstrip("s").replace("ie", "y")
+            raise ConfigError(f"{path}.name: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
+        target, hints, parameters = self._target(table, name, f"{path}.name")
+        arguments = {key: value for key, value in spec.items() if key != "name"}
+        old = getattr(target, "renamed", {})
+        for key in arguments:
+            if key in old:
+                raise ConfigError(f"{path}.{key} is called {old[key]} now, got {arguments[key]!r}; write {old[key]}")
+            if key not in parameters:
+                raise ConfigError(f"{path}.{key} is not an argument of {name}; {nearest(key, parameters)}")
+        values = {k: self._value(hints.get(k, Any), v, f"{path}.{k}") for k, v in arguments.items()}
+        missing = [k for k, p in parameters.items() if p.default is p.empty and k not in values and k not in more]
+        if missing:
+            raise ConfigError(f"{path}.{missing[0]} is missing: {name} needs it")
+        with blamed(path):
+            return target(**values, **more)
+
+    def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
+        """(callable, annotations, parameters) behind a name."""
+        try:
+            target = resolve(self.tables[table][name])
+            if inspect.isabstract(target):
+                raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
+            return target, *signature(target)
+        except Exception as error:  # an entry may name a module, which may raise anything as it is imported
+            raise ConfigError(f"{path}: {name} cannot be built: {error}{placed(error)}") from error
+
+    def _value(self, hint: Any, value: Any, path: str) -> Any:
+        options = typing.get_args(hint) if _is_union(hint) else (hint,)
+        records: list[Any] = [o for o in options if is_dataclass(o) and not hasattr(o, "table")]
+        if records and isinstance(value, Mapping) and "name" not in value:
+            return self._record(records[0], value, path)
+        if records and isinstance(value, tuple(records)):
+            return value
+        tables = [option.table for option in options if hasattr(option, "table")]
+        if tables and (isinstance(value, Mapping) or (isinstance(value, str) and value in self.tables[tables[0]])):
+            return self.build(tables[0], value, path)
+        simple = tuple(option for option in options if not hasattr(option, "table") and option not in records)
+        if not simple:
+            if isinstance(value, str):
+                return self.build(tables[0], value, path)
+            raise ConfigError(f"{path} must be a name or {{name: …, arguments}}, got {value!r}")
+        return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple
+
+    def _record(self, record: Any, value: Mapping[Any, Any], path: str) -> Any:
+        """A value of several parts, all of which must be given: {primal: 0.1, dual: 1.0}."""
+        hints, parameters = signature(record)
+        for key in (*value, *parameters):
+            if key not in parameters:
+                raise ConfigError(f"{path}.{key} is not a key of it; {nearest(str(key), parameters)}")
+            if key not in value:
+                raise ConfigError(f"{path}.{key} is missing; give {' and '.join(parameters)}")
+        return record(**{key: self._value(hints[key], inner, f"{path}.{key}") for key, inner in value.items()})
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def check(hint: Any, value: Any, path: str) -> Any:
+    """The value as the annotation wants it, or one sentence."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        found = value if hint is Any else TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+        raise ConfigError(f"{path} {message}, got {value!r}") from None
+    check_finite(found, path, unbounded(hint))
+    return found
+
+
+def resolve(entry: Any) -> Any:
+    """The callable behind a table's entry."""
+    target = getattr(entry, "build", entry) if not inspect.isclass(entry) else entry
+    if isinstance(target, str):
+        module, _, attribute = target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    return target
+
+
+def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+    """(annotations resolved, parameters by name) of a function, a partial one, or a class."""
+    function = target.func if isinstance(target, functools.partial) else target
+    if inspect.isclass(function) and not is_dataclass(function):
+        function = function.__init__
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = {k: p for k, p in inspect.signature(target).parameters.items() if p.kind not in several}
+    return typing.get_type_hints(function, include_extras=True), parameters
+
+
+def summary(entry: Any) -> str:
+    """One line on an entry, from its table or its docstring."""
+    text = getattr(entry, "summary", None) or inspect.getdoc(resolve(entry)) or ""
+    return text.strip().split("\n")[0]

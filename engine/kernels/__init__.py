@@ -1,0 +1,1 @@
+"""Which kernels compute gradients: torch's, or the compiled ones in csrc/."""

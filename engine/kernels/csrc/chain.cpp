@@ -1,0 +1,417 @@
+// Loss and gradient of a chain of layers (convolutions, linear layers, each with ReLU and 2 x 2 pooling as may be, then
+// cross-entropy), a client at a time: everything of one client stays in the processor's caches, and nothing is
+// allocated. One thread, float32.
+
+#include <cmath>
+#include <memory>
+
+#include "native.cpp"
+
+namespace {
+
+enum Kind { CONV, LINEAR };
+
+// As engine/kernels/fused_chain.py writes them, all int64.
+struct Layer {
+  int64_t kind, weight, bias;  // offsets in the parameters; no bias: -1
+  int64_t I, O, h, w, p, K;    // of a linear layer I and O alone
+  int64_t relu, pool;
+  int64_t oh() const { return h + 2 * p - K + 1; }
+  int64_t ow() const { return w + 2 * p - K + 1; }
+  int64_t in() const { return kind == CONV ? I * h * w : I; }
+  int64_t out() const { return kind == LINEAR ? O : O * (pool ? (oh() / 2) * (ow() / 2) : oh() * ow()); }
+};
+
+inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // not-a-number stays
+
+// --- linear layers ------------------------------------------------------------------------------------------------
+
+// y (R, T) += x (R, n) . w (T, n); rows xs, ws, ys apart; T: 4, or 1
+template <int R, int T>
+void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, float* y, int64_t ys) {
+  Lanes a[R][T];
+UNROLL
+  for (int m = 0; m < R * T; m++) a[m / T][m % T] = Lanes{};
+  for (int64_t v = 0; v < n; v += LANES) {
+    const Mask m = first(n - v);
+    Lanes q[T];
+UNROLL
+    for (int t = 0; t < T; t++) q[t] = held(load_of(w + t * ws + v, m));
+UNROLL
+    for (int r = 0; r < R; r++) {
+      const Lanes p = held(load_of(x + r * xs + v, m));
+UNROLL
+      for (int t = 0; t < T; t++) a[r][t] += p * q[t];
+    }
+  }
+UNROLL
+  for (int r = 0; r < R; r++)
+    if constexpr (T == 4) {
+      const Four total = sums(a[r][0], a[r][1], a[r][2], a[r][3]);
+      for (int t = 0; t < T; t++) y[r * ys + t] += total[t];
+    } else {
+      y[r * ys] += sum(a[r][0]);
+    }
+}
+
+// What becomes of a product
+struct Plus {
+  float scale = 1, share = 0;  // scale product + share z
+  const float* z = nullptr;    // laid out as the result
+  Lanes operator()(Lanes product, int64_t place, Mask m) const {
+    return z ? product * scale + load_of(z + place, m) * share : product;
+  }
+};
+
+// y (R, V vectors, of the last one `last`) = g (R, O) . w (O, V); entries of g gs apart in a row, gr between rows
+template <int R, int V>
+void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
+            int64_t ys, const Plus& plus = {}) {
+  Lanes a[R][V];
+UNROLL
+  for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
+  for (int64_t o = 0; o < O; o++) {
+    Lanes q[V];
+UNROLL
+    for (int v = 0; v < V; v++) q[v] = held(v < V - 1 ? load(w + o * ws + v * LANES) : load_of(w + o * ws + v * LANES, last));
+UNROLL
+    for (int r = 0; r < R; r++) {
+      const Lanes d = held(Lanes{} + g[r * gr + o * gs]);
+UNROLL
+      for (int v = 0; v < V; v++) a[r][v] += q[v] * d;
+    }
+  }
+UNROLL
+  for (int r = 0; r < R; r++) {
+UNROLL
+    for (int v = 0; v < V; v++) {
+      const int64_t to = r * ys + v * LANES;
+      const Mask m = v < V - 1 ? first(LANES) : last;
+      store_of(y + to, plus(a[r][v], to, m), m);
+    }
+  }
+}
+
+#define BY_ROWS(n, call)      \
+  switch (n) {                \
+    case 1: call(1); break;   \
+    case 2: call(2); break;   \
+    case 3: call(3); break;   \
+    case 4: call(4); break;   \
+    default: call(5);         \
+  }
+
+template <int R>
+void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t n) {
+  for (int64_t v = 0; v < n; v += 4 * LANES) {
+    const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
+    const Mask last = first(left - (V - 1) * LANES);
+    switch (V) {
+#define CALL(k) spread<R, k>(g, gr, gs, w + v, n, O, last, y + v, n)
+      case 1: CALL(1); break;
+      case 2: CALL(2); break;
+      case 3: CALL(3); break;
+      default: CALL(4);
+#undef CALL
+    }
+  }
+}
+
+// y (rows, n) = g (rows, O) . w (O, n): gradients of inputs (g as it lies), and of weights (g turned)
+void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; r += 5) {
+#define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, O, y + r * n, n)
+    BY_ROWS(rows - r, CALL)
+#undef CALL
+  }
+}
+
+constexpr int64_t CHUNK = 768;  // of a row: what x and w have of it stays in the first cache
+
+void linear(const Layer& l, const float* p, const float* x, float* y, int64_t B) {
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t o = 0; o < l.O; o++) y[b * l.O + o] = l.bias < 0 ? 0.0f : p[l.bias + o];
+  for (int64_t i = 0; i < l.I; i += CHUNK) {
+    const int64_t n = l.I - i < CHUNK + LANES * 8 ? l.I - i : CHUNK;
+    for (int64_t o = 0; o < l.O; o += l.O - o >= 4 ? 4 : 1)
+      for (int64_t b = 0; b < B; b += 5) {
+        const float *from = x + b * l.I + i, *w = p + l.weight + o * l.I + i;
+        float* to = y + b * l.O + o;
+#define CALL(k) l.O - o >= 4 ? dots<k, 4>(from, l.I, w, l.I, n, to, l.O) : dots<k, 1>(from, l.I, w, l.I, n, to, l.O)
+        BY_ROWS(B - b, CALL)
+#undef CALL
+      }
+    if (n > CHUNK) break;
+  }
+  if (l.relu)
+    for (int64_t v = 0; v < B * l.O; v += LANES) store(y + v, rectified(load(y + v, B * l.O - v)), B * l.O - v);
+}
+
+void linear_back(const Layer& l, const float* p, const float* x, const float* g, float* gp, float* gx, int64_t B) {
+  product(g, 1, l.O, x, B, gp + l.weight, l.O, l.I);
+  if (l.bias >= 0)
+    for (int64_t o = 0; o < l.O; o++) {
+      float total = 0;
+      for (int64_t b = 0; b < B; b++) total += g[b * l.O + o];
+      gp[l.bias + o] = total;
+    }
+  if (gx) product(g, l.O, 1, p + l.weight, l.O, gx, B, l.I);
+}
+
+// --- convolutions -------------------------------------------------------------------------------------------------
+
+// Rows after ReLU
+struct Rectified {
+  Plain plain;
+  Rectified at(int64_t plane) const { return {plain.at(plane)}; }
+  void operator()(int64_t t, int64_t r, int64_t v, Lanes a, Lanes b, int64_t lanes) const {
+    plain(t, r, v, rectified(a), rectified(b), lanes);
+  }
+};
+
+// 2 x 2 windows after or before ReLU, which is the same; place: which of the four was the largest
+struct Pooled {
+  float* y;
+  int32_t* place;
+  int64_t oh, ow, relu;  // of the pooled planes
+  Pooled at(int64_t plane) const { return {y + plane * oh * ow, place + plane * oh * ow, oh, ow, relu}; }
+  void operator()(int64_t t, int64_t r, int64_t v, Lanes a, Lanes b, int64_t lanes) const {
+    if (r / 2 >= oh) return;
+    Lanes top = EVEN(a, a);
+    Places at = {};
+    larger(top, at, ODD(a, a), 1);
+    larger(top, at, EVEN(b, b), 2);
+    larger(top, at, ODD(b, b), 3);
+    const int64_t to = (t * oh + r / 2) * ow + v / 2, n = std::min(lanes / 2, ow - v / 2);
+    store(y + to, relu ? rectified(top) : top, n);
+    store(reinterpret_cast<float*>(place + to), (Lanes)at, n);
+  }
+};
+
+template <int K>
+void convolve(const Layer& l, const float* p, const float* x, float* y, int32_t* place, int64_t B) {
+  const int64_t hp = l.h + 2 * l.p, oh = l.oh(), ow = l.ow(), stride = up(ow) + K - 1;
+  float *padded = scratch(0, l.I * hp * stride + LANES), *packed = scratch(1, l.O * l.I * K * K);
+  const float* bias = l.bias < 0 ? nullptr : p + l.bias;
+  pack_all<K>(p + l.weight, packed, l.O, l.I, false);
+  for (int64_t b = 0; b < B; b++) {
+    pad(x + b * l.in(), padded, l.I, l.h, l.w, l.p, stride);
+    const Plain plain{y + b * l.out(), oh, ow};
+    const Pooled pooled{y + b * l.out(), l.pool ? place + b * l.out() : nullptr, oh / 2, ow / 2, l.relu};
+    if (l.pool)
+      example<K>(padded, packed, bias, l.I, l.O, hp, stride, oh, ow, pooled);
+    else if (l.relu)
+      example<K>(padded, packed, bias, l.I, l.O, hp, stride, oh, ow, Rectified{plain});
+    else
+      example<K>(padded, packed, bias, l.I, l.O, hp, stride, oh, ow, plain);
+  }
+}
+
+// Gradient of the convolution's own outputs from that behind ReLU and pooling: (O, oh, ow) -> rows gs apart
+void unpooled(const Layer& l, const float* g, const int32_t* place, float* to, int64_t gs) {
+  const int64_t oh = l.oh(), ow = l.ow(), ph = oh / 2, pw = ow / 2;
+  std::memset(to, 0, sizeof(float) * l.O * oh * gs);
+  for (int64_t o = 0; o < l.O; o++)
+    for (int64_t r = 0; r < ph; r++)
+      for (int64_t v = 0; v < pw; v += LANES) {
+        const int64_t from = (o * ph + r) * pw + v, lanes = std::min(LANES, pw - v);
+        const Lanes d = load(g + from, lanes);
+        const Places at = (Places)load(reinterpret_cast<const float*>(place + from), lanes);
+        for (int k = 0; k < 2; k++) {
+          const Lanes even = at == 2 * k ? d : Lanes{}, odd = at == 2 * k + 1 ? d : Lanes{};
+          float* row = to + (o * oh + 2 * r + k) * gs + 2 * v;
+          store(row, LOW(even, odd), 2 * lanes);
+          store(row + LANES, HIGH(even, odd), 2 * lanes - LANES);
+        }
+      }
+}
+
+// g: behind ReLU and pooling, where ReLU was 0 already 0
+template <int K>
+void convolve_back(const Layer& l, const float* p, const float* x, const float* g, const int32_t* place, float* gp,
+                   float* gx, int64_t B) {
+  const int64_t hp = l.h + 2 * l.p, oh = l.oh(), ow = l.ow(), gs = up(ow), stride = gs + K - 1;
+  const int64_t rest = K - 1 - l.p, back = up(l.w) + K - 1;
+  const int64_t each = l.I * hp * stride + l.O * oh * gs, most = std::max<int64_t>(1, 65536 / each);
+  float* xs = scratch(2, most * l.I * hp * stride + LANES);
+  float* grads = scratch(3, most * l.O * oh * gs + LANES);
+  float* padded = scratch(0, l.O * (oh + 2 * rest) * back + LANES);
+  float* packed = scratch(1, l.O * l.I * K * K);
+  float* gw = gp + l.weight;
+  std::memset(gw, 0, sizeof(float) * l.O * l.I * K * K);
+  if (l.bias >= 0) std::memset(gp + l.bias, 0, sizeof(float) * l.O);
+  if (gx) pack_all<K>(p + l.weight, packed, l.I, l.O, true);
+  for (int64_t b = 0; b < B; b += most) {
+    const int64_t n = std::min(most, B - b);
+    for (int64_t e = 0; e < n; e++) {
+      const float* mine = g + (b + e) * l.out();
+      float* full = grads + e * l.O * oh * gs;
+      pad(x + (b + e) * l.in(), xs + e * l.I * hp * stride, l.I, l.h, l.w, l.p, stride);
+      if (l.pool)
+        unpooled(l, mine, place + (b + e) * l.out(), full, gs);
+      else
+        pad(mine, full, l.O, oh, ow, 0, gs);
+      if (gx) {
+        pad(full, padded, l.O, oh, ow, rest, back, gs);
+        const Plain out{gx + (b + e) * l.in(), l.h, l.w};
+        example<K>(padded, packed, nullptr, l.O, l.I, oh + 2 * rest, back, l.h, l.w, out);
+      }
+      for (int64_t o = 0; l.bias >= 0 && o < l.O; o++) {
+        Lanes total = {};
+        for (int64_t v = 0; v < oh * gs; v += LANES) total += load(full + o * oh * gs + v);
+        gp[l.bias + o] += sum(total);
+      }
+    }
+    weigh_all<K>(xs, grads, gw, n, l.I, l.O, hp, stride, oh, gs);
+  }
+}
+
+// --- loss ---------------------------------------------------------------------------------------------------------
+
+// Cross-entropy of logits z (B, n), each example by its share, 1 / B where there is none; z becomes its gradient
+float entropy(float* z, const int64_t* label, const float* share, int64_t B, int64_t n) {
+  float total = 0;
+  for (int64_t b = 0; b < B; b++, z += n) {
+    const float part = share ? share[b] : 1.0f / B, top = *std::max_element(z, z + n);
+    const float mine = z[label[b]];
+    float all = 0;
+    for (int64_t i = 0; i < n; i++) all += z[i] = std::exp(z[i] - top);
+    for (int64_t i = 0; i < n; i++) z[i] *= part / all;
+    z[label[b]] -= part;
+    total += part * (std::log(all) + top - mine);
+  }
+  return total;
+}
+
+// Gradients where ReLU let nothing through become 0; y: its values
+void masked(const float* y, float* g, int64_t size) {
+  for (int64_t v = 0; v < size; v += LANES) {
+    const Lanes d = load(g + v, size - v);
+    store(g + v, load(y + v, size - v) <= 0 ? Lanes{} : d, size - v);
+  }
+}
+
+#undef BY_KERNEL
+#define BY_KERNEL(K, call) \
+  switch (K) {             \
+    case 1: call(1); break; \
+    case 2: call(2); break; \
+    case 3: call(3); break; \
+    case 4: call(4); break; \
+    case 5: call(5); break; \
+    default: call(7);       \
+  }
+
+struct Room {
+  std::vector<std::vector<float>> y, g;
+  std::vector<std::vector<int32_t>> place;
+  Room(const Layer* layers, int64_t n, int64_t B) : y(n), g(n), place(n) {
+    for (int64_t l = 0; l < n; l++) {
+      y[l].resize(B * layers[l].out() + LANES);
+      g[l].resize(B * layers[l].out() + LANES);
+      if (layers[l].pool) place[l].resize(B * layers[l].out() + LANES);
+    }
+  }
+};
+
+// One client's loss and gradient gp at p; after(l) once layer l of p is not read any more
+template <class After>
+float client(const Layer* layers, int64_t n, Room& room, const float* p, const float* x, const int64_t* label,
+             const float* share, float* gp, int64_t B, After after) {
+  for (int64_t l = 0; l < n; l++) {
+    const float* from = l ? room.y[l - 1].data() : x;
+    if (layers[l].kind == LINEAR) {
+      linear(layers[l], p, from, room.y[l].data(), B);
+    } else {
+#define CALL(k) convolve<k>(layers[l], p, from, room.y[l].data(), room.place[l].data(), B)
+      BY_KERNEL(layers[l].K, CALL)
+#undef CALL
+    }
+  }
+  float* logits = room.y[n - 1].data();
+  const float loss = entropy(logits, label, share, B, layers[n - 1].O);
+  for (int64_t l = n - 1; l >= 0; l--) {
+    const float *from = l ? room.y[l - 1].data() : x, *g = l == n - 1 ? logits : room.g[l].data();
+    float* gx = l ? room.g[l - 1].data() : nullptr;
+    if (layers[l].kind == LINEAR) {
+      linear_back(layers[l], p, from, g, gp, gx, B);
+    } else {
+#define CALL(k) convolve_back<k>(layers[l], p, from, g, room.place[l].data(), gp, gx, B)
+      BY_KERNEL(layers[l].K, CALL)
+#undef CALL
+    }
+    if (l && layers[l - 1].relu) masked(from, gx, B * layers[l].in());
+    after(layers[l]);
+  }
+  return loss;
+}
+
+// y <- y - lr (g + shift), total <- total + g; shift and total may be missing
+void walk(float* y, const float* g, const float* shift, float* total, float lr, int64_t n) {
+  if (shift)
+    for (int64_t i = 0; i < n; i++) y[i] -= lr * (g[i] + shift[i]);
+  else
+    for (int64_t i = 0; i < n; i++) y[i] -= lr * g[i];
+  if (total)
+    for (int64_t i = 0; i < n; i++) total[i] += g[i];
+}
+
+bool classes(const int64_t* label, int64_t count, int64_t n) {
+  return std::all_of(label, label + count, [n](int64_t each) { return each >= 0 && each < n; });
+}
+
+// For batches of B, as long as it is asked for the same
+Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
+  static thread_local std::vector<int64_t> told;
+  static thread_local std::unique_ptr<Room> room;
+  std::vector<int64_t> now(layers, layers + n * (sizeof(Layer) / sizeof(int64_t)));
+  now.push_back(B);
+  if (now != told) {
+    room = std::make_unique<Room>(reinterpret_cast<const Layer*>(layers), n, B);
+    told = now;
+  }
+  return *room;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Of C clients; p, gp: (C, P); x: (C, B, ...); label, share: (C, B); loss: (C,). Returns a Status.
+int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
+                       const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
+  const Layer* all = reinterpret_cast<const Layer*>(layers);
+  if (!classes(label, C * B, all[n - 1].O)) return NO_CLASS;
+  return guarded([&] {
+    Room& room = room_of(layers, n, B);
+    for (int64_t c = 0; c < C; c++)
+      loss[c] = client(all, n, room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
+                       gp + c * P, B, [](const Layer&) {});
+    return DONE;
+  });
+}
+
+// One client's K steps y <- y - lr (g + shift); total <- total + g. y, shift, total: (P,), the last two may be missing;
+// x: (K, B, ...); label, share: (K, B); loss: (K,). Returns a Status.
+int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label, const float* share,
+                      float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B, int64_t P, float lr) {
+  const Layer* all = reinterpret_cast<const Layer*>(layers);
+  if (!classes(label, K * B, all[n - 1].O)) return NO_CLASS;
+  return guarded([&] {
+    Room& room = room_of(layers, n, B);
+    static thread_local std::vector<float> gradient;
+    gradient.resize(P);
+    float* g = gradient.data();
+    const auto part = [&](int64_t at, int64_t size) {
+      walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
+    };
+    for (int64_t k = 0; k < K; k++)
+      loss[k] = client(all, n, room, y, x + k * B * all[0].in(), label + k * B, share ? share + k * B : nullptr, g, B,
+                       [&](const Layer& l) {
+                         part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
+                         if (l.bias >= 0) part(l.bias, l.O);
+                       });
+    return DONE;
+  });
+}
+}

@@ -1,0 +1,258 @@
+"""How clients are run, blocks of how many by which kernels: as given, as recorded, by a rule, or as measured before.
+
+Bits follow from it within rounding, so it is decided once: checkpoints keep it, under their digest, and resuming reads
+it there; path.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
+method, batch, processor and versions, never by hosts, and later runs take it from there. Runs too short to be worth
+measuring go by a rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...workloads.base import Split
+from ..clients.kernel_proof import Disagreement, Given, place, prove
+from ..cohorts.sampling import steps_of
+from ..config.run_spec import Chosen, Job
+from ..errors import ConfigError
+from ..records.atomic_write import write
+from ..state.checkpoint import sealed_plan
+from ..state.shared_checkpoint import sealed_plan as copied_plan
+from .fused_chain import Unfit, fitted
+from .library import SOURCES, NoKernels, cache_folder, library, processor
+
+WORTH = 20_000
+"""Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
+BLOCKS = (48, 24, 12, 8, 4)
+"""Numbers of blocks a round that are tried: such that two, four or eight hosts end together."""
+RUNS = ("kernels/operators.py", "kernels/fused_chain.py", "clients/local_training.py", "clients/kernel_proof.py")
+MADE_OF = [*SOURCES, *(Path(__file__).parents[1] / name for name in RUNS)]
+"""What runs on a path: where it changes, what was measured no longer holds."""
+
+Measure = Callable[[Job, Split, list[Chosen]], dict[Chosen, float]]
+"""(job, data, candidates) -> seconds a client of those that ran."""
+
+
+def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
+    """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
+    engine = job.experiment.engine
+    kept = Path(job.directory) / "path.json" if job.directory is not None else None
+    if job.resume:
+        path, how = resumed(job, kept)
+        if path is None:  # there is no sound checkpoint, as the driver will say: nothing is touched
+            return job.by(ruled(job)), how
+    elif "auto" not in (engine.block, engine.kernels):
+        path, how = ruled(job), "as given"
+    elif not worth(job, split):
+        path, how = ruled(job), "too short a run to measure"
+    else:
+        path, how = remembered(job, split, measure)
+    path, how = proven(job, split, path, how)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{kept} cannot be written ({error.strerror or error}); make room for it") from error
+    if job.lacking and path.kernels == "torch":
+        how += f"; no kernels of our own, which not every machine can have: {job.lacking[0]}"
+    proved = place() if path.kernels != "torch" else None
+    return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+
+
+def proven(job: Job, split: Split, path: Chosen, how: str) -> tuple[Chosen, str]:
+    """The path with torch's kernels where those chosen are not proven, and how it came about with what was refused.
+
+    Raises ConfigError where the user, or the run as it began, has it that they must be used; but where torch's kernels
+    fail on the same data the run takes them, and fails as it does by them."""
+    engine = job.experiment.engine
+    error = disproof(job, split, path.kernels) if path.kernels != "torch" else None
+    if error is not None:
+        if not error.torch_fails and engine.kernels != "auto":
+            raise ConfigError(
+                f"engine.kernels={engine.kernels} must compute what torch's kernels compute, but {error}; choose torch"
+            )
+        if not error.torch_fails and job.resume:
+            raise ConfigError(
+                f"{job.directory}: the run began with {path.kernels} kernels, which do not do here what torch's do: "
+                f"{error}; resume it on a machine like the one where it began"
+            )
+        path = path._replace(kernels="torch")
+    reasons = [f"{name} kernels refused: {error}" for name, error in job.proofs.items() if error is not None]
+    return path, "; ".join([how, *reasons])
+
+
+def disproof(job: Job, split: Split, kernels: str) -> Disagreement | None:
+    """Why kernels of our own are not to be used on this job's data; None where they are proven."""
+    if kernels not in job.proofs:
+        job.proofs[kernels] = None
+        try:
+            prove(job, Given(split.train, split.parts), kernels)
+        except Disagreement as error:
+            job.proofs[kernels] = error
+    return job.proofs[kernels]
+
+
+def resumed(job: Job, kept: Path | None) -> tuple[Chosen | None, str]:
+    """What the run's checkpoints say, which their digests cover; path.json is written again where it says otherwise."""
+    sealed = sealed_plan(job.directory) if job.directory is not None else None
+    if sealed is None and (folder := job.experiment.checkpoint.folder):
+        sealed = copied_plan(folder, job.run_id)
+    if sealed is None:
+        return None, "path: no checkpoint says how the run began"
+    path = chosen(sealed)
+    if kept is None:
+        return path, "as the run began"
+    try:
+        wrong = "" if read(kept) == path else "said otherwise"
+    except ConfigError:
+        wrong = "was damaged" if kept.exists() else "was missing"
+    return path, f"as the run began{f'; path.json {wrong} and is restored from the checkpoint' if wrong else ''}"
+
+
+def asks_for_kernels(job: Job, split: Split) -> bool:
+    """Whether the plan may become one with kernels of our own that nobody asked for: then all machines of the run must
+    be able to have them."""
+    return job.experiment.engine.kernels == "auto" and not job.resume and worth(job, split) and has_native(job)
+
+
+def ruled(job: Job) -> Chosen:
+    """What is given, and what a rule says where nothing is."""
+    return Chosen(job.block(job.start().flat.numel()), job.kernels)
+
+
+def worth(job: Job, split: Split) -> bool:
+    plan = job.experiment.federation
+    steps = float(steps_of(np.asarray(split.parts.sizes), plan.local).mean()) * plan.cohort * plan.rounds
+    return job.device.type == "cpu" and steps >= WORTH
+
+
+def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
+    """What the cache folder says, else what is measured now, which it then says."""
+    known = about(job, split)
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    file = cache_folder() / "paths" / f"{digest}.json"
+    if file.is_file():
+        return read(file), "measured before"
+    seconds = measure(job, split, candidates(job, split))
+    path = quickest(seconds) or ruled(job)
+    told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
+    try:
+        publish(file, {**path._asdict(), "measured": told, "of": known})
+        path = read(file)  # another process may have been first
+    except OSError as error:
+        return path, f"measured, and not kept: {error}"
+    return path, f"measured, ms a client: {told}"
+
+
+def candidates(job: Job, split: Split | None = None) -> list[Chosen]:
+    """Small blocks first, of each torch's kernels first; with a split, of ours only those that are proven on it."""
+    engine, cohort = job.experiment.engine, job.experiment.federation.cohort
+    blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
+    if not engine.vectorise:
+        blocks = blocks[:1]
+    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job, split)]
+    return [Chosen(block, name) for block in blocks for name in names]
+
+
+def own(job: Job, split: Split | None = None) -> list[str]:
+    """Kernels beside torch's: where a chain is had, it leaves nothing to the others. With a split, only those that are
+    proven on it."""
+    names = []
+    if has_native(job):
+        reason = why_no_chain(job)
+        names = ["native"] if reason else ["chain"]
+        if reason and split is not None:
+            job.proofs["chain"] = Disagreement(reason)
+    return [name for name in names if split is None or disproof(job, split, name) is None]
+
+
+def why_no_chain(job: Job) -> str:
+    """Empty where the workload's loss is one that the chain computes, before anything is proven."""
+    if job.precision is not None:
+        return f"engine.precision={job.experiment.engine.precision}"
+    try:
+        fitted(job.workload, job.start().layout)
+    except Unfit as error:
+        return str(error)
+    return ""
+
+
+def has_native(job: Job) -> bool:
+    try:
+        fits = job.device.type == "cpu" and job.dtype == torch.float32 and not job.lacking
+        return fits and library() is not None
+    except NoKernels:
+        return False
+
+
+def quickest(seconds: dict[Chosen, float]) -> Chosen | None:
+    """The quickest; one that came before it, smaller or torch's, where that is within 3 %, which is noise."""
+    best = min(seconds.values(), default=0.0)
+    return next((path for path, value in seconds.items() if value <= 1.03 * best), None)
+
+
+def about(job: Job, split: Split) -> dict[str, Any]:
+    """What a measurement depends on. Numbers among a method's arguments (step sizes, say) are not in it."""
+    experiment = job.experiment
+    engine, plan = experiment.engine, experiment.federation
+    layout = job.layout
+    return {
+        "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
+        "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
+        "workload": type(job.workload).__name__,
+        "method": words(experiment.method),
+        "local": plan.local.model_dump(),
+        "cohort": plan.cohort,
+        "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
+        "device": [job.device.type, processor(), torch.__version__, own(job, split)],
+        "source": hashlib.sha256(b"".join(source.read_bytes() for source in MADE_OF)).hexdigest(),
+    }
+
+
+def words(value: Any) -> Any:
+    """Without numbers."""
+    if isinstance(value, dict):
+        return {key: words(inner) for key, inner in value.items() if not isinstance(inner, int | float)}
+    if isinstance(value, list | tuple):
+        return [words(inner) for inner in value]
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def read(file: Path) -> Chosen:
+    """What a file that was written here says; ConfigError where it is damaged."""
+    try:
+        return chosen(json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); remove it, and it is measured anew") from error
+
+
+def chosen(found: dict[str, Any]) -> Chosen:
+    """ValueError, KeyError or TypeError for what is no path."""
+    path = Chosen(found["block"], found["kernels"])
+    if type(path.block) is not int or path.block < 1 or path.kernels not in ("torch", "native", "chain"):
+        raise ValueError(f"it says {path.block!r} clients and {path.kernels!r} kernels")
+    return path
+
+
+def publish(file: Path, content: dict[str, Any]) -> None:
+    """Whole, and only if no other process was first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(prefix=".", dir=file.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(content, out, indent=1)
+        with suppress(FileExistsError):
+            os.link(beside, file)
+    finally:
+        os.unlink(beside)

@@ -1,0 +1,143 @@
+"""The compiled kernels of the .cpp files here: built once with the machine's C++ compiler, kept in the cache folder.
+
+The name of a library is a digest of source, compiler, flags and processor, so that another of any of these is another
+library, and a digest of the file's own content: a file that was cut short or damaged is not loaded, which would end the
+process, but built anew. Two processes may build at once; each renames a whole file into place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import ConfigError
+
+SOURCES = [
+    Path(__file__).with_name("csrc") / name for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "draw.cpp")
+]
+"""Each includes the next one."""
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+OLDEST = {"g++": 9, "clang++": 14}
+"""The oldest versions that compile the sources."""
+SECONDS = 300
+"""What a compiler may take, on a machine that is busy."""
+
+
+class NoKernels(ConfigError):
+    """They cannot be built here, and why."""
+
+
+def cache_folder() -> Path:
+    """$FEDFLEET_CACHE, else $XDG_CACHE_HOME/fedfleet, else ~/.cache/fedfleet."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("FEDFLEET_CACHE") or f"{cache}/fedfleet").expanduser()
+
+
+def find_compiler() -> str | None:
+    """$CXX, else the first of COMPILERS that is here."""
+    given = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """NoKernels where there is no compiler, or none that compiles it."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
+    told = "\0".join([*(source.read_text("utf-8") for source in SOURCES), version(compiler), *FLAGS, processor()])
+    folder, name = cache_folder() / "kernels", hashlib.sha256(told.encode()).hexdigest()[:32]
+    try:
+        return ctypes.CDLL(str(whole(folder, name) or build(compiler, folder, name)))
+    except OSError as error:
+        raise NoKernels(
+            f"{folder}/{name} cannot be made or loaded: {error}; set FEDFLEET_CACHE to a folder that can be written"
+        ) from error
+
+
+def lacking() -> str:
+    """Why this machine cannot have the kernels, "" where it can; they are built if need be."""
+    try:
+        library()
+    except NoKernels as error:
+        return str(error)
+    return ""
+
+
+def whole(folder: Path, name: str) -> Path | None:
+    """The library `name` where its file is there and is what its own name says."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with suppress(OSError):
+            if path.name == named(name, path.read_bytes()):
+                return path
+    return None
+
+
+def named(name: str, content: bytes) -> str:
+    """The file name of a library."""
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+
+
+def build(compiler: str, folder: Path, name: str) -> Path:
+    """The new file; damaged ones of the same name go."""
+    supported(compiler)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as beside:
+        made = Path(beside) / "made.so"
+        try:
+            done = subprocess.run(
+                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NoKernels(f"{compiler} took more than {SECONDS} s") from error
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            raise NoKernels(f"{compiler} does not compile {SOURCES[0].name}: {last[:200]}")
+        path = folder / named(name, made.read_bytes())
+        for damaged in folder.glob(f"{name}-*.so"):
+            if damaged.name != named(name, damaged.read_bytes()):
+                damaged.unlink(missing_ok=True)
+        os.replace(made, path)
+    return path
+
+
+def supported(compiler: str) -> None:
+    """Raise NoKernels, with the reason, unless the compiler is one of OLDEST or newer."""
+    done = subprocess.run([compiler, "-x", "c++", "-dM", "-E", os.devnull], capture_output=True, text=True)
+    macros = dict(re.findall(r"^#define (__clang_major__|__GNUC__) (\d+)", done.stdout, re.MULTILINE))
+    kind = "clang++" if "__clang_major__" in macros else "g++"
+    number = int(macros.get("__clang_major__", macros.get("__GNUC__", 0)))
+    if number < OLDEST[kind]:
+        wanted = " or ".join(f"{name} {least} or newer" for name, least in OLDEST.items())
+        found = f"{kind} {number}" if number else "neither of the two"
+        raise NoKernels(f"the compiler must be {wanted}, got {compiler}, which is {found}")
+
+
+@functools.cache
+def version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    return f"{compiler} {done.stdout}"
+
+
+@functools.cache
+def processor() -> str:
+    """Its model and what it can do, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    wanted = ("model name", "flags", "Features", "CPU part")
+    found = {
+        line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines if line.startswith(wanted)
+    }
+    return "\n".join([platform.machine(), *(f"{name}: {text}" for name, text in sorted(found.items()))])

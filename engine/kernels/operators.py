@@ -1,0 +1,300 @@
+"""Convolutions and max pooling by our own kernels, where they fit, in whatever a workload computes.
+
+`kernels("native")` is a context in which `conv2d` (square, stride 1, not grouped, float32 on the processor) and 2 x 2
+`max_pool2d` go there, and a block's `linear` to fewer products of torch's; everything else, and everything outside, is
+torch's as it is. torch's own convolution of a block is a grouped one, slow on processors; ours costs a client there
+what it costs one alone. Results agree within rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    maybe_get_level,
+)
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...algorithms.orthogonal import FASTER, Triple
+from .library import library
+
+SIDES = (1, 2, 3, 4, 5, 7)
+"""Of the kernels that native.cpp has."""
+
+
+def at(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
+
+
+DONE, NO_CLASS, NO_MEMORY = range(3)
+"""`Status` of draw.cpp."""
+
+
+def enough(status: int) -> None:
+    """Raise MemoryError where a function of the library says that it got no memory."""
+    if status == NO_MEMORY:
+        raise MemoryError("the kernels cannot allocate what a batch of this size needs")
+
+
+def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
+    enough(getattr(library(), name)(*map(at, tensors), *map(ctypes.c_int64, sizes)))
+
+
+class Conv(torch.autograd.Function):
+    """x (B, I, h, w) * weight (O, I, K, K) + bias (O,), or all with a clients' axis first; contiguous."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        *_, examples, inputs, height, width = x.shape
+        outputs, side = weight.shape[-4], weight.shape[-1]
+        grown = 2 * padding - side + 1
+        y = x.new_empty(*x.shape[:-3], outputs, height + grown, width + grown)
+        sizes = (examples, inputs, outputs, height, width, padding, side)
+        call("conv_forward", (x, weight, bias, y), clients(weight), *sizes, 0)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias, ctx.padding = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient, padding = grads[0].contiguous(), ctx.padding
+        *_, examples, inputs, height, width = x.shape
+        outputs, side = weight.shape[-4], weight.shape[-1]
+        of_weight = torch.empty_like(weight)
+        of_bias = weight.new_empty(weight.shape[:-3]) if ctx.biased else None
+        sizes = (examples, inputs, outputs, height, width, padding, side)
+        call("conv_weights", (x, gradient, of_weight, of_bias), clients(weight), *sizes)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x, rest = torch.empty_like(x), side - 1 - padding
+            sizes = (examples, outputs, inputs, *gradient.shape[-2:], rest, side)
+            call("conv_forward", (gradient, weight, None, of_x), clients(weight), *sizes, 1)
+        return of_x, of_weight, of_bias, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> tuple[Tensor, int]:
+        x, weight, bias = (first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=False))
+        if weight.ndim == 5:
+            return Conv.apply(x, weight, bias, padding), 0
+        merged = [None if t is None else t.flatten(0, 1) for t in (x, weight, bias)]  # a vmap inside a vmap
+        return Conv.apply(*merged, padding).unflatten(0, weight.shape[:2]), 0
+
+
+class Linear(torch.autograd.Function):
+    """x (c, B, i) times weight (c, o, i), transposed, + bias (c, o), by products that lay gradients down as parameters
+    lie: torch's own under vmap leave them transposed, to be copied."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        (gradient,) = grads
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        return of_x, gradient.mT @ x, gradient.sum(1) if ctx.biased else None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
+        x, weight, bias = (first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=True))
+        return Linear.apply(x, weight, bias), 0
+
+
+class Pool(torch.autograd.Function):
+    """Largest of 2 x 2, stride 2, on the last two axes; contiguous."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        height, width = x.shape[-2:]
+        y = x.new_empty(*x.shape[:-2], height // 2, width // 2)
+        place = torch.empty(y.shape, dtype=torch.int32)
+        call("pool_forward", (x, y, place), planes(x), height, width)
+        return y, place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.shape = inputs[0].shape
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        of_x = grads[0].new_empty(ctx.shape)
+        call("pool_backward", (grads[0].contiguous(), ctx.saved_tensors[0], of_x), planes(of_x), *ctx.shape[-2:])
+        return of_x
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return Pool.apply(first(x, dims[0], info.batch_size)), (0, 0)
+
+
+def clients(weight: Tensor) -> int:
+    return weight.shape[0] if weight.ndim == 5 else 1
+
+
+def planes(x: Tensor) -> int:
+    return x.shape[:-2].numel()
+
+
+def first(tensor: Any, dim: int | None, size: int) -> Any:
+    """With the clients' axis first, contiguous."""
+    if tensor is None:
+        return None
+    moved = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return moved.contiguous()
+
+
+def ours(*tensors: Tensor | None) -> bool:
+    there = [tensor for tensor in tensors if tensor is not None]
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in there)
+
+
+def one(value: Any) -> Any:
+    """The number that a pair has twice; None where they differ."""
+    if isinstance(value, tuple | list) and len(set(value)) == 1:
+        return value[0]
+    return value if isinstance(value, int) else None
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """torch.conv2d, or None where it is for torch."""
+    side, around = one(tuple(weight.shape[-2:])), one(padding)
+    plain = one(stride) == one(dilation) == groups == 1 and input.ndim == 4
+    if not plain or side not in SIDES or around is None or not 0 <= around < side or not ours(input, weight, bias):
+        return None
+    if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        return None  # torch says what is wrong
+    if min(input.shape) < 1 or min(input.shape[-2:]) + 2 * around < side:
+        return None
+    return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """F.linear, or None where it is for torch: outside blocks."""
+    plain = weight.ndim == input.ndim == 2 and is_batchedtensor(weight) and maybe_get_level(weight) == 1
+    return Linear.apply(input, weight, bias) if plain and ours(input, weight, bias) else None
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """F.max_pool2d, or None where it is for torch."""
+    halves = (one(kernel_size) == 2 and stride in (None, [], ())) or one(kernel_size) == one(stride) == 2
+    if not halves or one(padding) != 0 or one(dilation) != 1 or ceil_mode or return_indices or not ours(input):
+        return None
+    if input.ndim not in (3, 4) or min(input.shape[-2:]) < 2:
+        return None
+    return Pool.apply(input.contiguous())[0]
+
+
+def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
+    """`orthogonal.iterate`, or None where it is for torch."""
+    if not ours(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
+        return None
+    if torch.is_grad_enabled() and x.requires_grad:
+        return None  # it keeps nothing to go back by
+    x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
+    sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
+    enough(library().newton_schulz(at(x), at(y), coefficients, *map(ctypes.c_int64, sizes)))
+    return y
+
+
+OWN: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv2d: conv2d,
+    F.linear: linear,
+    F.max_pool2d: max_pool2d,
+    torch.max_pool2d: max_pool2d,
+}
+
+
+class Native(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = OWN.get(func)
+        result = own(*args, **(kwargs or {})) if own is not None else None
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
+FOUR = 4
+"""Parts that `add_up` takes at once."""
+
+
+def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> None:
+    """total, float64, <- (a + b) + (c + d) of up to FOUR parts, or what there is of them; plus what total was if
+    `more`. The same bits whatever kernels `name` means."""
+    own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
+    if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
+        call("add_up", (*parts, *[None] * (FOUR - len(parts)), total), len(parts), more, total.numel())
+        return
+    a, *others = (part.to(total.device) for part in parts)
+    first = a.to(total.dtype, copy=True) if more else total.copy_(a)
+    if len(others) == FOUR - 1:
+        others[1:] = [others[1].to(total.dtype, copy=True).add_(others[2])]
+    for other in others:
+        first.add_(other)
+    if more:
+        total.add_(first)
+
+
+def for_methods(name: str) -> AbstractContextManager[Any]:
+    """What of a method's own arithmetic is ours: a context, as `kernels`."""
+    return _faster() if name != "torch" else nullcontext()
+
+
+@contextmanager
+def _faster() -> Iterator[None]:
+    token = FASTER.set(polynomials)
+    try:
+        yield
+    finally:
+        FASTER.reset(token)
+
+
+def kernels(name: str) -> AbstractContextManager[Any]:
+    """name: torch, native, or chain, outside of whose gradients native is used."""
+    return Native() if name != "torch" else nullcontext()

@@ -1,0 +1,314 @@
+"""A run's folder: config.yaml, environment.json, rounds.parquet, model.safetensors, result.json, run.log.
+
+One process at a time runs in a folder. The launcher holds `.run.lock` from before it writes anything until it ends; the
+driver, which on Ray is another process, perhaps on another node, holds `.driver.lock` beside it. A launcher that is
+killed may leave a driver behind for a moment, so the next launcher also waits for that one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from torch import Tensor
+
+from ..api import Result, digest
+from ..config.run_spec import RUN_ID, Job
+from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, whole
+from ..state.checkpoint import remove_all, written
+from ..state.object_store import first_line
+from ..state.row_files import remove_files
+from .atomic_write import beside, release, write
+from .history import History, Record
+from .lock import LAUNCHER, alone, driving
+from .observer import Observer
+
+PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
+
+
+FILES = (
+    "config.yaml",
+    "environment.json",
+    "run.json",
+    "run.log",
+    "path.json",
+    "partition.json",
+    "partition.arrow",
+    "rounds.parquet",
+    "model.safetensors",
+    "result.json",
+)
+"""What launcher and driver write beside the clients' states, the checkpoints and `clients/`."""
+FOLDERS = ("state", "checkpoints", "clients")
+RESULT = ("rounds.parquet", "model.safetensors", "result.json")
+"""In the order in which they get their names: result.json says that the run is complete."""
+
+
+class Held(NamedTuple):
+    """The result of a run that is over and could not be written under its names."""
+
+    rows: list[Record]
+    model: dict[str, Tensor]
+
+
+class RunDirectory(Observer):
+    """Writes the folder as the run goes. `rows`: the rounds so far, of an earlier part of the run too."""
+
+    def __init__(self, path: Path, run_id: str = "") -> None:
+        self.path, self.run_id = path.resolve(), run_id
+        self.rows = History()
+        self.locked = True  # where the file system has locks
+
+    @staticmethod
+    def new(path: Path) -> RunDirectory:
+        refuse_run(path)
+        return RunDirectory(path)
+
+    @staticmethod
+    def old(path: Path) -> RunDirectory:
+        """The folder of a run that did not finish."""
+        if not (path / "run.json").is_file():
+            raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
+        refuse_result(path)
+        return RunDirectory(path, read_run_id(path))
+
+    @contextmanager
+    def alone(self, resume: bool) -> Iterator[None]:
+        """Nobody else runs in the folder meanwhile.
+
+        Raises InUse where somebody does, ConfigError where the folder holds a run already (or what a run would write
+        over), or is not the folder of an unfinished run. A ConfigError of a new run that comes before its first round
+        leaves the folder as it was: of what is there, the files that a run writes are removed by name.
+        """
+        with alone(self.path, LAUNCHER) as lock:
+            self.locked = lock.supported
+            with driving(self.path):
+                pass  # no driver of an earlier launcher is left
+            if resume:
+                refuse_result(self.path)  # which another process may have written since we looked
+            else:
+                refuse_run(self.path)
+            try:
+                yield
+            except (ConfigError, StoreFull):
+                if not resume and not self.rows:
+                    self._remove()
+                raise
+            finally:
+                release(self.path)
+
+    def _remove(self) -> None:
+        """What a run that could not begin has written. None of it was there before, see `refuse_run`."""
+        with suppress(OSError):
+            for name in FILES:
+                for path in (self.path / name, beside(self.path / name)):
+                    path.unlink(missing_ok=True)
+        remove_files(str(self.path / "state"))
+        remove_all(self.path)
+
+    def config(self) -> dict[str, Any]:
+        """What the run was started with."""
+        try:
+            found = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            found = first_line(error)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
+        return found
+
+    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write(self.path / "config.yaml", yaml.safe_dump(job.experiment.plain(), sort_keys=False))
+        write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        write(self.path / "run.json", json.dumps({"run_id": job.run_id}) + "\n")
+        self.run_id = job.run_id
+        self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
+        if not self.locked:
+            self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
+
+    def record(self, record: Record) -> None:
+        self.rows.replace(record)
+        self._log(" ".join(f"{name}={value:.6g}" for name, value in record.items()))
+
+    def resumed(self, records: list[Record]) -> None:
+        self.rows = History(records)
+
+    def event(self, text: str) -> None:
+        self._log(text)
+
+    def end(self, result: Result) -> None:
+        """Write the result: all files beside, then each under its name. NotSaved says where it is kept otherwise."""
+        release(self.path)
+        try:
+            self._put(self.path, result)
+            for name in RESULT:
+                beside(self.path / name).replace(self.path / name)
+        except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
+            raise NotSaved(self._keep(result, error)) from error
+        for folder in self._others():
+            shutil.rmtree(folder, ignore_errors=True)
+        self._log("finished")
+
+    def _put(self, folder: Path, result: Result) -> None:
+        from safetensors.torch import save_file
+
+        self._write_rounds(beside(folder / "rounds.parquet"))
+        save_file(
+            {name: value.contiguous() for name, value in result.model.items()}, beside(folder / "model.safetensors")
+        )
+        beside(folder / "result.json").write_text(json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8")
+
+    def _keep(self, result: Result, error: Exception) -> str:
+        """Keep what could not be written where there is room, for `held` to find it; a sentence on it."""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        for folder in (self.path, *self._others()):
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if not is_own(folder):
+                    continue
+                self._put(folder, result)
+            except Exception:
+                for name in RESULT:
+                    beside(folder / name).unlink(missing_ok=True)
+                continue
+            return (
+                f"the run is over, and its result could not be written to {self.path} ({why}); it is kept in {folder}, "
+                f"in {', '.join(beside(Path(name)).name for name in RESULT)}: make room, or take away what is in the "
+                f"way, and `fedfleet resume {self.path}` puts it in its place"
+            )
+        last = [folder.name for folder in written(self.path)][-1:]
+        how = f"`fedfleet resume {self.path}` goes on after {last[0]}" if last else "run it again"
+        return (
+            f"the run is over, and its result could be written neither to {self.path} ({why}) nor to "
+            f"{tempfile.gettempdir()}; make room, and {how}"
+        )
+
+    def _others(self) -> list[Path]:
+        """Where else a result may be kept."""
+        return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
+
+    def held(self, job: Job) -> Held | None:
+        """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
+        for folder in filter(is_own, (self.path, *self._others())):
+            try:
+                said = json.loads(beside(folder / "result.json").read_text("utf-8"))
+                model = load_model(beside(folder / "model.safetensors"))
+                rows = read_rows(beside(folder / "rounds.parquet"))
+            except Exception:  # not there, or not whole
+                continue
+            whole = said["model_sha256"] == digest(model) and said["rounds"] == len(rows)
+            if whole and said["run_id"] == self.run_id and len(rows) == job.experiment.federation.rounds:
+                return Held(rows, model)
+        return None
+
+    def failed(self, error: BaseException) -> None:
+        """Says what it can, and never a second error: the disk may be full."""
+        if self.path.is_dir():
+            cause = error.__cause__ if isinstance(error, FedFleetError) else error
+            trace = f"\n{whole(cause)}" if cause is not None else ""
+            self._log(f"failed: {type(error).__name__}: {error}{trace}")
+            with suppress(Exception):  # there may be no memory left to write with, either
+                if self.rows:
+                    self._write_rounds(self.path / "rounds.parquet")
+
+    def _write_rounds(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        from .parquet import to_table
+
+        pq.write_table(to_table(self.rows), path)
+
+    def _log(self, line: str) -> None:
+        from datetime import datetime, timezone
+
+        with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
+            log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
+
+
+def is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user's: in the system's temporary folder anybody may make one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def read_rows(path: Path) -> list[Record]:
+    """The rounds as they were recorded, without the columns that a round does not have."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path).to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in table]
+
+
+def clear(path: Path) -> None:
+    """Remove the whole folder of a run that is to be begun anew. InUse where somebody runs in it."""
+    if path.exists():
+        with alone(path, LAUNCHER):
+            shutil.rmtree(path)
+
+
+def refuse_run(path: Path) -> None:
+    """ConfigError where the folder holds a run, or files that a run would write over."""
+    if (path / "config.yaml").exists():
+        raise ConfigError(f"--out {path} already holds a run; choose another folder, remove it, or resume it")
+    for name in (*FILES, *FOLDERS):
+        if os.path.lexists(path / name):
+            raise ConfigError(f"--out {path} already holds {name}, which a run writes; choose another folder")
+
+
+def refuse_result(path: Path) -> None:
+    if (path / "result.json").is_file():
+        raise ConfigError(f"{path}: the run is complete, there is nothing to resume")
+
+
+def read_run_id(path: Path) -> str:
+    """What run.json in a run's folder says. ConfigError where the file is damaged: the id names folders."""
+    file = path / "run.json"
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = first_line(error)
+    else:
+        run_id = found.get("run_id") if isinstance(found, dict) else None
+        if isinstance(run_id, str) and RUN_ID.fullmatch(run_id):
+            return run_id
+        wrong = "it holds no valid run_id"
+    raise ConfigError(
+        f'{file} is damaged ({wrong}); write {{"run_id": "ID"}} into it, with the id in the first line of run.log'
+    )
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to repeat the run."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": found,
+    }

@@ -1,0 +1,1 @@
+"""The driver: rounds, retries, divergence."""

@@ -1,0 +1,293 @@
+"""The driver: holds the server's state, samples cohorts, adds up what hosts send, applies the rule, commits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Algorithm, Message, Round, Server
+from ...algorithms.tree import Tree
+from ...workloads.base import Parts
+from ..backends.base import Fleet
+from ..clients.evaluation import measured
+from ..clients.worker import Shared, Work, keep_heap
+from ..cohorts.sampling import Cohorts, Task
+from ..config.run_spec import Job
+from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..memory import remedy
+from ..methods.state_spec import Forms, traffic
+from ..records.history import History, Record, Told
+from ..records.per_client import write_clients
+from ..reduction.round_totals import Totals, in_order
+from ..state.checkpoint import Checkpoints, Snapshot
+from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
+from ..state.table import Table
+from ..user_code import blamed
+from .divergence import check, growth_limit
+from .retry import Dispatch
+
+
+class Setup(NamedTuple):
+    """What the driver has to know of the data."""
+
+    parts: Parts
+    examples: int  # in the test set
+
+
+class Driver:
+    """Build, `start` the fleet, then go through `rounds`; `close` in any case."""
+
+    def __init__(self, job: Job, setup: Setup) -> None:
+        experiment = job.experiment
+        self.job, self.setup, self.plan = job, setup, experiment.federation
+        keep_heap()
+        torch.set_num_threads(experiment.engine.threads)
+        x = job.start()
+        self.method = job.method()
+        self.forms = Forms(self.method, x)
+        self.limit = growth_limit(x)
+        self.cohorts = Cohorts(experiment.seed, self.plan, setup.parts, job.block(x.flat.numel()))
+        self._begin()
+        self.version = 0
+        self.events: list[str] = []
+        self.whole = True  # not in the middle of a commit
+        self.table = make_table(job, self.forms, self.method.opening is not None)
+        self.checkpoints = make_checkpoints(job, self.table, self.forms)
+        if self.checkpoints is not None and job.resume:
+            self._resume(self.checkpoints)
+        take_room(job, pytree.tree_leaves(self.server))
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Before round 1."""
+        self.server = self.job.method().server_init(self.job.start())
+        self.visits = np.zeros(self.plan.clients, dtype=np.int64)
+        self.round = 0
+        self.records = History(capacity=self.plan.rounds)
+
+    def start(self, fleet: Callable[[Table], Fleet]) -> None:
+        """fleet: makes the hosts, given the clients' states."""
+        self.fleet = fleet(self.table)
+        self.dispatch = Dispatch(
+            self.fleet, self.job.experiment.engine.on_failure, self.tell, partial(remedy, self.job)
+        )
+
+    def tell(self, event: str) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Stop the hosts; remove the clients' states unless they are to be kept or the run can be resumed, which is so
+        until its result is on the disk: then it is for `discard`."""
+        give_room(self.job, launcher=False)
+        if hasattr(self, "fleet"):
+            self.fleet.close()
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
+        if self.job.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
+            return
+        self.table.remove()
+        if self.checkpoints is not None:
+            self.checkpoints.remove()
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+    def rounds(self) -> Iterator[Told]:
+        """Run to the last round: a record each, and sentences for the log as they come."""
+        try:
+            if self.records:
+                yield list(self.records)
+            while self.round < self.plan.rounds:
+                try:
+                    record = self._next(self._opening() if self.round == 0 else {})
+                except RowsLost as lost:
+                    self._rewind(lost)
+                    continue
+                self._checkpoint()
+                yield from self._news()
+                yield record
+            yield from self._news(last=True)
+        except Diverged:
+            self.table.abort()
+            yield from self._news(last=True)
+            raise
+        except (FedFleetError, KeyboardInterrupt):
+            if self.whole:
+                self.table.abort()
+                give_room(self.job)
+                self._save()
+            yield from self._news(last=True)
+            raise
+
+    def _news(self, last: bool = False) -> list[str]:
+        """`last`: with what becomes of the checkpoint under way."""
+        if last and self.checkpoints is not None:
+            self.events += self.checkpoints.finish()
+        news, self.events[:] = list(self.events), []
+        return news
+
+    @torch.no_grad()
+    def _opening(self) -> Record:
+        """The pass over all clients that some methods begin with; its traffic, gradients and time count to round 1."""
+        method = self.method.opening
+        if method is None:
+            return {}
+        started = time.perf_counter()
+        everyone, tasks = self.cohorts.everyone()
+        forms = Forms(method, self.model())
+        mean, totals = self._train(method, forms, 0, everyone, tasks)
+        where = self._where(0, len(everyone) - len(totals.dropped))
+        with blamed("before round 1: the method's step on the server raised", MethodFailed):
+            self.server = method.server_update(self.server, mean, where)
+        self._flip(everyone, totals)
+        gradients = {"client/gradients": totals.facts["gradients"]}
+        return {**traffic(forms, len(everyone)), **gradients, "time/seconds": time.perf_counter() - started}
+
+    def first(self) -> Record:
+        """The record of round 1, without the pass over all clients that some methods begin with."""
+        return self._next({})
+
+    @torch.no_grad()
+    def _next(self, opening: Record) -> Record:
+        """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
+        started, number = time.perf_counter(), self.round + 1
+        if self.job.changes:
+            self.method = self.job.method(number)
+        sampled, tasks = self.cohorts.drawn(number)
+        mean, totals = self._train(self.method, self.forms, number, sampled, tasks)
+        trained = time.perf_counter()
+        count = len(sampled) - len(totals.dropped)
+        where = self._where(number, count)
+        with blamed(f"round {number}: the method's step on the server raised", MethodFailed):
+            server = self.method.server_update(self.server, mean, where)
+            model = self.method.model(server)
+            told = self.method.told(self.server, mean, where)
+        check(number, server, model, self.limit, totals, self.model)
+        updated = time.perf_counter()
+        record = {
+            "round": number,
+            **totals.record(count, trained - started, self.job.hosts),
+            **traffic(self.forms, len(sampled), count),
+            **{f"client/{name}": float(value) for name, value in mean.facts.items()},
+            **{f"server/{name}": float(value) for name, value in told.items()},
+            "time/server": updated - trained,
+            **self.fleet.facts(),
+        }
+        if self._evaluates(number):
+            record.update(self._evaluate(model))
+            record["time/evaluate"] = time.perf_counter() - updated
+        record["time/seconds"] = time.perf_counter() - started
+        for column, value in opening.items():
+            record[column] += value
+        self._commit(server, sampled, totals, record)
+        if self.job.experiment.tracking.clients and self.job.directory is not None:
+            write_clients(self.job.directory, number, totals.clients)
+        return record
+
+    def _where(self, number: int, size: int) -> Round:
+        return Round(number, self.plan.rounds, size, self.plan.clients)
+
+    def _commit(self, server: Server, sampled: np.ndarray, totals: Totals, record: Record) -> None:
+        self.whole = False
+        self._flip(sampled, totals)
+        self.server, self.round = server, self.round + 1
+        self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
+        self.records.append(record)
+        self.whole = True
+
+    def _flip(self, sampled: np.ndarray, totals: Totals) -> None:
+        """The states that were written become the clients' own."""
+        self.table.commit(totals.digests(sampled), totals.dropped)
+
+    def _train(
+        self, method: Algorithm, forms: Forms, number: int, sampled: np.ndarray, tasks: list[Task]
+    ) -> tuple[Message, Totals]:
+        """method: as its settings are in this round; number: 0 for the pass over all clients; sampled: (S,)
+        ascending."""
+        sizes = self.setup.parts.sizes_of(sampled)
+        read, write = self.table.reserve(sampled)
+        weights = np.ones(len(sampled))
+        if self.plan.weights == "examples" and self.method.weighted:
+            weights = sizes * (len(sampled) / float(sizes.sum()))
+        columns = (self.visits[sampled], weights, read, write)
+        works = [Work.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.drawn, number + 1))
+        if not totals.leaves:
+            raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
+        leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
+        count = len(sampled) - len(totals.dropped)
+        return forms.mean(leaves, count, totals.facts["weight"]), totals
+
+    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> Totals:
+        """All tasks of a phase that read `state`; meanwhile: see `Dispatch.run`."""
+        self.version += 1
+        shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
+        return in_order(tasks, self.dispatch.run(call, tasks, shared, meanwhile))
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+    def _evaluates(self, number: int) -> bool:
+        every = self.job.experiment.evaluate.every
+        return number == self.plan.rounds or (every > 0 and number % every == 0)
+
+    def _evaluate(self, x: Tree) -> Record:
+        asked, setup = self.job.experiment.evaluate, self.setup
+        run = partial(self._run, "evaluate", state=x.flat)
+        record = measured(self.job.workload, asked, (setup.examples, setup.parts), run)
+        if lost := [name for name, value in record.items() if math.isnan(value)]:
+            self.tell(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
+        return record
+
+    def model(self) -> Any:
+        """The tree to evaluate."""
+        return self.method.model(self.server)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: leaf.detach().clone() for name, leaf in self.model().items()}
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+    def _checkpoint(self) -> None:
+        every = self.job.experiment.checkpoint.every
+        if every and self.round % every == 0 and self.round < self.plan.rounds:
+            self._save()
+
+    def _save(self) -> None:
+        """Begin to checkpoint the last committed round, unless that is done."""
+        if self.checkpoints is None or self.round == 0:
+            return
+        self.events += self.checkpoints.finish()
+        if self.round in self.checkpoints.pinned:
+            return
+        leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
+        table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
+        config, plan = self.job.experiment.plain(), self.job.plan_to_seal()
+        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
+        self.checkpoints.save(snapshot)
+
+    def _rewind(self, why: RowsLost) -> None:
+        """Go back to the last sound checkpoint, else to the beginning: to the same bits, for every draw is counted."""
+        self.tell(f"round {self.round + 1}: {why}")
+        self.events += self.checkpoints.finish() if self.checkpoints is not None else []
+        self.table.clear()
+        if self.checkpoints is not None and (self.checkpoints.pinned or self.checkpoints.copies):
+            self.checkpoints.pinned.clear()
+            return self._resume(self.checkpoints)
+        self.tell("there is no checkpoint (checkpoint.every): begins again")
+        return self._begin()
+
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.forms))
+        self.events += passed_over
+        snapshot = usable(snapshot, self.job, passed_over)
+        spec = pytree.tree_structure(self.server)
+        device = self.job.device
+        self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
+        self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
+        self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
+        self.tell(f"resumes after round {self.round}")
+        self._save()  # where it came from elsewhere, one of its own

@@ -1,0 +1,76 @@
+"""The columns that the record of a run will have, from one small round: so that a misspelt one is refused at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...workloads.base import Parts, Split
+from ..backends.base import InProcess
+from ..clients.worker import Data
+from ..config.run_spec import Chosen, Job
+from ..config.schema import Experiment, Local
+from ..errors import ConfigError, FedFleetError, nearest
+from .driver import Driver, Setup
+
+ROWS = 256
+"""Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
+
+
+def columns(experiment: Experiment) -> list[str] | None:
+    """Columns of `rounds.parquet`; None where they cannot be told, since the small round itself fails.
+
+    A cohort of two clients takes one local step each, on one row of its own, and the model is evaluated on a few rows
+    of the test set.
+    """
+    plan = experiment.federation
+    small = plan.model_copy(update={"cohort": min(2, plan.cohort), "local": Local(steps=1, batch=plan.local.batch)})
+    engine = experiment.engine.model_copy(
+        update={"backend": "local", "device": "cpu", "store": None, "keep_state": False, "address": None}
+    )
+    often = experiment.evaluate.model_copy(update={"every": 1})
+    made = experiment.model_copy(update={"federation": small, "engine": engine, "evaluate": often})
+    threads = torch.get_num_threads()
+    driver = None
+    try:
+        whole = Job.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
+        job, split = whole.by(Chosen(1, "torch")), little(whole.split())
+        driver = Driver(job, Setup(split.parts, len(next(iter(split.test.values())))))
+        data = Data.of(split.train, split.test, split.parts)
+        driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
+        return list(driver.first())
+    except FedFleetError:
+        return None
+    finally:
+        if driver is not None:
+            driver.close()
+        torch.set_num_threads(threads)
+
+
+def little(split: Split) -> Split:
+    """Each client's first training row, and some test rows."""
+    offsets, rows = split.parts.offsets, split.parts.rows
+    parts = Parts(np.arange(len(offsets), dtype=np.int64), rows[offsets[:-1]])
+    count = len(next(iter(split.test.values())))
+    chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(np.int64))
+    return split._replace(test={name: column[chosen] for name, column in split.test.items()}, parts=parts)
+
+
+def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:
+    """ConfigError unless some of these experiments will record the column `name`, which `key` asks for.
+
+    others: names that `key` allows as well, and that are no columns of a run's record.
+    """
+    if name in others:
+        return
+    known: dict[str, None] = dict.fromkeys(others)
+    for experiment in experiments:
+        found = columns(experiment)
+        if found is None or name in found:
+            return
+        known.update(dict.fromkeys(found))
+    told = [column for column in known if not column.startswith("time/") or name.startswith("time/")]
+    raise ConfigError(f"{key}: no run will record {name}; {nearest(name, told)}")

@@ -1,0 +1,1 @@
+"""Clients' states in files, the table of rows, and checkpoints."""

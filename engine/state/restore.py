@@ -1,0 +1,64 @@
+"""A run that another machine began, of what its checkpoints say in the folder that both reach."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..records.atomic_write import write
+from ..records.lock import alone
+from ..records.run_directory import LAUNCHER, read_run_id
+from .checkpoint import name_of
+from .object_store import Folder, above, below, first_line, redacted
+from .shared_checkpoint import Damaged, read_manifest, rounds
+
+
+def bring(url: str, out: Path | None = None) -> Path:
+    """A folder for the run whose copies are at `url` (or the only one below it), to be resumed: with its configuration
+    and small files. The driver takes the rest from there."""
+    import yaml
+
+    url = run_at(url)
+    manifest = newest_manifest(url)
+    folder = out or Path("runs") / above(url)[1]
+    files = {name: text for name, text in manifest["beside"].items() if re.fullmatch(r"[\w-]+\.json", name)}
+    with alone(folder, LAUNCHER):
+        if (folder / "config.yaml").exists():
+            if read_run_id(folder) != above(url)[1]:
+                raise ConfigError(f"--out {folder} holds another run; choose another folder")
+            return folder
+        config = manifest["config"]
+        config["checkpoint"]["folder"] = above(url)[0]
+        for name, text in files.items():
+            write(folder / name, text)
+        write(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    return folder
+
+
+def run_at(url: str) -> str:
+    """The address of a run's folder."""
+    try:
+        folder = Folder(url)
+        if rounds(folder):
+            return url
+        inside = [name for name in folder.names() if rounds(Folder(below(url, name)))]
+    except OSError as error:
+        raise ConfigError(f"{redacted(url)} cannot be read ({redacted(first_line(error))})") from None
+    if len(inside) == 1:
+        return below(url, inside[0])
+    held = (
+        f"several runs, {', '.join(inside)}; name one" if inside else "no checkpoint; give what checkpoint.folder was"
+    )
+    raise ConfigError(f"{url} holds {held}")
+
+
+def newest_manifest(url: str) -> dict[str, Any]:
+    wrong = ""
+    for number in reversed(rounds(folder := Folder(url))):
+        try:
+            return read_manifest(folder, number)
+        except Damaged as error:
+            wrong = f" ({name_of(number)}: {error})"
+    raise ConfigError(f"{url} holds no sound checkpoint{wrong}")

@@ -1,0 +1,140 @@
+"""Where a run keeps clients' states and checkpoints, and whether what an earlier part of it kept can be used."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config.differences import differences
+from ..config.run_spec import Job
+from ..errors import ConfigError, StoreFull
+from ..methods.state_spec import Forms
+from ..records.atomic_write import release, reserve
+from ..records.lock import LAUNCHER
+from .checkpoint import Checkpoints, Snapshot, remove_all, written
+from .object_store import Folder
+from .row_files import Rows, remove_files
+from .shared_checkpoint import Copies
+from .table import Table
+
+
+def make_table(job: Job, forms: Forms, opens: bool) -> Table:
+    """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin; opens: with everyone."""
+    experiment, plan, directory = job.experiment, job.experiment.federation, job.directory
+    everyone = plan.clients if opens else plan.cohort
+    kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
+    if directory is not None and job.resume:
+        kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
+    folder = str(state_folder(job))
+    narrow = experiment.engine.state_dtype == "bfloat16"
+    place = (folder, narrow, directory is not None)
+    return Table(forms.client, plan.clients, everyone + kept * plan.clients, place)
+
+
+def make_checkpoints(job: Job, table: Table, forms: Forms) -> Checkpoints | None:
+    """None for a run without a folder. ConfigError where copies are asked for and their folder cannot be written to."""
+    asked = job.experiment.checkpoint
+    if job.directory is None:
+        return None
+    copies = None
+    if asked.folder:
+        rows = Rows(table.place, forms.client) if table.place.folder else None
+        copies = Copies(asked.folder, job.run_id, asked.keep, rows, Path(job.directory))
+        copies.check()
+    return Checkpoints(job.directory, asked.keep, table, copies)
+
+
+def take_room(job: Job, server: list[torch.Tensor]) -> None:
+    """Take room on the disk for the last checkpoint or the result, so that a disk that has become full meanwhile does
+    not cost the run. server: the leaves of the server's state. StoreFull where there is no room."""
+    if job.directory is None:
+        return
+    plan = job.experiment.federation
+    state = sum(leaf.numel() * leaf.element_size() for leaf in server)
+    count = 2 * state + 32 * plan.clients + 1024 * plan.rounds + 2**16
+    try:
+        reserve(Path(job.directory), count)
+    except OSError as error:
+        raise StoreFull(
+            f"no room for the model and the record of the rounds, {count:,} bytes, in {job.directory} "
+            f"({error.strerror}); make room or choose another --out"
+        ) from None
+
+
+def give_room(job: Job, launcher: bool = True) -> None:
+    """Give that room back; launcher: also where the launcher has the same folder, and will do so itself."""
+    if job.directory is not None and (launcher or not (Path(job.directory) / LAUNCHER).exists()):
+        release(Path(job.directory))
+
+
+def state_folder(job: Job) -> Path:
+    """The run's own, whatever else is kept in engine.store."""
+    store = job.experiment.engine.store
+    if store:
+        return Path(store) / f"state-{job.run_id}"
+    return Path(job.directory) / "state" if job.directory else Path(tempfile.gettempdir()) / f"fedfleet-{job.run_id}"
+
+
+def discard(job: Job, complete: bool = True) -> None:
+    """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
+    if job.experiment.engine.keep_state or (not complete and job.directory and written(job.directory)):
+        return
+    remove_files(str(state_folder(job)))
+    if job.directory:
+        remove_all(job.directory)
+    if job.directory and complete and (folder := job.experiment.checkpoint.folder):
+        with suppress(OSError):  # what it costs is room there
+            Folder(folder).remove(job.run_id)
+
+
+def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
+    """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
+    rounds = job.experiment.federation.rounds
+    if snapshot is None:
+        why = f" ({'; '.join(events)})" if events else ""
+        raise ConfigError(f"{job.directory} has no checkpoint to resume from{why}; start the run anew")
+    if keys := differences(snapshot.config, job.experiment.plain()):
+        raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
+    if snapshot.plan != (plan := job.plan_to_seal()):
+        raise ConfigError(f"the checkpoint is of a run by {told(snapshot.plan)}, this one goes by {told(plan)}")
+    before = snapshot.config["federation"]["rounds"]
+    if resized(job, before):
+        raise ConfigError(
+            f"federation.rounds must stay {before} to resume, got {rounds}: the method's own settings follow from it"
+        )
+    if snapshot.round >= rounds:
+        raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}")
+    return snapshot
+
+
+def told(plan: dict[str, Any]) -> str:
+    """A plan for a sentence."""
+    return f"blocks of {plan.get('block')} clients and {plan.get('kernels')} kernels"
+
+
+def resized(job: Job, rounds: int) -> bool:
+    """Whether the method would have other settings in a run of so many rounds."""
+    federation = job.experiment.federation.model_copy(update={"rounds": rounds})
+    other = replace(job, experiment=job.experiment.model_copy(update={"federation": federation}))
+    here, again, there = job.method(), job.method(), other.method()
+    return here == again != there  # one without equality is none that can be asked
+
+
+def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:
+    """What is wrong with the rows of a checkpoint, or ""."""
+    if len(snapshot.row) != len(table.row):
+        return ""  # another configuration: said so later
+    held = np.flatnonzero(snapshot.row >= 0)
+    if not table.place.folder or not len(held):
+        return ""
+    if int(snapshot.row.max()) >= table.capacity:
+        return "rows beyond the store"
+    found = Rows(table.place, forms.client).digests(snapshot.row[held])
+    bad = int((found != snapshot.digest[held]).any(1).sum())
+    return f"the states of {bad} clients are not what was written" if bad else ""
