@@ -25,8 +25,8 @@ WATCHED = (
     *((wakeup.Heard, name) for name in ("wait", "done")),
     *((shared_memory.Board, name) for name in ("claim", "posted", "put")),
     *((worker_process.pickle, name) for name in ("loads", "dumps")),
-    *((accumulator.Total, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
-    *((worker, "stream"), (local_training.Trips, "alone"), (fused_chain.Chain, "_call")),
+    *((accumulator.Accumulator, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
+    *((worker, "stream"), (local_training.LocalTrainer, "alone"), (fused_chain.Chain, "_call")),
 )
 spent: dict[str, list[float]] = {}  # seconds, calls
 rounds = 0

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.engine.clients.worker import keep_heap
+from fedfleet.engine.clients.worker import keep_freed_memory
 from fedfleet.engine.kernels.operators import kernels
 
 LAYERS = {  # of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=100)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    keep_heap()
+    keep_freed_memory()
     for clients in asked.blocks:
         for name, (f, tensors, first) in passes(clients).items():
             least = dict.fromkeys(("torch", "native"), float("inf"))

@@ -28,10 +28,10 @@ def peak() -> float:
 
 def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
     """Of `split`: load and partition, as a run does before its first round."""
-    from fedfleet.engine.config.run_spec import Job
+    from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
 
-    job = Job.of(
+    job = RunSpec.of(
         "loading",
         experiment(
             {

@@ -29,10 +29,10 @@ from fedfleet.engine.api import new_run_id
 from fedfleet.engine.backends.ray.connect import start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
 from fedfleet.engine.backends.ray.worker_pool import RayFleet
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.records.arrow_columns import to_arrow
-from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.state.retention import state_folder
 from fedfleet.engine.state.row_files import FILES, paths
 
@@ -42,17 +42,17 @@ ROWS = {"many_mlp": 4 * 9_985, "many_lenet": 4 * 61_706}
 """Bytes of a client's state, by the work."""
 
 
-def job_of(clients: int, asked: argparse.Namespace) -> Job:
+def job_of(clients: int, asked: argparse.Namespace) -> RunSpec:
     plan = config(asked.work, {"clients": clients, "cohort": asked.cohort, "rounds": asked.rounds})
     plan["engine"] |= {"store": asked.store, "block": 1, "kernels": "chain"}
-    return Job.of(new_run_id(), experiment(plan))
+    return RunSpec.of(new_run_id(), experiment(plan))
 
 
-def play(job: Job) -> Iterator[dict[str, float]]:
+def play(job: RunSpec) -> Iterator[dict[str, float]]:
     """The records of a run whose driver is this process."""
     split = job.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-    driver = Driver(job, Setup(split.parts, examples(split.test)))
+    driver = Driver(job, DataSummary(split.parts, examples(split.test)))
     driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
     try:
         for told in driver.rounds():

@@ -31,11 +31,11 @@ from torch.utils import _pytree as pytree
 from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.ray import cluster_nodes, cluster_pool, partial_sums
 from fedfleet.engine.backends.ray.task_splitting import Piece, whole_blocks
-from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
 from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.config.schema import HostGroup, experiment
-from fedfleet.engine.reduction.tree import Sums
-from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.config.schema import WorkerGroup, experiment
+from fedfleet.engine.reduction.tree import TaskResult
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import Parts
 
@@ -71,17 +71,17 @@ def record(asked: argparse.Namespace) -> None:
     partition = {"name": "quantity", "beta": asked.beta}
     job = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = job.split(), job.start()
-    driver = Driver(job, Setup(split.parts, 1))
-    host = Host(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
+    driver = Driver(job, DataSummary(split.parts, 1))
+    host = Worker(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
     everyone = np.arange(160)
     local = job.experiment.federation.local
     sizes = split.parts.sizes_of(everyone)
     read, write = driver.table.reserve(everyone)
     columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
-    shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
+    shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
     times = []
     for task in sampling.plan(everyone, sizes, local, BLOCK):
-        for work in whole_blocks(Work.of(task, (1, False), everyone, columns)):
+        for work in whole_blocks(TrainingTask.of(task, (1, False), everyone, columns)):
             steps = int(sampling.steps_of(split.parts.sizes_of(work.task.clients), local).max())
             times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
     driver.table.remove()
@@ -90,7 +90,7 @@ def record(asked: argparse.Namespace) -> None:
     print(f"{len(times)} blocks of {min(times)[0]} to {max(times)[0]} steps, in {asked.times}")
 
 
-def seconds_of(host: Host, work: Work, shared: Shared) -> float:
+def seconds_of(host: Worker, work: TrainingTask, shared: Broadcast) -> float:
     began = time.perf_counter()
     host.train(work, shared)
     return time.perf_counter() - began
@@ -135,9 +135,9 @@ class Remote:
 
 
 class PretendedHost:
-    def __init__(self, clock: Clock, sizes: np.ndarray, forms: Any, local: Any) -> None:
+    def __init__(self, clock: Clock, sizes: np.ndarray, state_spec: Any, local: Any) -> None:
         self.clock, self.sizes, self.local, self.free = clock, sizes, local, 0.0
-        self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(forms.message)]
+        self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(state_spec.message)]
         self.do = Remote(self._do)
 
     def _do(self, call: str, task: Any, version: int, leaves: Any, moves: list[Call]) -> tuple[Call, Call]:
@@ -156,12 +156,14 @@ class PretendedHost:
         clock.spent += time.process_time() - began
         return news, sums
 
-    def _sums(self, work: Work) -> Sums:
+    def _sums(self, work: TrainingTask) -> TaskResult:
         count = len(work.task.clients)
         names = ("loss", "steps", "gradients", "weight", "state", "data", "reduce", "seconds")
         facts = dict.fromkeys(names, float(count))
         none = np.zeros(count)
-        return Sums(work.index, None, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none})
+        return TaskResult(
+            work.index, None, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none}
+        )
 
 
 class PretendedKeeper:
@@ -186,9 +188,9 @@ class Pretended(cluster_pool.Spread):
             site = cluster_nodes.Site(str(node), str(node), self.where.add(), table.place, keeper)
             self.sites.sites.append(site)
             for _ in range(cluster.hosts):
-                host = PretendedHost(clock, cluster.sizes, cluster.forms, job.experiment.federation.local)
+                host = PretendedHost(clock, cluster.sizes, cluster.state_spec, job.experiment.federation.local)
                 number = len(self.sites.seats)
-                self.sites.seats.append(cluster_nodes.Seat(number, site, HostGroup(count=1), host, None))
+                self.sites.seats.append(cluster_nodes.Seat(number, site, WorkerGroup(count=1), host, None))
 
     def _grow(self) -> None: ...
 
@@ -216,9 +218,9 @@ def simulate(asked: argparse.Namespace) -> None:
     most = int(sampling.steps_of(sizes, job.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
     cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
-    driver = Driver(job, Setup(parts, 1))
+    driver = Driver(job, DataSummary(parts, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, hosts=asked.hosts // asked.nodes, row_bytes=asked.row_bytes)
-    cluster.sizes, cluster.forms = sizes, driver.forms
+    cluster.sizes, cluster.state_spec = sizes, driver.state_spec
     driver.start(lambda table: Pretended(job, table, clock, cluster))
     driver._evaluate = lambda x: {}  # nothing to compute
     print(

@@ -97,7 +97,7 @@ def main() -> None:
 
     from fedfleet.engine.api import new_run_id
     from fedfleet.engine.backends.ray.connect import start_ray
-    from fedfleet.engine.config.run_spec import Job
+    from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
     from fedfleet.tune.bench.measure import METHODS
     from fedfleet.tune.bench.works import FEDERATIONS
@@ -119,7 +119,7 @@ def main() -> None:
             "tracking": {"uri": "none"},
         }
     )
-    job = Job.of(new_run_id(), made)
+    job = RunSpec.of(new_run_id(), made)
     for where, name in WATCHED:
         timed(where, name)
     with tempfile.TemporaryDirectory() as folder:

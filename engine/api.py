@@ -26,15 +26,15 @@ from .clients.worker import Data
 from .config.differences import differences
 from .config.held_out import left_out
 from .config.limits import check_folder
-from .config.run_spec import RUN_ID, Job
+from .config.run_spec import RUN_ID, RunSpec
 from .config.schema import Experiment
 from .errors import ConfigError, Interrupted
-from .kernels.execution_plan import settled, why_no_chain
+from .kernels.execution_plan import plan_execution, why_no_chain
 from .kernels.library import NoKernels, library
-from .methods.state_spec import Forms
+from .methods.state_spec import StateSpec
 from .records.history import History
 from .records.observer import Observer
-from .rounds.driver import Driver, Record, Setup, Told
+from .rounds.driver import DataSummary, Driver, Event, Record
 from .state.retention import discard
 from .stopping import stopping
 from .user_code import blamed
@@ -97,17 +97,17 @@ def new_run_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> Job:
+def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> RunSpec:
     """Resolve every name, so that a mistake is told before anything starts."""
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
-    job = Job.of(run_id, experiment, str(directory) if directory else None, resume)
+    job = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
     workload, engine = job.workload, experiment.engine
     with blamed("workload", settings=experiment.workload):
         workload.check()
     method, x = job.method(), job.started()
     with blamed("method", settings=experiment.method), memory.building(job):
-        Forms(method, x)
+        StateSpec(method, x)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:
@@ -134,7 +134,7 @@ def halves(workload: Workload) -> bool:
     return isinstance(workload, Classification)
 
 
-def refused(job: Job) -> None:
+def refused(job: RunSpec) -> None:
     """ConfigError where the kernels that are asked for cannot be had."""
     kernels = job.experiment.engine.kernels
     if job.device.type != "cpu" or job.experiment.engine.dtype != "float32":
@@ -196,7 +196,7 @@ def resume(
     return watched(job, kept, list(observers), stop)
 
 
-def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
+def watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
     """The run, alone in its folder. directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0;
     None: those that come."""
     with (
@@ -206,7 +206,7 @@ def watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[
         return _watched(job, directory, observers, asked)
 
 
-def _watched(job: Job, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
+def _watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
     if directory is not None:
         observers.insert(0, directory)
     tracking = job.experiment.tracking
@@ -241,7 +241,7 @@ def _watched(job: Job, directory: Any, observers: list[Observer], stop: Callable
         raise
 
 
-def _play(job: Job, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
+def _play(job: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
     """Pass on what the run tells; the final model."""
     play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
     with closing(play):  # now, and not when an exception of an observer's is forgotten
@@ -256,7 +256,7 @@ def _play(job: Job, observers: list[Observer], rows: History, stop: Callable[[],
             tell(told, observers)
 
 
-def tell(told: Told, observers: list[Observer]) -> None:
+def tell(told: Event, observers: list[Observer]) -> None:
     for observer in observers:
         if isinstance(told, str):
             observer.event(told)
@@ -266,13 +266,13 @@ def tell(told: Told, observers: list[Observer]) -> None:
             observer.record(told)
 
 
-def _on_ray(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
+def _on_ray(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
     from .backends.ray.driver_actor import play
 
     return play(job, stop)
 
 
-def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told, None, dict[str, Tensor]]:
+def in_process(job: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
     """Run in this process; yields what the driver tells, returns the final model's tensors."""
 
     def beat() -> None:
@@ -284,10 +284,10 @@ def in_process(job: Job, stop: Callable[[], int] = lambda: 0) -> Generator[Told,
     check_draws(job.workload, job.started(), split)
     try_step(job, split)
     beat()
-    job, told = settled(job, split, measure)
+    job, told = plan_execution(job, split, measure)
     beat()
     data = Data.of(split.train, split.test, split.parts)
-    setup = Setup(split.parts, len(next(iter(split.test.values()))))
+    setup = DataSummary(split.parts, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
     driver = Driver(job, setup)
     driver.tell(told)

@@ -80,7 +80,7 @@ class EvaluationFailed(FedFleetError):
     """A slice of the test set failed twice."""
 
 
-class HostsLost(FedFleetError):
+class WorkersLost(FedFleetError):
     """Hosts die as fast as they are replaced, or none is left."""
 
 

@@ -19,7 +19,7 @@ from .errors import ConfigError, FedFleetError, OutOfMemory
 from .user_code import placed
 
 if TYPE_CHECKING:
-    from .config.run_spec import Job
+    from .config.run_spec import RunSpec
 
 SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Cannot allocate memory")
 """What allocators say in exceptions that are of no type of their own."""
@@ -38,14 +38,14 @@ def exhausted(error: BaseException) -> bool:
 
 def give_back() -> None:
     """Memory that a task which failed for want of it still holds: frames of its exception refer to each other, and what
-    is freed is kept (`host.keep_heap`) in pieces of the wrong sizes."""
+    is freed is kept (`host.keep_freed_memory`) in pieces of the wrong sizes."""
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
-def remedy(job: Job) -> str:
+def remedy(job: RunSpec) -> str:
     """The block, the model, and what to change, as a clause."""
     layout, engine = job.layout, job.experiment.engine
     parameters = sum(layout.sizes)
@@ -58,14 +58,14 @@ def remedy(job: Job) -> str:
     )
 
 
-def named(job: Job) -> str:
+def named(job: RunSpec) -> str:
     """The workload's name, as the experiment gives it."""
     spec = job.experiment.workload
     return str(spec.get("name", "?")) if isinstance(spec, dict) else str(spec)
 
 
 @contextmanager
-def told(job: Job) -> Iterator[None]:
+def told(job: RunSpec) -> Iterator[None]:
     """What runs out of memory meanwhile ends as OutOfMemory, one sentence."""
     try:
         yield
@@ -77,7 +77,7 @@ def told(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def building(job: Job) -> Iterator[None]:
+def building(job: RunSpec) -> Iterator[None]:
     """While a model is built: ConfigError where there is no memory for it, and not the kernel's end of the process."""
     try:
         with bounded():

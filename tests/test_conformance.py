@@ -27,7 +27,7 @@ from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.registry import Parts as Tables
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.records.observer import Observer
 from fedfleet.workloads.base import Model, Partition, Parts
 from fedfleet.workloads.digits import Digits
@@ -222,7 +222,7 @@ def form(state: Any) -> Any:
 def test_states_keep_their_form(method: str):
     """The server's and every client's, over rounds; they are finite."""
     result = play(made := built(method), Quadratic(), *partial())
-    first = Forms(made, made.model(result.servers[0]))
+    first = StateSpec(made, made.model(result.servers[0]))
     for server, clients in zip(result.servers, result.clients, strict=True):
         assert form(server) == form(first.server)
         for client in clients:
@@ -249,18 +249,18 @@ def test_bytes_and_gradients_are_what_the_table_says(method: str):
     the table need not mention, a count of steps, say; two of those that clients keep."""
     job = prepare(few(method), "conformance")
     x, recipe = job.start(), METHODS[method]
-    forms, tree = Forms(job.method(), x), 8 * x.flat.numel()
+    state_spec, tree = StateSpec(job.method(), x), 8 * x.flat.numel()
     if method not in SETTINGS:  # of these see tests/algorithms/test_compression_bytes.py
-        assert fits(forms.down, recipe.down, tree), (recipe.down, forms.down / tree)
-        assert fits(forms.up, recipe.up, tree), (recipe.up, forms.up / tree)
-        assert fits(forms.kept, recipe.state, tree, more=2), (recipe.state, forms.kept / tree)
+        assert fits(state_spec.down, recipe.down, tree), (recipe.down, state_spec.down / tree)
+        assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
+        assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)
     for number, row in enumerate(whole(method).rows):
-        up, gradients, opening = 4 * forms.up, row["client/gradients"], job.method().opening
+        up, gradients, opening = 4 * state_spec.up, row["client/gradients"], job.method().opening
         if number == 0 and opening is not None:
             # A warm start: all six clients receive the broadcast, take the gradient of all their rows and send it.
-            assert row["comm/bytes_down"] == (4 + 6) * forms.down
-            assert row["comm/bytes_up"] == up + 6 * Forms(opening, x).up
+            assert row["comm/bytes_down"] == (4 + 6) * state_spec.down
+            assert row["comm/bytes_up"] == up + 6 * StateSpec(opening, x).up
             assert gradients > row["client/steps"]
             continue
-        assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (4 * forms.down, up)
+        assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (4 * state_spec.down, up)
         assert gradients / row["client/steps"] in {low for low, _, _ in counts(recipe.gradients)}

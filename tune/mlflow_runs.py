@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..engine.config.run_spec import Job
+from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.records.atomic_write import write
 from ..engine.rounds.driver import Record
@@ -124,7 +124,7 @@ def name_of(spec: Any) -> str:
     return spec["name"] if isinstance(spec, dict) else spec if isinstance(spec, str) else type(spec).__name__
 
 
-def partition_of(job: Job) -> str:
+def partition_of(job: RunSpec) -> str:
     """By the name that was chosen, else the workload's default by its class."""
     spec = job.experiment.workload
     if isinstance(spec, dict) and "partition" in spec:

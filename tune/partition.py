@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..engine.config.held_out import left_out
-from ..engine.config.run_spec import Job
+from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.records.partition_file import digest
@@ -31,7 +31,7 @@ class Dealt(NamedTuple):
     left: str = ""  # on training rows that no client has
 
     @staticmethod
-    def of(job: Job) -> Dealt:
+    def of(job: RunSpec) -> Dealt:
         job.workload.check()
         split = job.split()
         tests = len(next(iter(split.test.values())))
@@ -71,7 +71,7 @@ def told(dealt: Dealt) -> str:
 
 def describe(experiment: Experiment, out: Path) -> str:
     """The table; the chart goes to `out`."""
-    job = Job.of("partition", experiment)
+    job = RunSpec.of("partition", experiment)
     try:
         dealt = Dealt.of(job)
     except ConfigError:
@@ -96,7 +96,7 @@ def ordered(counts: np.ndarray) -> np.ndarray:
     return np.lexsort((-law.max(1), law.argmax(1)))
 
 
-def draw(dealt: Dealt, job: Job, out: Path) -> None:
+def draw(dealt: Dealt, job: RunSpec, out: Path) -> None:
     """Above, each client's rows; below, what share of them each class has."""
     import matplotlib
 
@@ -147,7 +147,7 @@ def classes_of(panel: Any, law: np.ndarray) -> None:
     panel.figure.colorbar(image, cax=inside, label="share of the client's rows")
 
 
-def title(job: Job, dealt: Dealt) -> str:
+def title(job: RunSpec, dealt: Dealt) -> str:
     workload = job.experiment.workload
     named, part = (workload["name"], workload.get("partition")) if isinstance(workload, dict) else (workload, None)
     if isinstance(part, dict):

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..engine.api import Result
-from ..engine.config.run_spec import Job
+from ..engine.config.run_spec import RunSpec
 from ..engine.records.observer import Observer
 from ..engine.rounds.driver import Record
 
@@ -21,7 +21,7 @@ class Progress(Observer):
         self.task: Any = None
         self.shown: dict[str, str] = {}
 
-    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
         if not sys.stderr.isatty():
             return
         from rich.console import Console

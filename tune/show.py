@@ -11,11 +11,11 @@ from ..algorithms.groups import is_dual
 from ..algorithms.muon import kinds
 from ..algorithms.spaces import Compressing
 from ..algorithms.tree import Tree
-from ..engine.config.run_spec import Job
+from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.methods.batch_norm import Buffered
-from ..engine.methods.state_spec import Forms
+from ..engine.methods.state_spec import StateSpec
 from ..engine.user_code import blamed
 from .listing import columns
 from .partition import Dealt, told
@@ -23,16 +23,16 @@ from .partition import Dealt, told
 
 def describe(experiment: Experiment) -> str:
     """Data that are not here are told, and are no error: nothing runs."""
-    job = Job.of("show", experiment)
+    job = RunSpec.of("show", experiment)
     method, buffers = job.method(), job.buffers
     x = job.started()
     with blamed("method", settings=experiment.method):
-        forms = Forms(method, x)
+        forms = StateSpec(method, x)
     tables = [parameters(x, buffers), "", *compression(method, forms), traffic(job, x), data(job)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
-def data(job: Job) -> str:
+def data(job: RunSpec) -> str:
     try:
         return told(Dealt.of(job))
     except (ConfigError, ValueError) as error:
@@ -53,7 +53,7 @@ def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
     return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
 
 
-def compression(method: Algorithm, forms: Forms) -> list[str]:
+def compression(method: Algorithm, forms: StateSpec) -> list[str]:
     """What goes up in place of each compressed weight, and shares of the model; nothing where nothing is compressed.
     The last line counts all that is sent, places, keys and scales as well, over the bytes of the parameters: the one
     definition by which all compressions can be compared."""
@@ -70,8 +70,8 @@ def compression(method: Algorithm, forms: Forms) -> list[str]:
     return [columns(rows), shares, ""]
 
 
-def traffic(job: Job, x: Tree) -> str:
-    forms, plan = Forms(job.method(), x), job.experiment.federation
+def traffic(job: RunSpec, x: Tree) -> str:
+    forms, plan = StateSpec(job.method(), x), job.experiment.federation
     rows = [
         ("per client", f"keeps {forms.kept:,} B", f"down {forms.down:,} B", f"up {forms.up:,} B"),
         (
@@ -88,5 +88,5 @@ def traffic(job: Job, x: Tree) -> str:
     return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients, {job.kernels} kernels{measured}"
 
 
-def given(job: Job) -> bool:
+def given(job: RunSpec) -> bool:
     return "auto" not in (job.experiment.engine.block, job.experiment.engine.kernels)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api import Result
-from ..engine.config.run_spec import Job
+from ..engine.config.run_spec import RunSpec
 from ..engine.errors import ConfigError, Diverged, Interrupted
 from ..engine.records.observer import Observer
 from ..engine.rounds.driver import Record
@@ -56,7 +56,7 @@ class MlflowTracker(Observer):
         return kept(Path(self.directory)) if self.directory else {}
 
     # --- an observer ----------------------------------------------------------------------------------------------
-    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
         self.began = now()
         self.writer = threading.Thread(target=self._write, args=(job,), name="mlflow", daemon=True)
         self.writer.start()
@@ -97,13 +97,13 @@ class MlflowTracker(Observer):
                 return
 
     # --- the writer's thread --------------------------------------------------------------------------------------
-    def _write(self, job: Job) -> None:
+    def _write(self, job: RunSpec) -> None:
         try:
             self._track(job)
         except Exception as error:  # any failure of the store, of whatever kind it raises
             not_tracked(error, "run")
 
-    def _track(self, job: Job) -> None:
+    def _track(self, job: RunSpec) -> None:
         load_mlflow()
         first = self.waiting.get()
         if first == (*NEVER, DONE):
@@ -151,7 +151,7 @@ class MlflowTracker(Observer):
             except queue.Empty:
                 return
 
-    def _artifacts(self, client: Any, run_id: str, job: Job) -> None:
+    def _artifacts(self, client: Any, run_id: str, job: RunSpec) -> None:
         import yaml
 
         client.log_text(run_id, yaml.safe_dump(job.experiment.plain(), sort_keys=False), "config.yaml")
@@ -160,11 +160,11 @@ class MlflowTracker(Observer):
                 client.log_artifact(run_id, str(Path(self.directory) / name))
 
 
-def label(job: Job) -> str:
+def label(job: RunSpec) -> str:
     return f"{name_of(job.experiment.method)}-{name_of(job.experiment.workload)}-{job.run_id}"
 
 
-def tags(job: Job) -> dict[str, str]:
+def tags(job: RunSpec) -> dict[str, str]:
     from importlib.metadata import version
 
     found = {

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ..clients.worker import Data, Host, Shared
-from ..config.run_spec import Job
+from ..clients.worker import Broadcast, Data, Worker
+from ..config.run_spec import RunSpec
 from ..errors import FedFleetError, Remote, WorkerUnfit, whole
 from ..kernels.library import NoKernels
 from ..memory import exhausted, give_back
-from ..reduction.tree import Part, Sums
-from ..state.row_files import Place
+from ..reduction.tree import PartialSum, TaskResult
+from ..state.row_files import StateLayout
 from ..user_code import said
 
 Call = Literal["train", "evaluate"]
@@ -59,7 +59,7 @@ def environmental(error: BaseException) -> bool:
 class Fleet(Protocol):
     """Runs tasks of one phase at a time. Tasks may be run again: the same task gives the same result."""
 
-    def start(self, call: Call, shared: Shared) -> None:
+    def start(self, call: Call, shared: Broadcast) -> None:
         """Begin a phase: tasks that are put from now on are `call`s that read `shared`."""
         ...
 
@@ -69,11 +69,11 @@ class Fleet(Protocol):
         """Have what was put begun, where others than this process do it."""
         ...
 
-    def get(self) -> tuple[Any, Sums | Failure]:
+    def get(self) -> tuple[Any, TaskResult | Failure]:
         """Wait for a task that is over, well or badly."""
         ...
 
-    def rest(self) -> Iterable[Part]:
+    def rest(self) -> Iterable[PartialSum]:
         """Once all tasks are over: the sums that did not come with their results."""
         ...
 
@@ -87,12 +87,12 @@ class Fleet(Protocol):
 class InProcess:
     """One host, here. beat: called before every local step; may raise to stop."""
 
-    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
-        self.host = Host(job, data, place, beat)
+    def __init__(self, job: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
+        self.host = Worker(job, data, place, beat)
         self.beat = beat
         self.waiting: deque[Any] = deque()
 
-    def start(self, call: Call, shared: Shared) -> None:
+    def start(self, call: Call, shared: Broadcast) -> None:
         self.call, self.shared = call, shared
 
     def put(self, task: Any) -> None:
@@ -101,7 +101,7 @@ class InProcess:
     def go(self) -> None:
         pass
 
-    def get(self) -> tuple[Any, Sums | Failure]:
+    def get(self) -> tuple[Any, TaskResult | Failure]:
         self.beat()
         task = self.waiting.popleft()
         try:
@@ -118,7 +118,7 @@ class InProcess:
             raise WorkerUnfit(f"clients cannot be run here: {found.cause}; install what is missing") from found.error
         return task, found
 
-    def rest(self) -> Iterable[Part]:
+    def rest(self) -> Iterable[PartialSum]:
         return ()
 
     def facts(self) -> dict[str, float]:

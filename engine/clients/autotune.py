@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 
 from ...workloads.base import Split
 from ..cohorts import sampling
-from ..config.run_spec import Chosen, Job
+from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
-from ..state.row_files import Place
+from ..state.row_files import StateLayout
 from .kernel_proof import place
-from .worker import Data, Host, Shared, Work
+from .worker import Broadcast, Data, TrainingTask, Worker
 
 SECONDS = 6.0
 """After which no further path is tried."""
@@ -27,12 +27,12 @@ SLOWER = 1.1
 """Larger blocks are not tried once one takes so many times the best so far."""
 
 
-def measure(job: Job, split: Split, candidates: list[Chosen]) -> dict[Chosen, float]:
+def measure(job: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
     """Seconds a client of the candidates that ran, in their order. A block for which there is no memory, or that fails
     otherwise, ends the larger ones of its kernels; what is wrong with a method or a workload shows in the run."""
     threads, began = torch.get_num_threads(), time.perf_counter()
     data = Data.of(split.train, split.test, split.parts)
-    found: dict[Chosen, float] = {}
+    found: dict[ExecutionPlan, float] = {}
     best: dict[str, float] = {}  # of the blocks so far; one client alone is run otherwise, and says nothing of blocks
     done: set[str] = set()
     for path in candidates:
@@ -51,7 +51,7 @@ def measure(job: Job, split: Split, candidates: list[Chosen]) -> dict[Chosen, fl
     return found
 
 
-def timed(job: Job, data: Data, path: Chosen) -> Iterator[float]:
+def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     """Seconds a client, after a first pass that does not count."""
     experiment = job.experiment
     plan = experiment.federation
@@ -69,8 +69,8 @@ def timed(job: Job, data: Data, path: Chosen) -> Iterator[float]:
     with torch.no_grad():
         method = trial.method()
         public = method.broadcast(method.server_init(trial.start()))
-    host = Host(trial, data, Place("", 0, False, False), lambda: None)
-    shared = Shared(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
+    host = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
+    shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, path.block)
     host.train(work, shared)
     for _ in range(REPEATS):
@@ -79,7 +79,7 @@ def timed(job: Job, data: Data, path: Chosen) -> Iterator[float]:
         yield (time.perf_counter() - began) / len(work.task.clients)
 
 
-def first_clients(job: Job, data: Data, block: int) -> Work:
+def first_clients(job: RunSpec, data: Data, block: int) -> TrainingTask:
     """Whole blocks of round 1's cohort, the clients with most steps first, on their first visits."""
     plan, seed = job.experiment.federation, job.experiment.seed
     sampled = sampling.sample(seed, 1, plan.clients, plan.cohort)
@@ -89,5 +89,5 @@ def first_clients(job: Job, data: Data, block: int) -> Work:
     clients = ordered[: min(size * -(-CLIENTS // size), len(ordered))]
     cuts = [min(end, len(clients)) for end in range(size, len(clients) + size, size)]
     count, nobody = len(clients), np.full(len(clients), -1)
-    task = sampling.Task(0, clients, tuple(cuts))
-    return Work(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), nobody, nobody)
+    task = sampling.ClientTask(0, clients, tuple(cuts))
+    return TrainingTask(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), nobody, nobody)

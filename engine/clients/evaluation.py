@@ -27,7 +27,7 @@ WORST = 10
 """One in so many clients are the worst off, at least one."""
 
 
-class Slice(NamedTuple):
+class TestSlice(NamedTuple):
     """Test rows [begin, end) to evaluate."""
 
     index: int
@@ -39,7 +39,7 @@ class Slice(NamedTuple):
         return f"evaluation of test rows {self.begin} to {self.end}"
 
 
-class Group(NamedTuple):
+class ClientGroup(NamedTuple):
     """Clients [begin, end), on whose rows to evaluate: training rows, or those that they hold out."""
 
     index: int
@@ -52,20 +52,20 @@ class Group(NamedTuple):
         return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held}"
 
 
-def slices(rows: int, size: int) -> list[Slice]:
-    return [Slice(i, at, min(at + size, rows)) for i, at in enumerate(range(0, rows, size))]
+def slices(rows: int, size: int) -> list[TestSlice]:
+    return [TestSlice(i, at, min(at + size, rows)) for i, at in enumerate(range(0, rows, size))]
 
 
-def groups(parts: Parts, size: int, held: bool = False) -> list[Group]:
+def groups(parts: Parts, size: int, held: bool = False) -> list[ClientGroup]:
     """Consecutive clients with `size` rows or fewer in all, or one that has more; held: parts are the rows held out."""
     cuts = [0]
     while cuts[-1] < len(parts.sizes):
         most = parts.offsets[cuts[-1]] + size
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(parts.offsets, most, "right")) - 1))
-    return [Group(i, *cut, held) for i, cut in enumerate(pairwise(cuts))]
+    return [ClientGroup(i, *cut, held) for i, cut in enumerate(pairwise(cuts))]
 
 
-def of_rows(workload: Workload, p: Params, test: Columns, part: Slice, device: torch.device) -> Found:
+def of_rows(workload: Workload, p: Params, test: Columns, part: TestSlice, device: torch.device) -> Found:
     """The report's sums over test rows, and the columns of it that are to be seen whole."""
     batch = {name: column[part.begin : part.end].to(device) for name, column in test.items()}
     report = workload.report(p, batch)
@@ -75,7 +75,7 @@ def of_rows(workload: Workload, p: Params, test: Columns, part: Slice, device: t
 
 
 def of_clients(
-    workload: Workload, p: Params, train: Columns, parts: Parts, part: Group, size: int, device: torch.device
+    workload: Workload, p: Params, train: Columns, parts: Parts, part: ClientGroup, size: int, device: torch.device
 ) -> Found:
     """Each client's means of the report over its own rows, (c,); a client that holds out no row is left out."""
     if part.held:
@@ -96,7 +96,7 @@ def of_clients(
 def measured(
     workload: Workload, asked: Evaluate, data: tuple[int, Parts], run: Callable[[list[Any]], Any]
 ) -> dict[str, float]:
-    """The record's columns. data: test rows and who has which training rows; run: tasks -> their `Totals`."""
+    """The record's columns. data: test rows and who has which training rows; run: tasks -> their `RoundTotals`."""
     rows, parts = data
     found = run(slices(rows, asked.batch))
     record = summed_up(workload, found.facts, found.clients)

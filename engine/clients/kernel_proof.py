@@ -28,12 +28,12 @@ from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.base import Parts
 from ..cohorts import sampling
-from ..config.run_spec import Job
+from ..config.run_spec import RunSpec
 from ..kernels.fused_chain import Unfit, fitted
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import FOUR, add_up, polynomials
 from .batches import stream
-from .local_training import Gradient, Trips
+from .local_training import Gradient, LocalTrainer
 
 FACTOR = 8.0
 """How many times torch's own rounding error another order of the same sums may have."""
@@ -70,7 +70,7 @@ def place() -> str:
     return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def prove(job: Job, given: Given, kernels: str) -> None:
+def prove(job: RunSpec, given: Given, kernels: str) -> None:
     """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this job's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(job.experiment.engine.threads)
@@ -93,7 +93,7 @@ class Errors:
 
 
 class Proof:
-    def __init__(self, job: Job, given: Given, kernels: str) -> None:
+    def __init__(self, job: RunSpec, given: Given, kernels: str) -> None:
         self.job, self.given, self.kernels = job, given, kernels
         self.x = job.start()
         method = job.method()
@@ -102,9 +102,9 @@ class Proof:
                 fitted(job.workload, self.x.layout)
             except Unfit as error:
                 raise Disagreement(str(error)) from error
-        self.torchs = Trips(method, job.workload, self.x, "torch", job.precision)
-        self.double = Trips(method, job.workload, self.x.to(torch.float64), "torch")
-        self.own = Trips(method, job.workload, self.x, kernels, job.precision)
+        self.torchs = LocalTrainer(method, job.workload, self.x, "torch", job.precision)
+        self.double = LocalTrainer(method, job.workload, self.x.to(torch.float64), "torch")
+        self.own = LocalTrainer(method, job.workload, self.x, kernels, job.precision)
 
     def run(self) -> None:
         self.streams()
@@ -186,8 +186,8 @@ class Proof:
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
         points = point.expand(2, -1)
 
-        def one(trips: Trips) -> Callable[..., tuple[Tensor, Tensor]]:
-            return vmap(lambda flat, batch: Gradient.apply(flat, trips, self.x.layout, tuple(batch), *batch.values()))
+        def one(trainer: LocalTrainer) -> Callable[..., tuple[Tensor, Tensor]]:
+            return vmap(lambda flat, batch: Gradient.apply(flat, trainer, self.x.layout, tuple(batch), *batch.values()))
 
         try:
             return one(self.own)(points, columns)
@@ -239,10 +239,10 @@ class Proof:
         lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
         shift = 0.5 * first.flip(0)
 
-        def steps(trips: Trips, y: Tensor, dtype: torch.dtype, batches: tuple[Batch, ...]) -> Tensor:
+        def steps(trainer: LocalTrainer, y: Tensor, dtype: torch.dtype, batches: tuple[Batch, ...]) -> Tensor:
             begin, total = y, torch.zeros_like(y)
             for batch in batches:
-                gradient, _ = asked(trips, y, self.x.layout, batch)
+                gradient, _ = asked(trainer, y, self.x.layout, batch)
                 y, total = y - lr * (gradient + shift.to(dtype)), total + gradient
             return total + (begin - y) / lr
 
@@ -290,11 +290,11 @@ class Proof:
     def trial(self, round: int, batch: Batch, record: Callable[[Tensor, tuple[Triple, ...]], None]) -> None:
         """One step of a client by torch's kernels; record: told of what is orthogonalised."""
         method = self.job.method(round)
-        trips = Trips(method, self.job.workload, self.x, "torch", self.job.precision)
+        trainer = LocalTrainer(method, self.job.workload, self.x, "torch", self.job.precision)
         public = method.unpack(method.server_init(self.x).public)
         token = FASTER.set(record)
         try:
-            trips.alone(public, method.client_init(public), 1, OneBatch(batch))
+            trainer.alone(public, method.client_init(public), 1, OneBatch(batch))
         finally:
             FASTER.reset(token)
 
@@ -319,7 +319,7 @@ class Proof:
 
 
 class OneBatch:
-    """A client's only batch, see `trip.OwnBatches`."""
+    """A client's only batch, see `trip.ClientBatches`."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -360,9 +360,9 @@ def widened(batch: Batch) -> Batch:
     return {name: column.double() if name == "weight" else column for name, column in batch.items()}
 
 
-def asked(trips: Trips, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
+def asked(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
     """(gradient (P,), loss ()) of one client's batch."""
-    return Gradient.forward(point, trips, layout, tuple(batch), *batch.values())
+    return Gradient.forward(point, trainer, layout, tuple(batch), *batch.values())
 
 
 def apart(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:

@@ -16,7 +16,7 @@ from ...workloads.base import Batch, Workload
 from ..kernels.fused_chain import Chain, Unfit, fitted
 from ..kernels.library import NoKernels
 from ..kernels.operators import for_methods, kernels
-from ..methods.state_spec import Forms
+from ..methods.state_spec import StateSpec
 
 Batches = Callable[[int], dict[str, Tensor]]
 """step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
@@ -24,7 +24,7 @@ AT_ONCE = 32
 """Steps whose batches are gathered together, at most: a sign of life in between, and no more memory."""
 
 
-class OwnBatches(Protocol):
+class ClientBatches(Protocol):
     """A client's, some steps at a time."""
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ class OwnBatches(Protocol):
         ...
 
 
-class Outcome(NamedTuple):
+class LocalResult(NamedTuple):
     """What comes of a block: leaves with the clients' axis first."""
 
     message: Any
@@ -45,11 +45,11 @@ class Outcome(NamedTuple):
     gradients: int  # evaluations of the gradient per step
 
 
-class Asked:
+class BatchOracle:
     """The oracle of one step; `losses`: at each call."""
 
-    def __init__(self, gradient_of: Callable[..., Any], trips: Trips, batch: Batch, done: Tensor) -> None:
-        self.gradient_of, self.trips, self.batch, self.done = gradient_of, trips, batch, done
+    def __init__(self, gradient_of: Callable[..., Any], trainer: LocalTrainer, batch: Batch, done: Tensor) -> None:
+        self.gradient_of, self.trainer, self.batch, self.done = gradient_of, trainer, batch, done
         self.losses: list[Tensor] = []
 
     @property
@@ -64,7 +64,7 @@ class Asked:
         return torch.tensor(next(len(column) for name, column in self.batch.items() if name != "key"))
 
     def __call__(self, y: Tree, /) -> Tree:
-        gradient, loss = self.gradient_of(y.flat, self.trips, y.layout, tuple(self.batch), *self.batch.values())
+        gradient, loss = self.gradient_of(y.flat, self.trainer, y.layout, tuple(self.batch), *self.batch.values())
         self.losses.append(loss)
         return Tree(gradient, y.layout)
 
@@ -79,21 +79,21 @@ def unpadded(batches: Batch, i: int) -> Batch:
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
 
-class Visit:
+class ClientSteps:
     """One client's steps of a round. `losses`: of those that were taken, one tensor or several."""
 
-    def __init__(self, trips: Trips, steps: int, batches: OwnBatches) -> None:
-        self.trips, self.steps, self.batches = trips, steps, batches
+    def __init__(self, trainer: LocalTrainer, steps: int, batches: ClientBatches) -> None:
+        self.trainer, self.steps, self.batches = trainer, steps, batches
         self.losses: list[Tensor] = []
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[BatchOracle]:
         for begin, batches in self._some():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 done = torch.tensor((begin + i) / self.steps, dtype=torch.float64)
-                oracle = Asked(Gradient.forward, self.trips, unpadded(batches, i), done)
+                oracle = BatchOracle(Gradient.forward, self.trainer, unpadded(batches, i), done)
                 yield oracle
-                self.trips.gradients = len(oracle.losses)
+                self.trainer.gradients = len(oracle.losses)
                 self.losses.append(oracle.losses[0])
 
     def _some(self) -> Iterator[tuple[int, Batch]]:
@@ -102,7 +102,7 @@ class Visit:
             yield begin, self.batches(slice(begin, min(begin + AT_ONCE, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
-        chain, flat = self.trips.chain, y.flat
+        chain, flat = self.trainer.chain, y.flat
         if chain is None:
             return None
         added = total.flat.clone() if isinstance(total, Tree) else None
@@ -110,11 +110,11 @@ class Visit:
         for _, batches in self._some():
             flat, losses = chain.descend(flat, batches, lr, constant, added)
             self.losses.append(losses)
-        self.trips.gradients = 1
+        self.trainer.gradients = 1
         return Tree(flat, y.layout), total if added is None else Tree(added, y.layout)
 
 
-class Trips:
+class LocalTrainer:
     def __init__(
         self,
         algorithm: Algorithm,
@@ -125,7 +125,7 @@ class Trips:
     ) -> None:
         """kernels: see `kernels`; precision: of losses and their gradients' computation, x's unless given."""
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
-        self.forms = Forms(algorithm, x)
+        self.state_spec = StateSpec(algorithm, x)
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.gradients = 0
 
@@ -138,7 +138,7 @@ class Trips:
         weight = batch.get("weight")
         return losses.mean() if weight is None else (losses * weight).sum()
 
-    def step(self, oracle: Asked, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
+    def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(next local state, loss at the first gradient)."""
         with for_methods(self.kernels):
             local = self.algorithm.client_step(public, client, local, oracle)
@@ -151,23 +151,23 @@ class Trips:
         return self.algorithm.decode(public, message), client
 
     # --- one client ---------------------------------------------------------------------------------------------
-    def alone(self, public: Any, client: Any, steps: int, batches: OwnBatches) -> Outcome:
+    def alone(self, public: Any, client: Any, steps: int, batches: ClientBatches) -> LocalResult:
         """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
-        visit = Visit(self, steps, batches)
+        visit = ClientSteps(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
         with for_methods(self.kernels):
             local = self.algorithm.client_steps(public, client, local, visit)
         message, client = self.finish(public, client, local)
-        return Outcome(message, client, torch.hstack(visit.losses).mean(dtype=torch.float64), self.gradients)
+        return LocalResult(message, client, torch.hstack(visit.losses).mean(dtype=torch.float64), self.gradients)
 
     # --- a block --------------------------------------------------------------------------------------------------
-    def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> Outcome:
+    def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> LocalResult:
         """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""
         # Stateless clients have no tensor to vectorise over; their steps always are one.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
         step = vmap(
             lambda client, local, batch, done: self.step(
-                Asked(Gradient.apply, self, batch, done), public, client, local
+                BatchOracle(Gradient.apply, self, batch, done), public, client, local
             )
         )
         finish = vmap(lambda client, local: self.finish(public, client, local))
@@ -181,7 +181,7 @@ class Trips:
                 after, loss = select(active, after, local), torch.where(active, loss.to(total), 0)
             local, total = after, total + loss.to(total)
         message, client = finish(client, local)
-        return Outcome(message, client, total / steps, self.gradients)
+        return LocalResult(message, client, total / steps, self.gradients)
 
 
 def _chain(workload: Workload, layout: Layout) -> Chain:
@@ -205,13 +205,13 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        point: Tensor, trips: Trips, layout: Layout, names: tuple[str, ...], *columns: Tensor
+        point: Tensor, trainer: LocalTrainer, layout: Layout, names: tuple[str, ...], *columns: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if trips.chain is not None:
-            return trips.chain.gradient(point, dict(zip(names, columns, strict=True)))
+        if trainer.chain is not None:
+            return trainer.chain.gradient(point, dict(zip(names, columns, strict=True)))
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            loss = trips.loss(Tree(leaf, layout), dict(zip(names, columns, strict=True)))
+            loss = trainer.loss(Tree(leaf, layout), dict(zip(names, columns, strict=True)))
             (gradient,) = torch.autograd.grad(loss, leaf)
         return gradient, loss.detach()
 
@@ -221,17 +221,23 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, point: Tensor, trips: Trips, layout: Layout, names: tuple[str, ...], *columns: Tensor
+        info: Any,
+        in_dims: Any,
+        point: Tensor,
+        trainer: LocalTrainer,
+        layout: Layout,
+        names: tuple[str, ...],
+        *columns: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         first, *others = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((point, *columns), (in_dims[0], *in_dims[4:]), strict=True)
         ]
-        if trips.chain is not None:
-            return trips.chain.gradient(first, dict(zip(names, others, strict=True))), (0, 0)
+        if trainer.chain is not None:
+            return trainer.chain.gradient(first, dict(zip(names, others, strict=True))), (0, 0)
         with torch.enable_grad():
             leaf = first.detach().requires_grad_()
-            losses = vmap(lambda flat, batch: trips.loss(Tree(flat, layout), batch))(
+            losses = vmap(lambda flat, batch: trainer.loss(Tree(flat, layout), batch))(
                 leaf, dict(zip(names, others, strict=True))
             )
             (gradients,) = torch.autograd.grad(losses.sum(), leaf)

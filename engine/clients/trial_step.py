@@ -25,13 +25,13 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round
 from ...workloads.base import Split, Stateless
 from ..cohorts.sampling import sample
-from ..config.run_spec import Job
+from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import ConfigError, FedFleetError
 from ..kernels.execution_plan import ruled, worth
 from ..user_code import Finder, Line, below_losses, is_users, lines_of
 from .batches import Stream, stream
-from .local_training import Asked, Gradient, Trips, unpadded
+from .local_training import BatchOracle, Gradient, LocalTrainer, unpadded
 
 CLIENTS, EXAMPLES = 2, 8
 """Clients of the block that is tried, and examples of a batch at most: the rules do not depend on how many."""
@@ -48,7 +48,7 @@ class Unfit(Exception):
     """The code raised by itself: no broken rule, and left to the run, which names the client."""
 
 
-def try_step(job: Job, split: Split) -> None:
+def try_step(job: RunSpec, split: Split) -> None:
     """Raise ConfigError where a function of the method or the workload's losses break a rule.
 
     The step runs on the CPU, on the first two clients of round 1, at most eight examples each: for one client twice,
@@ -71,7 +71,7 @@ def try_step(job: Job, split: Split) -> None:
         torch.set_num_threads(threads)
 
 
-def may_vectorise(job: Job, split: Split) -> bool:
+def may_vectorise(job: RunSpec, split: Split) -> bool:
     """Whether clients of this run may be run in blocks under vmap."""
     engine, cohort = job.experiment.engine, job.experiment.federation.cohort
     if not engine.vectorise or cohort < 2:
@@ -274,7 +274,7 @@ def leaves_of(state: Any) -> list[Any]:
 class Trial:
     """One pass of an algorithm's functions, each watched; `name` of a function is what messages call it."""
 
-    def __init__(self, job: Job, split: Split, algorithm: Algorithm) -> None:
+    def __init__(self, job: RunSpec, split: Split, algorithm: Algorithm) -> None:
         self.job, self.split, self.algorithm = job, split, algorithm
         self.x = job.start()
         self.attributes = Attributes(algorithm, job.workload)
@@ -288,12 +288,12 @@ class Trial:
         client = self.watch("client_init", algorithm.client_init, given)
         given["client's state"] = client
         local = self.watch("client_begin", algorithm.client_begin, given)
-        trips = self.trips()
+        trainer = self.trainer()
         columns = self.columns()
         batch = unpadded({name: column[:1] for name, column in columns.items()}, 0)
 
         def step(public: Any, client: Any, local: Any, batch: Any) -> Any:
-            oracle = Asked(Gradient.forward, trips, batch, torch.zeros((), dtype=torch.float64))
+            oracle = BatchOracle(Gradient.forward, trainer, batch, torch.zeros((), dtype=torch.float64))
             return algorithm.client_step(public, client, local, oracle)
 
         after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
@@ -305,10 +305,14 @@ class Trial:
         )
         message = self.watch("decode", algorithm.decode, {"public state": public, "message": sent})
         self.keeps_form(
-            "client_finish", "message", trips.forms.message, message, (algorithm.client_finish, (public, client, after))
+            "client_finish",
+            "message",
+            trainer.state_spec.message,
+            message,
+            (algorithm.client_finish, (public, client, after)),
         )
         sums = [leaf.double() for leaf in leaves_of(message)]
-        mean, when = trips.forms.mean(sums, 1.0, 1.0), Round(1, plan.rounds, plan.cohort, plan.clients)
+        mean, when = trainer.state_spec.mean(sums, 1.0, 1.0), Round(1, plan.rounds, plan.cohort, plan.clients)
         update = lambda server, mean: algorithm.server_update(server, mean, when)  # noqa: E731
         then = self.watch("server_update", update, {"server's state": server, "mean message": mean})
         self.keeps_form("server_update", "server's state", server, then, (update, (server, mean)))
@@ -316,11 +320,11 @@ class Trial:
         self.watch("told", tell, {"server's state": server, "mean message": mean})
         self.watch("model", algorithm.model, {"server's state": then})
         if may_vectorise(self.job, self.split):
-            self.together(trips, public, client, columns)
+            self.together(trainer, public, client, columns)
 
-    def trips(self) -> Trips:
+    def trainer(self) -> LocalTrainer:
         try:
-            return Trips(self.algorithm, self.job.workload, self.x, "torch", self.job.precision)
+            return LocalTrainer(self.algorithm, self.job.workload, self.x, "torch", self.job.precision)
         except Exception as error:
             raise Unfit from error
 
@@ -434,13 +438,13 @@ class Trial:
         return list(dict.fromkeys(finder.returned))[-2:]
 
     # --- a block ----------------------------------------------------------------------------------------------------
-    def together(self, trips: Trips, public: Any, client: Any, columns: dict[str, Tensor]) -> None:
+    def together(self, trainer: LocalTrainer, public: Any, client: Any, columns: dict[str, Tensor]) -> None:
         count = len(columns["key"])
         if count < CLIENTS:
             return
         clients = pytree.tree_map(lambda leaf: leaf.expand(count, *leaf.shape), client)
         try:
-            trips.together(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
+            trainer.together(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
         except FedFleetError:
             raise
         except Exception as error:

@@ -20,19 +20,19 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.base import Columns, Parts
-from ..cohorts.sampling import Task
-from ..config.run_spec import Job
+from ..cohorts.sampling import ClientTask
+from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..kernels.library import NoKernels
 from ..kernels.operators import kernels
-from ..methods.state_spec import Forms
-from ..reduction.accumulator import Total, empty
-from ..reduction.tree import Sums
-from ..state.row_files import Place, Rows
+from ..methods.state_spec import StateSpec
+from ..reduction.accumulator import Accumulator, empty
+from ..reduction.tree import TaskResult
+from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
-from .evaluation import Group, Slice, of_clients, of_rows
+from .evaluation import ClientGroup, TestSlice, of_clients, of_rows
 from .kernel_proof import Disagreement, Given, place, prove
-from .local_training import Trips
+from .local_training import LocalTrainer
 from .modules import evaluating
 
 
@@ -52,10 +52,10 @@ def _tensors(columns: Columns) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
 
 
-class Work(NamedTuple):
+class TrainingTask(NamedTuple):
     """A task with what the driver knows of its clients, each (c,)."""
 
-    task: Task
+    task: ClientTask
     round: int
     opening: bool
     visits: np.ndarray
@@ -64,10 +64,12 @@ class Work(NamedTuple):
     write: np.ndarray
 
     @staticmethod
-    def of(task: Task, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]) -> Work:
+    def of(
+        task: ClientTask, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]
+    ) -> TrainingTask:
         """when: (round, opening); columns: visits, weights, read, write, each (S,), of `sampled`, ascending."""
         at = np.searchsorted(sampled, task.clients)
-        return Work(task, *when, *(column[at] for column in columns))
+        return TrainingTask(task, *when, *(column[at] for column in columns))
 
     @property
     def index(self) -> int:
@@ -78,16 +80,16 @@ class Work(NamedTuple):
         """For a log."""
         return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
 
-    def part(self, places: np.ndarray) -> Work:
+    def part(self, places: np.ndarray) -> TrainingTask:
         """The same with some of its clients only, cut where they were."""
         cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
-        task = Task(self.index, self.task.clients[places], tuple(cuts))
+        task = ClientTask(self.index, self.task.clients[places], tuple(cuts))
         columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
-        return Work(task, self.round, self.opening, *columns)
+        return TrainingTask(task, self.round, self.opening, *columns)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTasks:
     """Tasks of one phase with the columns of all end to end: pickle takes a fifth of the time of so many arrays."""
 
     tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
@@ -95,26 +97,26 @@ class Packed:
     columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; (clients of all tasks,) each
 
     @staticmethod
-    def of(works: Sequence[Work]) -> Packed:
+    def of(works: Sequence[TrainingTask]) -> PackedTasks:
         tasks = [(work.index, work.task.cuts) for work in works]
         columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
-        return Packed(tasks, (works[0].round, works[0].opening), tuple(map(np.concatenate, columns)))
+        return PackedTasks(tasks, (works[0].round, works[0].opening), tuple(map(np.concatenate, columns)))
 
-    def __getitem__(self, place: int) -> Work:
+    def __getitem__(self, place: int) -> TrainingTask:
         index, cuts = self.tasks[place]
         begin = sum(before[-1] for _, before in self.tasks[:place])
         clients, *columns = (column[begin : begin + cuts[-1]] for column in self.columns)
-        return Work(Task(index, clients, cuts), *self.when, *columns)
+        return TrainingTask(ClientTask(index, clients, cuts), *self.when, *columns)
 
 
-class Shared(NamedTuple):
+class Broadcast(NamedTuple):
     """What all tasks of a phase read: the leaves of the public state, or of the model."""
 
     version: int
     leaves: list[np.ndarray]
 
 
-def keep_heap() -> None:
+def keep_freed_memory() -> None:
     """Have malloc keep freed memory. By default every large tensor is a fresh mapping, whose page faults cost more than
     the arithmetic on it: 0.9 of 1.2 ms in a step of a 200,000-parameter network."""
     libc = ctypes.CDLL(None)
@@ -124,10 +126,10 @@ def keep_heap() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-class OneClient:
-    """Batches of the client at a place of a task's stream, see `trip.OwnBatches`."""
+class StreamedBatches:
+    """Batches of the client at a place of a task's stream, see `trip.ClientBatches`."""
 
-    def __init__(self, host: Host, batches: Stream, at: int) -> None:
+    def __init__(self, host: Worker, batches: Stream, at: int) -> None:
         self.host, self.batches, self.at, self.beat = host, batches, at, host.beat
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
@@ -135,21 +137,21 @@ class OneClient:
         return self.host.padded(rows, keys, weight, (self.at, steps))
 
 
-class Host:
-    def __init__(self, job: Job, data: Data, place: Place, beat: Callable[[], None]) -> None:
+class Worker:
+    def __init__(self, job: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
         """place: of the clients' states; beat: called before every local step, a sign of life."""
-        keep_heap()
+        keep_freed_memory()
         engine = job.experiment.engine
         torch.set_num_threads(engine.threads)
         self.job, self.data, self.device = job, data, job.device
         self.x = job.start()
-        self.forms = Forms(job.method(), self.x)
-        keeps = bool(place.folder and pytree.tree_leaves(self.forms.client))
-        self.rows = Rows(place, self.forms.client) if keeps else None
+        self.state_spec = StateSpec(job.method(), self.x)
+        keeps = bool(place.folder and pytree.tree_leaves(self.state_spec.client))
+        self.rows = RowFiles(place, self.state_spec.client) if keeps else None
         self.place, self.beat = place, beat
         self.vectorise, self.kernels = engine.vectorise, job.kernels
         self._prove()
-        self.trips: tuple[tuple[int, bool], Trips] | None = None
+        self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None
         self.shared: tuple[int, Any] = (-1, None)
         self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
         self.gathering = 0.0  # seconds so far
@@ -165,11 +167,11 @@ class Host:
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def train(self, work: Work, shared: Shared) -> Sums:
+    def train(self, work: TrainingTask, shared: Broadcast) -> TaskResult:
         """The sums of the messages of a task's clients; their new states go to fresh rows."""
         started = time.perf_counter()
-        trips = self._trips(work.round, work.opening)
-        public = self._public(shared, trips.algorithm)
+        trainer = self._trips(work.round, work.opening)
+        public = self._public(shared, trainer.algorithm)
         local = self.job.experiment.federation.local
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
@@ -177,51 +179,64 @@ class Host:
         given = (self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
         batches = stream(*given, own=self.kernels != "torch")
         drawn = time.perf_counter() - began
-        total = Total(trips.forms, len(work.task.cuts), self.kernels, self.memory)
+        total = Accumulator(trainer.state_spec, len(work.task.cuts), self.kernels, self.memory)
         begin = 0
         for end in work.task.cuts:
-            self._block(trips, public, work, batches, slice(begin, end), total)
+            self._block(trainer, public, work, batches, slice(begin, end), total)
             begin = end
         total.times["data"] = drawn + self.gathering
         leaves, facts, clients = total.whole()
         seconds = time.perf_counter() - started
-        return Sums(
+        return TaskResult(
             work.index,
             [leaf.numpy() for leaf in leaves],
             {**facts, **total.times, "seconds": seconds},
             {"id": work.task.clients, **clients},
         )
 
-    def _block(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
+    def _block(
+        self, trainer: LocalTrainer, public: Any, work: TrainingTask, batches: Stream, part: slice, total: Accumulator
+    ) -> None:
         """part: places in the task of the block's clients, who are run at once or one by one."""
         if self.vectorise and part.stop - part.start > 1:
-            self._together(trips, public, work, batches, part, total)
+            self._together(trainer, public, work, batches, part, total)
         else:
             for at in range(part.start, part.stop):
-                self._alone(trips, public, work, batches, at, total, only=part.stop - part.start == 1)
+                self._alone(trainer, public, work, batches, at, total, only=part.stop - part.start == 1)
         total.end_block()
 
-    def _together(self, trips: Trips, public: Any, work: Work, batches: Stream, part: slice, total: Total) -> None:
+    def _together(
+        self, trainer: LocalTrainer, public: Any, work: TrainingTask, batches: Stream, part: slice, total: Accumulator
+    ) -> None:
         """A block at once."""
         began = time.perf_counter()
-        clients = self._states(trips.algorithm, public, torch.from_numpy(work.read[part]))
+        clients = self._states(trainer.algorithm, public, torch.from_numpy(work.read[part]))
         total.times["state"] += time.perf_counter() - began
         steps = batches.steps[part]
-        outcome = trips.together(public, clients, steps, lambda k: self._batch(batches, part, k))
+        outcome = trainer.together(public, clients, steps, lambda k: self._batch(batches, part, k))
         total.add_block(outcome, steps.numpy(), work.weights[part])
         self._keep(total, lambda rows: rows.write(torch.from_numpy(work.write[part]), outcome.client))
 
-    def _alone(self, trips: Trips, public: Any, work: Work, batches: Stream, at: int, total: Total, only: bool) -> None:
+    def _alone(
+        self,
+        trainer: LocalTrainer,
+        public: Any,
+        work: TrainingTask,
+        batches: Stream,
+        at: int,
+        total: Accumulator,
+        only: bool,
+    ) -> None:
         """One client of a block; only: there is no other."""
         began, row = time.perf_counter(), int(work.read[at])
-        client = self._fresh(trips.algorithm, public) if row < 0 or self.rows is None else self.rows.read_one(row)
+        client = self._fresh(trainer.algorithm, public) if row < 0 or self.rows is None else self.rows.read_one(row)
         total.times["state"] += time.perf_counter() - began
         steps = batches.steps[at : at + 1].numpy()
-        outcome = trips.alone(public, client, int(steps[0]), OneClient(self, batches, at))
+        outcome = trainer.alone(public, client, int(steps[0]), StreamedBatches(self, batches, at))
         total.add_one(outcome, steps, work.weights[at : at + 1], only)
         self._keep(total, lambda rows: rows.write_one(int(work.write[at]), outcome.client))
 
-    def _keep(self, total: Total, write: Callable[[Rows], np.ndarray]) -> None:
+    def _keep(self, total: Accumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
         """write: to fresh rows, gives their digests."""
         if self.rows is None:
             return
@@ -269,30 +284,30 @@ class Host:
         self.gathering += time.perf_counter() - began
         return batch
 
-    def _trips(self, round: int, opening: bool) -> Trips:
+    def _trips(self, round: int, opening: bool) -> LocalTrainer:
         """The method as it is in a round; built anew only where schedules change it."""
         version = (round if self.job.changes else 1, opening)
-        if self.trips is None or self.trips[0] != version:
+        if self.trainer is None or self.trainer[0] != version:
             method = self.job.method(version[0])
             chosen = method.opening if opening else method
             assert chosen is not None
-            self.trips = version, Trips(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
-        return self.trips[1]
+            self.trainer = version, LocalTrainer(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
+        return self.trainer[1]
 
-    def _public(self, shared: Shared, algorithm: Algorithm) -> Any:
+    def _public(self, shared: Broadcast, algorithm: Algorithm) -> Any:
         """What clients make of the broadcast."""
         if self.shared[0] != shared.version:
             leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in shared.leaves]
-            self.shared = shared.version, algorithm.unpack(pytree.tree_unflatten(leaves, self.forms.public_spec))
+            self.shared = shared.version, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
         return self.shared[1]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, part: Slice | Group, shared: Shared) -> Sums:
+    def evaluate(self, part: TestSlice | ClientGroup, shared: Broadcast) -> TaskResult:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.job.workload, dict(model.items())
         train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
         with kernels(self.kernels), evaluating():
-            if isinstance(part, Slice):
-                return Sums(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
-            return Sums(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))
+            if isinstance(part, TestSlice):
+                return TaskResult(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
+            return TaskResult(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))

@@ -20,7 +20,7 @@ FEWEST, MOST = 20, 128
 """Tasks a round, where there are blocks enough: a task costs a message as long as the model, whatever it holds."""
 
 
-class Task(NamedTuple):
+class ClientTask(NamedTuple):
     """Consecutive blocks: `clients` in order, cut after every position in `cuts`."""
 
     index: int
@@ -48,7 +48,7 @@ def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
     return local.epochs * -(-sizes // local.batch)
 
 
-def plan(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[Task]:
+def plan(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[ClientTask]:
     """Blocks of equal size, but for one client more or less; the longest first, so that no host is left with one at
     the end and clients of like length share a block."""
     steps = steps_of(sizes, local)
@@ -59,7 +59,7 @@ def plan(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> li
     for index, (begin, end) in enumerate(pairwise(edges)):
         members = blocks[begin:end]
         cuts = np.cumsum([len(member) for member in members])
-        tasks.append(Task(index, np.concatenate(members), tuple(int(cut) for cut in cuts)))
+        tasks.append(ClientTask(index, np.concatenate(members), tuple(int(cut) for cut in cuts)))
     return tasks
 
 
@@ -73,26 +73,26 @@ def task_edges(blocks: int) -> list[int]:
     return sorted({0, *np.rint(shares / shares[-1] * blocks).astype(int).tolist()})
 
 
-class Cohorts:
+class CohortSampler:
     """Who takes part in which round, in which tasks: `drawn` ahead, while hosts are at the round before, or at need."""
 
     def __init__(self, seed: int, plan: Federation, parts: Parts, block: int) -> None:
         self.seed, self.plan, self.parts, self.block = seed, plan, parts, block
-        self.last: tuple[int, tuple[np.ndarray, list[Task]]] | None = None
+        self.last: tuple[int, tuple[np.ndarray, list[ClientTask]]] | None = None
 
-    def drawn(self, round: int) -> tuple[np.ndarray, list[Task]]:
+    def drawn(self, round: int) -> tuple[np.ndarray, list[ClientTask]]:
         """((S,) clients, ascending; their tasks)."""
         if self.last is None or self.last[0] != round:
             sampled = sample(self.seed, round, self.plan.clients, self.plan.cohort)
             self.last = round, (sampled, self._tasks(sampled, self.plan.local))
         return self.last[1]
 
-    def everyone(self) -> tuple[np.ndarray, list[Task]]:
+    def everyone(self) -> tuple[np.ndarray, list[ClientTask]]:
         """The same of a pass over all clients, an epoch each."""
         clients = np.arange(self.plan.clients)
         return clients, self._tasks(clients, Local(epochs=1, batch=self.plan.local.batch))
 
-    def _tasks(self, clients: np.ndarray, local: Local) -> list[Task]:
+    def _tasks(self, clients: np.ndarray, local: Local) -> list[ClientTask]:
         return plan(clients, self.parts.sizes_of(clients), local, self.block)
 
 

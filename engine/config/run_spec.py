@@ -30,7 +30,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after a run's id, so it must not be a path of several parts."""
 
 
-class Chosen(NamedTuple):
+class ExecutionPlan(NamedTuple):
     """Clients at once, and by which kernels."""
 
     block: int
@@ -38,35 +38,35 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     run_id: str
     experiment: Experiment
     plugins: tuple[Plugin, ...] = ()
     directory: str | None = None  # of the run's files
     resume: bool = False  # from the directory's last checkpoint
-    chosen: Chosen | None = None  # once it is settled, see `path`
+    chosen: ExecutionPlan | None = None  # once it is settled, see `path`
     proved: str | None = None  # where the chosen kernels were proven, see `proof.place`
     lacking: tuple[str, ...] = ()  # why machines of the run cannot have kernels of our own, a sentence each
 
     @staticmethod
-    def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> Job:
+    def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> RunSpec:
         plugins = tuple(find_plugin(name) for name in experiment.plugins)
-        return Job(run_id, experiment, plugins, directory, resume)
+        return RunSpec(run_id, experiment, plugins, directory, resume)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
         given = (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen, self.proved)
-        return Job, (*given, self.lacking)
+        return RunSpec, (*given, self.lacking)
 
-    def by(self, chosen: Chosen, proved: str | None = None) -> Job:
+    def by(self, chosen: ExecutionPlan, proved: str | None = None) -> RunSpec:
         """The same, settled; what was built is kept."""
         return self._with(chosen=chosen, proved=proved)
 
-    def on_machines(self, lacking: tuple[str, ...]) -> Job:
+    def on_machines(self, lacking: tuple[str, ...]) -> RunSpec:
         """The same, knowing which machines of the run lack kernels of our own; what was built is kept."""
         return self._with(lacking=lacking)
 
-    def _with(self, **changes: Any) -> Job:
+    def _with(self, **changes: Any) -> RunSpec:
         job = replace(self, **changes)
         vars(job).update({name: value for name, value in vars(self).items() if name not in vars(job)})
         return job
@@ -153,7 +153,7 @@ class Job:
         engine = self.experiment.engine
         return engine.count_hosts() if engine.backend == "ray" else 1
 
-    def on_processor(self) -> Job:
+    def on_processor(self) -> RunSpec:
         """The same for a host without a GPU."""
         engine = self.experiment.engine.model_copy(update={"device": "cpu"})
         return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
@@ -169,7 +169,7 @@ class Job:
 
     def plan_to_seal(self) -> dict[str, Any]:
         """The number of clients in a block and the kernels, as checkpoints keep them."""
-        chosen = self.chosen or Chosen(self.block(self.start().flat.numel()), self.kernels)
+        chosen = self.chosen or ExecutionPlan(self.block(self.start().flat.numel()), self.kernels)
         return chosen._asdict()
 
     @property

@@ -69,7 +69,7 @@ class Federation(Section):
         return self
 
 
-class HostGroup(Section):
+class WorkerGroup(Section):
     """Hosts that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be on,
     and what they take there, as Ray has them."""
 
@@ -92,7 +92,7 @@ def kind_of_hosts(value: Any) -> str:
 Hosts = Annotated[
     Annotated[int, Tag("int")]
     | Annotated[Literal["auto"], Tag("literal[")]
-    | Annotated[tuple[HostGroup, ...], Tag("tuple[")],
+    | Annotated[tuple[WorkerGroup, ...], Tag("tuple[")],
     Discriminator(kind_of_hosts),
 ]
 
@@ -147,12 +147,12 @@ class Engine(Section):
             raise ValueError("must name a group at least, as in [{count: 2}]")
         return value
 
-    def groups(self) -> tuple[HostGroup, ...]:
+    def groups(self) -> tuple[WorkerGroup, ...]:
         """Hosts to start: as given, or as many alike as this machine's processors allow."""
         if isinstance(self.hosts, tuple):
             return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.hosts)
         count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.hosts == "auto" else self.hosts
-        return (HostGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
+        return (WorkerGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
 
     def count_hosts(self) -> int:
         return sum(group.count for group in self.groups())
@@ -278,5 +278,5 @@ def _keys(path: list[str]) -> list[str]:
     """The valid keys of a section."""
     model: Any = Experiment
     for part in path:
-        model = HostGroup if part.isdigit() or part == "hosts" else model.model_fields[part].annotation
+        model = WorkerGroup if part.isdigit() or part == "hosts" else model.model_fields[part].annotation
     return list(model.model_fields)

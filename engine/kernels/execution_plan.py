@@ -23,7 +23,7 @@ import torch
 from ...workloads.base import Split
 from ..clients.kernel_proof import Disagreement, Given, place, prove
 from ..cohorts.sampling import steps_of
-from ..config.run_spec import Chosen, Job
+from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..records.atomic_write import write
 from ..state.checkpoint import sealed_plan
@@ -39,11 +39,11 @@ RUNS = ("kernels/operators.py", "kernels/fused_chain.py", "clients/local_trainin
 MADE_OF = [*SOURCES, *(Path(__file__).parents[1] / name for name in RUNS)]
 """What runs on a path: where it changes, what was measured no longer holds."""
 
-Measure = Callable[[Job, Split, list[Chosen]], dict[Chosen, float]]
+Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
 """(job, data, candidates) -> seconds a client of those that ran."""
 
 
-def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
+def plan_execution(job: RunSpec, split: Split, measure: Measure) -> tuple[RunSpec, str]:
     """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
     engine = job.experiment.engine
     kept = Path(job.directory) / "path.json" if job.directory is not None else None
@@ -70,7 +70,7 @@ def settled(job: Job, split: Split, measure: Measure) -> tuple[Job, str]:
     return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
 
-def proven(job: Job, split: Split, path: Chosen, how: str) -> tuple[Chosen, str]:
+def proven(job: RunSpec, split: Split, path: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
     """The path with torch's kernels where those chosen are not proven, and how it came about with what was refused.
 
     Raises ConfigError where the user, or the run as it began, has it that they must be used; but where torch's kernels
@@ -92,7 +92,7 @@ def proven(job: Job, split: Split, path: Chosen, how: str) -> tuple[Chosen, str]
     return path, "; ".join([how, *reasons])
 
 
-def disproof(job: Job, split: Split, kernels: str) -> Disagreement | None:
+def disproof(job: RunSpec, split: Split, kernels: str) -> Disagreement | None:
     """Why kernels of our own are not to be used on this job's data; None where they are proven."""
     if kernels not in job.proofs:
         job.proofs[kernels] = None
@@ -103,7 +103,7 @@ def disproof(job: Job, split: Split, kernels: str) -> Disagreement | None:
     return job.proofs[kernels]
 
 
-def resumed(job: Job, kept: Path | None) -> tuple[Chosen | None, str]:
+def resumed(job: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]:
     """What the run's checkpoints say, which their digests cover; path.json is written again where it says otherwise."""
     sealed = sealed_plan(job.directory) if job.directory is not None else None
     if sealed is None and (folder := job.experiment.checkpoint.folder):
@@ -120,24 +120,24 @@ def resumed(job: Job, kept: Path | None) -> tuple[Chosen | None, str]:
     return path, f"as the run began{f'; path.json {wrong} and is restored from the checkpoint' if wrong else ''}"
 
 
-def asks_for_kernels(job: Job, split: Split) -> bool:
+def asks_for_kernels(job: RunSpec, split: Split) -> bool:
     """Whether the plan may become one with kernels of our own that nobody asked for: then all machines of the run must
     be able to have them."""
     return job.experiment.engine.kernels == "auto" and not job.resume and worth(job, split) and has_native(job)
 
 
-def ruled(job: Job) -> Chosen:
+def ruled(job: RunSpec) -> ExecutionPlan:
     """What is given, and what a rule says where nothing is."""
-    return Chosen(job.block(job.start().flat.numel()), job.kernels)
+    return ExecutionPlan(job.block(job.start().flat.numel()), job.kernels)
 
 
-def worth(job: Job, split: Split) -> bool:
+def worth(job: RunSpec, split: Split) -> bool:
     plan = job.experiment.federation
     steps = float(steps_of(np.asarray(split.parts.sizes), plan.local).mean()) * plan.cohort * plan.rounds
     return job.device.type == "cpu" and steps >= WORTH
 
 
-def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
+def remembered(job: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionPlan, str]:
     """What the cache folder says, else what is measured now, which it then says."""
     known = about(job, split)
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
@@ -155,17 +155,17 @@ def remembered(job: Job, split: Split, measure: Measure) -> tuple[Chosen, str]:
     return path, f"measured, ms a client: {told}"
 
 
-def candidates(job: Job, split: Split | None = None) -> list[Chosen]:
+def candidates(job: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
     """Small blocks first, of each torch's kernels first; with a split, of ours only those that are proven on it."""
     engine, cohort = job.experiment.engine, job.experiment.federation.cohort
     blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
     names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job, split)]
-    return [Chosen(block, name) for block in blocks for name in names]
+    return [ExecutionPlan(block, name) for block in blocks for name in names]
 
 
-def own(job: Job, split: Split | None = None) -> list[str]:
+def own(job: RunSpec, split: Split | None = None) -> list[str]:
     """Kernels beside torch's: where a chain is had, it leaves nothing to the others. With a split, only those that are
     proven on it."""
     names = []
@@ -177,7 +177,7 @@ def own(job: Job, split: Split | None = None) -> list[str]:
     return [name for name in names if split is None or disproof(job, split, name) is None]
 
 
-def why_no_chain(job: Job) -> str:
+def why_no_chain(job: RunSpec) -> str:
     """Empty where the workload's loss is one that the chain computes, before anything is proven."""
     if job.precision is not None:
         return f"engine.precision={job.experiment.engine.precision}"
@@ -188,7 +188,7 @@ def why_no_chain(job: Job) -> str:
     return ""
 
 
-def has_native(job: Job) -> bool:
+def has_native(job: RunSpec) -> bool:
     try:
         fits = job.device.type == "cpu" and job.dtype == torch.float32 and not job.lacking
         return fits and library() is not None
@@ -196,13 +196,13 @@ def has_native(job: Job) -> bool:
         return False
 
 
-def quickest(seconds: dict[Chosen, float]) -> Chosen | None:
+def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan | None:
     """The quickest; one that came before it, smaller or torch's, where that is within 3 %, which is noise."""
     best = min(seconds.values(), default=0.0)
     return next((path for path, value in seconds.items() if value <= 1.03 * best), None)
 
 
-def about(job: Job, split: Split) -> dict[str, Any]:
+def about(job: RunSpec, split: Split) -> dict[str, Any]:
     """What a measurement depends on. Numbers among a method's arguments (step sizes, say) are not in it."""
     experiment = job.experiment
     engine, plan = experiment.engine, experiment.federation
@@ -229,7 +229,7 @@ def words(value: Any) -> Any:
     return value if isinstance(value, str) else type(value).__name__
 
 
-def read(file: Path) -> Chosen:
+def read(file: Path) -> ExecutionPlan:
     """What a file that was written here says; ConfigError where it is damaged."""
     try:
         return chosen(json.loads(file.read_text("utf-8")))
@@ -237,9 +237,9 @@ def read(file: Path) -> Chosen:
         raise ConfigError(f"{file} is damaged ({error}); remove it, and it is measured anew") from error
 
 
-def chosen(found: dict[str, Any]) -> Chosen:
+def chosen(found: dict[str, Any]) -> ExecutionPlan:
     """ValueError, KeyError or TypeError for what is no path."""
-    path = Chosen(found["block"], found["kernels"])
+    path = ExecutionPlan(found["block"], found["kernels"])
     if type(path.block) is not int or path.block < 1 or path.kernels not in ("torch", "native", "chain"):
         raise ValueError(f"it says {path.block!r} clients and {path.kernels!r} kernels")
     return path

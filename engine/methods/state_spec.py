@@ -13,7 +13,7 @@ from ...algorithms.tree import Tree
 from .batch_norm import WithBuffers
 
 
-class Forms:
+class StateSpec:
     """A method's states on a given model. Only structure, shapes and dtypes of the samples mean anything."""
 
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
@@ -86,11 +86,11 @@ def size(state: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state))
 
 
-def traffic(forms: Forms, down: int, up: int | None = None) -> dict[str, float]:
+def traffic(state_spec: StateSpec, down: int, up: int | None = None) -> dict[str, float]:
     """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
     up = down if up is None else up
-    record = {"comm/bytes_down": float(down * forms.down), "comm/bytes_up": float(up * forms.up)}
-    if not forms.buffers:
+    record = {"comm/bytes_down": float(down * state_spec.down), "comm/bytes_up": float(up * state_spec.up)}
+    if not state_spec.buffers:
         return record
-    buffers = float(forms.buffers)
+    buffers = float(state_spec.buffers)
     return {**record, "comm/bytes_buffers_down": down * buffers, "comm/bytes_buffers_up": up * buffers}

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 
-class News:
+class EventLog:
     """Told by one thread, heard by another. What was heard is forgotten, unless `keep` says so."""
 
     def __init__(self, keep: bool = False) -> None:

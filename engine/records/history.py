@@ -9,7 +9,7 @@ import numpy as np
 
 Record = dict[str, float]
 """One round's numbers, by column name; see `records`."""
-Told = Record | str | list[Record]
+Event = Record | str | list[Record]
 """What a run tells as it goes: a round's record, a sentence for the log, or all rounds before the one resumed at."""
 
 

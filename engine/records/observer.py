@@ -8,7 +8,7 @@ from .history import Record
 
 if TYPE_CHECKING:
     from ..api import Result
-    from ..config.run_spec import Job
+    from ..config.run_spec import RunSpec
 
 
 class Observer:
@@ -19,7 +19,7 @@ class Observer:
     time with the same number, when the run went back to a checkpoint after it lost a node.
     """
 
-    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
         """The run is about to start. facts: reserved, empty."""
 
     def resumed(self, records: list[Record]) -> None:

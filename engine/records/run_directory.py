@@ -24,7 +24,7 @@ import yaml
 from torch import Tensor
 
 from ..api import Result, digest
-from ..config.run_spec import RUN_ID, Job
+from ..config.run_spec import RUN_ID, RunSpec
 from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, whole
 from ..state.checkpoint import remove_all, written
 from ..state.object_store import first_line
@@ -127,7 +127,7 @@ class RunDirectory(Observer):
             raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
         return found
 
-    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.path / "config.yaml", yaml.safe_dump(job.experiment.plain(), sort_keys=False))
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
@@ -198,7 +198,7 @@ class RunDirectory(Observer):
         """Where else a result may be kept."""
         return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
 
-    def held(self, job: Job) -> Held | None:
+    def held(self, job: RunSpec) -> Held | None:
         """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..kernels.operators import FOUR, add_up
-from ..methods.state_spec import Forms
-from .tree import At, Fold, Shape
+from ..methods.state_spec import StateSpec
+from .tree import TreeNode, TreeReducer, TreeShape
 
 Memory = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
 """shapes -> float64 tensors, with anything in them."""
@@ -26,7 +26,7 @@ def empty(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 FACTS = ("loss", "steps", "gradients", "weight")
 
 
-class Told(NamedTuple):
+class ClientNumbers(NamedTuple):
     """Numbers of c clients that were run at once, or of one alone: of each, on its device until all are asked for."""
 
     loss: Tensor  # (c,) or ()
@@ -36,31 +36,31 @@ class Told(NamedTuple):
     weights: np.ndarray
 
 
-class Total:
+class Accumulator:
     """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
 
-    def __init__(self, forms: Forms, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
+    def __init__(self, state_spec: StateSpec, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
         """memory: of the first sums that need any; the whole comes to lie there where they are block 0's."""
-        self.sums = Fold(Shape([blocks]), self._plus)
+        self.sums = TreeReducer(TreeShape([blocks]), self._plus)
         self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
         self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
-        self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(forms.message)]
-        self.weighted = forms.weighted  # leaf by leaf: whether it is averaged with the clients' weights
+        self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
+        self.weighted = state_spec.weighted  # leaf by leaf: whether it is averaged with the clients' weights
         self.spare = [memory(self.shapes)]  # of sums that went into others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # what else there is of each
-        self.told: list[list[Told]] = [[]]  # by block
+        self.noted: list[list[ClientNumbers]] = [[]]  # by block
         self.leaves: list[Tensor] = []  # of the block under way
 
     def end_block(self) -> None:
         began = time.perf_counter()
         if self.leaves:
             self._lone_by_themselves()
-            self.sums.put(At(0, self.blocks), self.leaves)
+            self.sums.put(TreeNode(0, self.blocks), self.leaves)
         self.blocks += 1
         if len(self.lone) == FOUR or self.blocks == self.count:
             self._four()
-        self.told.append([])
+        self.noted.append([])
         self.leaves = []
         self.times["reduce"] += time.perf_counter() - began
 
@@ -74,18 +74,18 @@ class Total:
     def whole(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
         """(sums, facts, numbers of each client (c,)), once all blocks have ended."""
         began = time.perf_counter()
-        told = [each for block in self.told for each in block]
-        loss, norm2 = (joined([getattr(each, name) for each in told]) for name in ("loss", "norm2"))
-        facts, at = Fold(Shape([self.blocks]), added), 0
-        for number, block in enumerate(self.told[:-1]):
+        noted = [each for block in self.noted for each in block]
+        loss, norm2 = (joined([getattr(each, name) for each in noted]) for name in ("loss", "norm2"))
+        facts, at = TreeReducer(TreeShape([self.blocks]), added), 0
+        for number, block in enumerate(self.noted[:-1]):
             sums = [0.0] * len(FACTS)
             for each in block:
                 end, taken = at + len(each.steps), sum(each.steps.tolist())
                 more = (summed(loss[at:end]), taken, taken * each.gradients, summed(each.weights))
                 sums, at = added(sums, more), end
-            facts.put(At(0, number), sums)
+            facts.put(TreeNode(0, number), sums)
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
-        clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in told])}
+        clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in noted])}
         self.times["reduce"] += time.perf_counter() - began
         return self.sums.whole(), dict(zip(FACTS, facts.whole(), strict=True)), clients
 
@@ -96,8 +96,8 @@ class Total:
         if not self.lone:
             return
         level = min(FOUR.bit_length() - 1, self.sums.shape.root.level)
-        at = At(level, (self.blocks - 1) >> level)
-        beside = self.sums.parts[At(level, at.place - 1)] if at.place % 2 else None
+        at = TreeNode(level, (self.blocks - 1) >> level)
+        beside = self.sums.parts[TreeNode(level, at.place - 1)] if at.place % 2 else None
         total = beside or self._memory()
         for sum_, *parts in zip(total, *self.lone, strict=True):
             add_up(sum_, parts, beside is not None, self.kernels)
@@ -108,12 +108,16 @@ class Total:
         """Where another kind of block comes between."""
         first = self.blocks - len(self.lone)
         for i, leaves in enumerate(self.lone):
-            self.sums.put(At(0, first + i), [s.copy_(leaf) for s, leaf in zip(self._memory(), leaves, strict=True)])
+            self.sums.put(
+                TreeNode(0, first + i), [s.copy_(leaf) for s, leaf in zip(self._memory(), leaves, strict=True)]
+            )
         self.lone = []
 
-    def _tell(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
+    def _note(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """steps, weights: (c,)."""
-        self.told[-1].append(Told(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights))
+        self.noted[-1].append(
+            ClientNumbers(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights)
+        )
 
     def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
         """steps, weights: (1,). only: the block has no other client."""
@@ -125,7 +129,7 @@ class Total:
             self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
             for i, leaf in enumerate(leaves):
                 self.leaves[i].add_(leaf.to(self.leaves[i].device), alpha=weight if self.weighted[i] else 1.0)
-        self._tell(outcome, steps, weights)
+        self._note(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
     def _memory(self) -> list[Tensor]:
@@ -144,7 +148,7 @@ class Total:
             else:
                 total = leaf.sum(0, dtype=torch.float64)
             self.leaves.append(total.cpu())
-        self._tell(outcome, steps, weights)
+        self._note(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..clients.worker import Work
-from .tree import Fold, Part, Shape, Sums, plus, plus_leaves
+from ..clients.worker import TrainingTask
+from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, add_results
 
 
-class Totals(NamedTuple):
+class RoundTotals(NamedTuple):
     """A phase's results, added in the order of tasks."""
 
     leaves: list[np.ndarray]
@@ -40,24 +40,24 @@ class Totals(NamedTuple):
         return ordered
 
 
-def in_order(tasks: Sequence[Any], results: Iterable[Sums | Part]) -> Totals:
+def reduce_in_order(tasks: Sequence[Any], results: Iterable[TaskResult | PartialSum]) -> RoundTotals:
     """Add up as they come, in the order of the tasks' tree."""
     shape = shape_of(tasks)
-    known, leaves = Fold(shape, plus), Fold(shape, plus_leaves)
+    known, leaves = TreeReducer(shape, add_results), TreeReducer(shape, add_leaves)
     for result in results:
-        if isinstance(result, Part):
+        if isinstance(result, PartialSum):
             leaves.put(*result)
             continue
         if result.leaves is not None:
             leaves.put(shape.task(result.index), result.leaves)
         known.put(shape.task(result.index), result._replace(leaves=[]))
     own, whole = [np.array(leaf) for leaf in leaves.whole()], known.whole()
-    return Totals(own, whole.facts, whole.clients, whole.dropped)
+    return RoundTotals(own, whole.facts, whole.clients, whole.dropped)
 
 
-def shape_of(tasks: Sequence[Any]) -> Shape:
+def shape_of(tasks: Sequence[Any]) -> TreeShape:
     """Of a phase's tree."""
-    return Shape([len(task.task.cuts) if isinstance(task, Work) else 1 for task in tasks])
+    return TreeShape([len(task.task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
 
 
 def spent(facts: dict[str, float], train: float, hosts: int) -> dict[str, float]:

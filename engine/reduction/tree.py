@@ -16,7 +16,7 @@ T = TypeVar("T")
 Leaves = list[np.ndarray]
 
 
-class Sums(NamedTuple):
+class TaskResult(NamedTuple):
     """A task's result: float64 sums over its clients, or an evaluation's over its examples."""
 
     index: int
@@ -26,31 +26,31 @@ class Sums(NamedTuple):
     dropped: tuple[int, ...] = ()
 
     @staticmethod
-    def nothing(index: int, dropped: tuple[int, ...]) -> Sums:
+    def nothing(index: int, dropped: tuple[int, ...]) -> TaskResult:
         """Of a task all of whose clients were dropped."""
-        return Sums(index, [], {}, {}, dropped)
+        return TaskResult(index, [], {}, {}, dropped)
 
     @staticmethod
-    def join(parts: Sequence[Sums]) -> Sums:
+    def join(parts: Sequence[TaskResult]) -> TaskResult:
         """Of a task that runs in parts only, one after the other."""
         first, *others = parts
         for other in others:
-            first = plus(first, other)
+            first = add_results(first, other)
         return first
 
 
-def plus(left: Sums, right: Sums) -> Sums:
+def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
     """Those of the left one's number; clients in order."""
-    leaves = None if left.leaves is None or right.leaves is None else plus_leaves(left.leaves, right.leaves)
+    leaves = None if left.leaves is None or right.leaves is None else add_leaves(left.leaves, right.leaves)
     facts, clients = dict(left.facts), dict(left.clients)
     for name, value in right.facts.items():
         facts[name] = facts[name] + value if name in facts else value
     for name, values in right.clients.items():
         clients[name] = np.concatenate([clients[name], values]) if name in clients else values
-    return Sums(left.index, leaves, facts, clients, left.dropped + right.dropped)
+    return TaskResult(left.index, leaves, facts, clients, left.dropped + right.dropped)
 
 
-def plus_leaves(left: Leaves, right: Leaves) -> Leaves:
+def add_leaves(left: Leaves, right: Leaves) -> Leaves:
     """In the left one's memory if that is its own; either may be empty."""
     if not left or not right:
         return left or right
@@ -58,39 +58,39 @@ def plus_leaves(left: Leaves, right: Leaves) -> Leaves:
     return [np.add(a, b, out=a if a.flags.owndata and a.flags.writeable else None) for a, b in pairs]
 
 
-class At(NamedTuple):
+class TreeNode(NamedTuple):
     """A place in the tree: (0, b) is block b, (level, place) what is above (level - 1, 2 place) and its neighbour."""
 
     level: int
     place: int
 
-    def within(self, other: At) -> bool:
+    def within(self, other: TreeNode) -> bool:
         up = other.level - self.level
         return up >= 0 and self.place >> up == other.place
 
 
-class Shape:
+class TreeShape:
     """Of the tree over tasks of so many blocks each; their roots are all on one level, `depth`."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.blocks = list(blocks)
         self.depth = max((count - 1).bit_length() for count in self.blocks)
-        self.root = At(self.depth + (len(self.blocks) - 1).bit_length(), 0)
+        self.root = TreeNode(self.depth + (len(self.blocks) - 1).bit_length(), 0)
 
-    def task(self, index: int) -> At:
-        return At(self.depth, index)
+    def task(self, index: int) -> TreeNode:
+        return TreeNode(self.depth, index)
 
-    def inside(self, index: int, at: At) -> At:
+    def inside(self, index: int, at: TreeNode) -> TreeNode:
         """The place in the whole tree of one in a task's own."""
-        return At(at.level, (index << (self.depth - at.level)) + at.place)
+        return TreeNode(at.level, (index << (self.depth - at.level)) + at.place)
 
-    def above(self, at: At) -> Iterator[At]:
+    def above(self, at: TreeNode) -> Iterator[TreeNode]:
         """The places that it counts to, the nearest first."""
         while at != self.root:
-            at = At(at.level + 1, at.place >> 1)
+            at = TreeNode(at.level + 1, at.place >> 1)
             yield at
 
-    def empty(self, at: At) -> bool:
+    def empty(self, at: TreeNode) -> bool:
         """Whether no block is there."""
         if at.level >= self.depth:
             return at.place << (at.level - self.depth) >= len(self.blocks)
@@ -98,17 +98,17 @@ class Shape:
         return task >= len(self.blocks) or place << at.level >= self.blocks[task]
 
 
-class Fold(Generic[T]):
+class TreeReducer(Generic[T]):
     """What there is of a tree's sums, added up as far as they go, in whatever order they come."""
 
-    def __init__(self, shape: Shape, add: Callable[[T, T], T | None]) -> None:
+    def __init__(self, shape: TreeShape, add: Callable[[T, T], T | None]) -> None:
         """add(left, right): None where these two cannot be added up here."""
         self.shape, self.add = shape, add
-        self.parts: dict[At, T] = {}
+        self.parts: dict[TreeNode, T] = {}
 
-    def put(self, at: At, value: T) -> None:
+    def put(self, at: TreeNode, value: T) -> None:
         while at != self.shape.root:
-            beside = At(at.level, at.place ^ 1)
+            beside = TreeNode(at.level, at.place ^ 1)
             if not self.shape.empty(beside):
                 if beside not in self.parts:
                     break
@@ -118,7 +118,7 @@ class Fold(Generic[T]):
                     break
                 del self.parts[beside]
                 value = both
-            at = At(at.level + 1, at.place >> 1)
+            at = TreeNode(at.level + 1, at.place >> 1)
         self.parts[at] = value
 
     def whole(self) -> T:
@@ -126,8 +126,8 @@ class Fold(Generic[T]):
         return self.parts[self.shape.root]
 
 
-class Part(NamedTuple):
+class PartialSum(NamedTuple):
     """Sums at a place in the tree."""
 
-    at: At
+    at: TreeNode
     leaves: Leaves

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Server
 from ...algorithms.tree import Tree
 from ..errors import Diverged
-from ..reduction.round_totals import Totals
+from ..reduction.round_totals import RoundTotals
 
 EXPLODES = 1e6
 """Times its first norm (or 1) that a model may grow before the run counts as diverged."""
@@ -29,7 +29,7 @@ def growth_limit(x: Tree) -> float:
     return EXPLODES * max(1.0, float(x.norm()))
 
 
-def check(number: int, server: Server, x: Tree, limit: float, totals: Totals, before: Callable[[], Tree]) -> None:
+def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotals, before: Callable[[], Tree]) -> None:
     """Raise Diverged, naming the clients that moved furthest and the likely cause.
 
     x: the model after round `number`; before: gives the one before it; limit: see `growth_limit`.

@@ -18,15 +18,15 @@ from ...algorithms.tree import Tree
 from ...workloads.base import Parts
 from ..backends.base import Fleet
 from ..clients.evaluation import measured
-from ..clients.worker import Shared, Work, keep_heap
-from ..cohorts.sampling import Cohorts, Task
-from ..config.run_spec import Job
+from ..clients.worker import Broadcast, TrainingTask, keep_freed_memory
+from ..cohorts.sampling import ClientTask, CohortSampler
+from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..memory import remedy
-from ..methods.state_spec import Forms, traffic
-from ..records.history import History, Record, Told
+from ..methods.state_spec import StateSpec, traffic
+from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
-from ..reduction.round_totals import Totals, in_order
+from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
 from ..state.table import Table
@@ -35,7 +35,7 @@ from .divergence import check, growth_limit
 from .retry import Dispatch
 
 
-class Setup(NamedTuple):
+class DataSummary(NamedTuple):
     """What the driver has to know of the data."""
 
     parts: Parts
@@ -45,22 +45,22 @@ class Setup(NamedTuple):
 class Driver:
     """Build, `start` the fleet, then go through `rounds`; `close` in any case."""
 
-    def __init__(self, job: Job, setup: Setup) -> None:
+    def __init__(self, job: RunSpec, setup: DataSummary) -> None:
         experiment = job.experiment
         self.job, self.setup, self.plan = job, setup, experiment.federation
-        keep_heap()
+        keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
         x = job.start()
         self.method = job.method()
-        self.forms = Forms(self.method, x)
+        self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.cohorts = Cohorts(experiment.seed, self.plan, setup.parts, job.block(x.flat.numel()))
+        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.parts, job.block(x.flat.numel()))
         self._begin()
         self.version = 0
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
-        self.table = make_table(job, self.forms, self.method.opening is not None)
-        self.checkpoints = make_checkpoints(job, self.table, self.forms)
+        self.table = make_table(job, self.state_spec, self.method.opening is not None)
+        self.checkpoints = make_checkpoints(job, self.table, self.state_spec)
         if self.checkpoints is not None and job.resume:
             self._resume(self.checkpoints)
         take_room(job, pytree.tree_leaves(self.server))
@@ -98,7 +98,7 @@ class Driver:
             self.checkpoints.remove()
 
     # --- rounds -----------------------------------------------------------------------------------------------------
-    def rounds(self) -> Iterator[Told]:
+    def rounds(self) -> Iterator[Event]:
         """Run to the last round: a record each, and sentences for the log as they come."""
         try:
             if self.records:
@@ -140,14 +140,14 @@ class Driver:
             return {}
         started = time.perf_counter()
         everyone, tasks = self.cohorts.everyone()
-        forms = Forms(method, self.model())
-        mean, totals = self._train(method, forms, 0, everyone, tasks)
+        state_spec = StateSpec(method, self.model())
+        mean, totals = self._train(method, state_spec, 0, everyone, tasks)
         where = self._where(0, len(everyone) - len(totals.dropped))
         with blamed("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, where)
         self._flip(everyone, totals)
         gradients = {"client/gradients": totals.facts["gradients"]}
-        return {**traffic(forms, len(everyone)), **gradients, "time/seconds": time.perf_counter() - started}
+        return {**traffic(state_spec, len(everyone)), **gradients, "time/seconds": time.perf_counter() - started}
 
     def first(self) -> Record:
         """The record of round 1, without the pass over all clients that some methods begin with."""
@@ -160,7 +160,7 @@ class Driver:
         if self.job.changes:
             self.method = self.job.method(number)
         sampled, tasks = self.cohorts.drawn(number)
-        mean, totals = self._train(self.method, self.forms, number, sampled, tasks)
+        mean, totals = self._train(self.method, self.state_spec, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
         where = self._where(number, count)
@@ -173,7 +173,7 @@ class Driver:
         record = {
             "round": number,
             **totals.record(count, trained - started, self.job.hosts),
-            **traffic(self.forms, len(sampled), count),
+            **traffic(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in told.items()},
             "time/server": updated - trained,
@@ -193,7 +193,7 @@ class Driver:
     def _where(self, number: int, size: int) -> Round:
         return Round(number, self.plan.rounds, size, self.plan.clients)
 
-    def _commit(self, server: Server, sampled: np.ndarray, totals: Totals, record: Record) -> None:
+    def _commit(self, server: Server, sampled: np.ndarray, totals: RoundTotals, record: Record) -> None:
         self.whole = False
         self._flip(sampled, totals)
         self.server, self.round = server, self.round + 1
@@ -201,13 +201,13 @@ class Driver:
         self.records.append(record)
         self.whole = True
 
-    def _flip(self, sampled: np.ndarray, totals: Totals) -> None:
+    def _flip(self, sampled: np.ndarray, totals: RoundTotals) -> None:
         """The states that were written become the clients' own."""
         self.table.commit(totals.digests(sampled), totals.dropped)
 
     def _train(
-        self, method: Algorithm, forms: Forms, number: int, sampled: np.ndarray, tasks: list[Task]
-    ) -> tuple[Message, Totals]:
+        self, method: Algorithm, state_spec: StateSpec, number: int, sampled: np.ndarray, tasks: list[ClientTask]
+    ) -> tuple[Message, RoundTotals]:
         """method: as its settings are in this round; number: 0 for the pass over all clients; sampled: (S,)
         ascending."""
         sizes = self.setup.parts.sizes_of(sampled)
@@ -216,19 +216,19 @@ class Driver:
         if self.plan.weights == "examples" and self.method.weighted:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
-        works = [Work.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        works = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
         totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.drawn, number + 1))
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         count = len(sampled) - len(totals.dropped)
-        return forms.mean(leaves, count, totals.facts["weight"]), totals
+        return state_spec.mean(leaves, count, totals.facts["weight"]), totals
 
-    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> Totals:
+    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
         """All tasks of a phase that read `state`; meanwhile: see `Dispatch.run`."""
         self.version += 1
-        shared = Shared(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        return in_order(tasks, self.dispatch.run(call, tasks, shared, meanwhile))
+        shared = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
+        return reduce_in_order(tasks, self.dispatch.run(call, tasks, shared, meanwhile))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
@@ -281,7 +281,7 @@ class Driver:
         return self._begin()
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.forms))
+        snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.state_spec))
         self.events += passed_over
         snapshot = usable(snapshot, self.job, passed_over)
         spec = pytree.tree_structure(self.server)

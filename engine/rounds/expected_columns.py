@@ -11,10 +11,10 @@ import torch
 from ...workloads.base import Parts, Split
 from ..backends.base import InProcess
 from ..clients.worker import Data
-from ..config.run_spec import Chosen, Job
+from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
 from ..errors import ConfigError, FedFleetError, nearest
-from .driver import Driver, Setup
+from .driver import DataSummary, Driver
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
@@ -36,9 +36,9 @@ def columns(experiment: Experiment) -> list[str] | None:
     threads = torch.get_num_threads()
     driver = None
     try:
-        whole = Job.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
-        job, split = whole.by(Chosen(1, "torch")), little(whole.split())
-        driver = Driver(job, Setup(split.parts, len(next(iter(split.test.values())))))
+        whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
+        job, split = whole.by(ExecutionPlan(1, "torch")), little(whole.split())
+        driver = Driver(job, DataSummary(split.parts, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.parts)
         driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
         return list(driver.first())

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Call, Failure, Fleet
-from ..clients.worker import Shared, Work
+from ..clients.worker import Broadcast, TrainingTask
 from ..errors import ClientFailed, EvaluationFailed, OutOfMemory
-from ..reduction.tree import Part, Sums
+from ..reduction.tree import PartialSum, TaskResult
 
 STRIKES = 2
 Tell = Callable[[str], None]
@@ -25,8 +25,8 @@ class Dispatch:
         self.fleet, self.on_failure, self.tell, self.remedy = fleet, on_failure, tell, remedy
 
     def run(
-        self, call: Call, tasks: Sequence[Any], shared: Shared, meanwhile: Callable[[], Any] | None = None
-    ) -> Iterator[Sums | Part]:
+        self, call: Call, tasks: Sequence[Any], shared: Broadcast, meanwhile: Callable[[], Any] | None = None
+    ) -> Iterator[TaskResult | PartialSum]:
         """The results of all tasks, in any order, each once; then sums that did not come with them. meanwhile: what
         this process may do while the hosts work."""
         self.fleet.start(call, shared)
@@ -40,7 +40,7 @@ class Dispatch:
         left = len(tasks)
         while left:
             task, result = self.fleet.get()
-            if isinstance(result, Sums):
+            if isinstance(result, TaskResult):
                 left -= 1
                 yield result
                 continue
@@ -62,9 +62,9 @@ class Dispatch:
             raise ClientFailed(first.round, tuple(names), first.cause, first.where) from first.__cause__
         yield from self.fleet.rest()
 
-    def _look_into(self, task: Any, failure: Failure) -> Sums:
+    def _look_into(self, task: Any, failure: Failure) -> TaskResult:
         """Run a task's clients in halves until those that fail alone are found."""
-        if not isinstance(task, Work):
+        if not isinstance(task, TrainingTask):
             if failure.kind == "memory":
                 what = f"{task.what} failed on {failure.where} for want of memory: {failure.cause}"
                 raise OutOfMemory(f"{what}; lower evaluate.batch or engine.hosts, or choose a smaller model")
@@ -80,30 +80,30 @@ class Dispatch:
         self.tell(f"round {task.round}: goes on without {', '.join(map(str, names))}, which failed alone: {last.cause}")
         rest = np.setdiff1d(np.arange(len(task.task.clients)), guilty)
         if not len(rest):
-            return Sums.nothing(task.index, names)
+            return TaskResult.nothing(task.index, names)
         result = self._try(task.part(rest))
         if isinstance(result, Failure):
             clients = tuple(task.task.clients.tolist())
             raise ClientFailed(task.round, clients, result.cause, result.where) from result.reason()
         return result._replace(dropped=names)
 
-    def _no_memory(self, task: Work, failure: Failure) -> OutOfMemory:
+    def _no_memory(self, task: TrainingTask, failure: Failure) -> OutOfMemory:
         what = f"round {task.round}: one client alone failed on {failure.where}"
         return OutOfMemory(f"{what} for want of memory: {failure.cause}; {self.remedy()}")
 
-    def _whole_or_halves(self, task: Work, failure: Failure) -> Sums:
+    def _whole_or_halves(self, task: TrainingTask, failure: Failure) -> TaskResult:
         """A task whose clients all run well in smaller groups: bad luck, twice, or too large as it is."""
         again = self._try(task)
-        if isinstance(again, Sums):
+        if isinstance(again, TaskResult):
             return again
         why = f", {self.remedy()}" if failure.kind == "memory" else ""
         self.tell(f"{task.what}: all of its clients run well in smaller groups{why}")
         return self._in_halves(task, again)
 
-    def _search(self, task: Work, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
+    def _search(self, task: TrainingTask, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
         """(places of the clients that fail alone, the last failure seen)."""
         result = self._try(task.part(places)) if len(places) < len(task.task.clients) or len(places) == 1 else known
-        if isinstance(result, Sums):
+        if isinstance(result, TaskResult):
             return [], known
         if len(places) == 1:
             return [int(places[0])], result
@@ -112,7 +112,7 @@ class Dispatch:
         second, result = self._search(task, right, result)
         return first + second, result
 
-    def _in_halves(self, task: Work, failure: Failure) -> Sums:
+    def _in_halves(self, task: TrainingTask, failure: Failure) -> TaskResult:
         """A task that fails only as a whole (for want of memory, say), from the largest parts that do not."""
         if len(task.task.clients) == 1:
             if failure.kind == "memory":
@@ -124,15 +124,15 @@ class Dispatch:
         for i, result in enumerate(results):
             if isinstance(result, Failure):
                 results[i] = self._in_halves(task.part(parts[i]), result)
-        return Sums.join([result for result in results if isinstance(result, Sums)])
+        return TaskResult.join([result for result in results if isinstance(result, TaskResult)])
 
-    def _try(self, task: Work) -> Sums | Failure:
+    def _try(self, task: TrainingTask) -> TaskResult | Failure:
         """One task, nothing else under way."""
         self.fleet.put(task)
         return self.fleet.get()[1]
 
 
-def kept(result: Sums | Failure) -> Sums | Failure:
+def kept(result: TaskResult | Failure) -> TaskResult | Failure:
     """With leaves of its own: a fleet may use their memory for the same task's next part."""
     if isinstance(result, Failure) or result.leaves is None:
         return result

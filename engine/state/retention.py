@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 from ..config.differences import differences
-from ..config.run_spec import Job
+from ..config.run_spec import RunSpec
 from ..errors import ConfigError, StoreFull
-from ..methods.state_spec import Forms
+from ..methods.state_spec import StateSpec
 from ..records.atomic_write import release, reserve
 from ..records.lock import LAUNCHER
 from .checkpoint import Checkpoints, Snapshot, remove_all, written
 from .object_store import Folder
-from .row_files import Rows, remove_files
+from .row_files import RowFiles, remove_files
 from .shared_checkpoint import Copies
 from .table import Table
 
 
-def make_table(job: Job, forms: Forms, opens: bool) -> Table:
+def make_table(job: RunSpec, state_spec: StateSpec, opens: bool) -> Table:
     """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin; opens: with everyone."""
     experiment, plan, directory = job.experiment, job.experiment.federation, job.directory
     everyone = plan.clients if opens else plan.cohort
@@ -34,23 +34,23 @@ def make_table(job: Job, forms: Forms, opens: bool) -> Table:
     folder = str(state_folder(job))
     narrow = experiment.engine.state_dtype == "bfloat16"
     place = (folder, narrow, directory is not None)
-    return Table(forms.client, plan.clients, everyone + kept * plan.clients, place)
+    return Table(state_spec.client, plan.clients, everyone + kept * plan.clients, place)
 
 
-def make_checkpoints(job: Job, table: Table, forms: Forms) -> Checkpoints | None:
+def make_checkpoints(job: RunSpec, table: Table, state_spec: StateSpec) -> Checkpoints | None:
     """None for a run without a folder. ConfigError where copies are asked for and their folder cannot be written to."""
     asked = job.experiment.checkpoint
     if job.directory is None:
         return None
     copies = None
     if asked.folder:
-        rows = Rows(table.place, forms.client) if table.place.folder else None
+        rows = RowFiles(table.place, state_spec.client) if table.place.folder else None
         copies = Copies(asked.folder, job.run_id, asked.keep, rows, Path(job.directory))
         copies.check()
     return Checkpoints(job.directory, asked.keep, table, copies)
 
 
-def take_room(job: Job, server: list[torch.Tensor]) -> None:
+def take_room(job: RunSpec, server: list[torch.Tensor]) -> None:
     """Take room on the disk for the last checkpoint or the result, so that a disk that has become full meanwhile does
     not cost the run. server: the leaves of the server's state. StoreFull where there is no room."""
     if job.directory is None:
@@ -67,13 +67,13 @@ def take_room(job: Job, server: list[torch.Tensor]) -> None:
         ) from None
 
 
-def give_room(job: Job, launcher: bool = True) -> None:
+def give_room(job: RunSpec, launcher: bool = True) -> None:
     """Give that room back; launcher: also where the launcher has the same folder, and will do so itself."""
     if job.directory is not None and (launcher or not (Path(job.directory) / LAUNCHER).exists()):
         release(Path(job.directory))
 
 
-def state_folder(job: Job) -> Path:
+def state_folder(job: RunSpec) -> Path:
     """The run's own, whatever else is kept in engine.store."""
     store = job.experiment.engine.store
     if store:
@@ -81,7 +81,7 @@ def state_folder(job: Job) -> Path:
     return Path(job.directory) / "state" if job.directory else Path(tempfile.gettempdir()) / f"fedfleet-{job.run_id}"
 
 
-def discard(job: Job, complete: bool = True) -> None:
+def discard(job: RunSpec, complete: bool = True) -> None:
     """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
     if job.experiment.engine.keep_state or (not complete and job.directory and written(job.directory)):
         return
@@ -93,7 +93,7 @@ def discard(job: Job, complete: bool = True) -> None:
             Folder(folder).remove(job.run_id)
 
 
-def usable(snapshot: Snapshot | None, job: Job, events: list[str]) -> Snapshot:
+def usable(snapshot: Snapshot | None, job: RunSpec, events: list[str]) -> Snapshot:
     """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
     rounds = job.experiment.federation.rounds
     if snapshot is None:
@@ -118,7 +118,7 @@ def told(plan: dict[str, Any]) -> str:
     return f"blocks of {plan.get('block')} clients and {plan.get('kernels')} kernels"
 
 
-def resized(job: Job, rounds: int) -> bool:
+def resized(job: RunSpec, rounds: int) -> bool:
     """Whether the method would have other settings in a run of so many rounds."""
     federation = job.experiment.federation.model_copy(update={"rounds": rounds})
     other = replace(job, experiment=job.experiment.model_copy(update={"federation": federation}))
@@ -126,7 +126,7 @@ def resized(job: Job, rounds: int) -> bool:
     return here == again != there  # one without equality is none that can be asked
 
 
-def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:
+def wrong_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> str:
     """What is wrong with the rows of a checkpoint, or ""."""
     if len(snapshot.row) != len(table.row):
         return ""  # another configuration: said so later
@@ -135,6 +135,6 @@ def wrong_rows(snapshot: Snapshot, table: Table, forms: Forms) -> str:
         return ""
     if int(snapshot.row.max()) >= table.capacity:
         return "rows beyond the store"
-    found = Rows(table.place, forms.client).digests(snapshot.row[held])
+    found = RowFiles(table.place, state_spec.client).digests(snapshot.row[held])
     bad = int((found != snapshot.digest[held]).any(1).sum())
     return f"the states of {bad} clients are not what was written" if bad else ""

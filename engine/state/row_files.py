@@ -29,7 +29,7 @@ Memory = Sequence[np.ndarray]
 """(bytes,) uint8 each."""
 
 
-class Place(NamedTuple):
+class StateLayout(NamedTuple):
     """Where the rows are; `folder` is "" where the method keeps no state."""
 
     folder: str
@@ -38,10 +38,10 @@ class Place(NamedTuple):
     digests: bool  # whether writers say what they wrote
 
 
-class Rows:
+class RowFiles:
     """A process's view of the files."""
 
-    def __init__(self, place: Place, sample: Any) -> None:
+    def __init__(self, place: StateLayout, sample: Any) -> None:
         """sample: the state of one client, for shapes and dtypes."""
         leaves, self.spec = pytree.tree_flatten(sample)
         self.leaves = [(leaf, stored(leaf, place.narrow)) for leaf in leaves]

@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..records.history import History
 from .checkpoint import SEGMENT, Snapshot, name_of, seal, segment
 from .object_store import Folder, below, first_line, redacted
-from .row_files import DIGEST, Rows, digests
+from .row_files import DIGEST, RowFiles, digests
 
 FORMAT = 2
 PACK_BYTES = 32 * 2**20
@@ -50,7 +50,7 @@ class Index(NamedTuple):
 class Copies:
     """rows: the run's store, None where clients keep nothing. beside: the run's folder, whose small files go along."""
 
-    def __init__(self, url: str, run_id: str, keep: int, rows: Rows | None, beside: Path) -> None:
+    def __init__(self, url: str, run_id: str, keep: int, rows: RowFiles | None, beside: Path) -> None:
         self.url, self.keep, self.rows, self.beside = below(url, run_id), keep, rows, beside
         self.folder = Folder(self.url)
         self.index: Index | None = None  # of the newest one here

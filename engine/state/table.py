@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from ..errors import StoreFull
-from .row_files import DIGEST, Place, make_files, paths, remove_files, runs, width
+from .row_files import DIGEST, StateLayout, make_files, paths, remove_files, runs, width
 
 
 class Table:
@@ -34,7 +34,7 @@ class Table:
         self.pending: tuple[np.ndarray, np.ndarray] | None = None
         leaves = pytree.tree_leaves(sample)
         self.width = width(leaves, narrow)
-        self.place = Place(self._make(parent) if leaves else "", self.capacity, narrow, digests)
+        self.place = StateLayout(self._make(parent) if leaves else "", self.capacity, narrow, digests)
         self.gather: Callable[[np.ndarray], None] = lambda rows: None
         self.brought: Callable[[np.ndarray], None] = lambda rows: None  # is told of rows that come from a checkpoint
 

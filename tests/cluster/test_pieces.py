@@ -14,11 +14,11 @@ from fedfleet.engine.backends.base import Failure
 from fedfleet.engine.backends.ray.locality import Desk, Whereabouts
 from fedfleet.engine.backends.ray.nodes import Node, placed
 from fedfleet.engine.backends.ray.task_splitting import Joiner, Piece, cut, pieces
-from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
 from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.config.schema import HostGroup
-from fedfleet.engine.methods.state_spec import Forms
-from fedfleet.engine.reduction.tree import Shape, Sums
+from fedfleet.engine.config.schema import WorkerGroup
+from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.reduction.tree import TaskResult, TreeShape
 from fedfleet.engine.state.table import Table
 
 from ..engine.setups import EPOCHS, digits
@@ -29,17 +29,17 @@ def host_and_task(tmp_path_factory):
     """A host, and the longest task of a round that all clients are in: several blocks of unequal clients."""
     job = prepare(digits("scaffold", EPOCHS), "pieces")
     split, method, x = job.split(), job.method(), job.start()
-    table = Table(Forms(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
-    host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+    table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
+    host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
     everyone = np.arange(30)
     sizes = split.parts.sizes_of(everyone)
     steps = sampling.steps_of(sizes, job.experiment.federation.local)
     ordered = everyone[np.lexsort((everyone, -steps))]
-    task = sampling.Task(0, ordered, (*range(4, 29, 4), 30))
+    task = sampling.ClientTask(0, ordered, (*range(4, 29, 4), 30))
     read, write = table.reserve(everyone)
     columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
-    shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
-    yield host, Work.of(task, (1, False), everyone, columns), shared
+    shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
+    yield host, TrainingTask.of(task, (1, False), everyone, columns), shared
     table.remove()
 
 
@@ -53,7 +53,7 @@ def test_the_bits_of_the_whole(most, host_and_task):
         joined = joiner.add(piece, host.train(piece.work, shared))
     assert joined is not None
     found = joined[1]
-    assert isinstance(found, Sums)
+    assert isinstance(found, TaskResult)
     for one, other in zip(whole.leaves, found.leaves, strict=True):
         assert one.tobytes() == other.tobytes()
     untimed = {name for name in whole.facts if name not in ("seconds", "state", "data", "reduce")}
@@ -93,10 +93,10 @@ def test_rows_are_where_they_were_written_or_copied():
     assert where.gone(rows).tolist() == [3]
 
 
-def work(index: int, rows: list[int]) -> Work:
+def work(index: int, rows: list[int]) -> TrainingTask:
     count = len(rows)
-    task = sampling.Task(index, np.arange(count), (count,))
-    return Work(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
+    task = sampling.ClientTask(index, np.arange(count), (count,))
+    return TrainingTask(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
 
 
 def test_a_node_gets_what_it_has_before_what_others_have():
@@ -104,7 +104,7 @@ def test_a_node_gets_what_it_has_before_what_others_have():
     where.add(), where.add()
     where.wrote(1, np.array([5, 6]))
     desk = Desk(where)
-    desk.begin(Shape([1] * 4), row_bytes=100, sum_bytes=0)
+    desk.begin(TreeShape([1] * 4), row_bytes=100, sum_bytes=0)
     for index, rows in enumerate([[1, 2], [3, 4], [5, 6], [7, -1]]):
         desk.put(work(index, rows))
     assert desk.take(1, among=3).index == 2
@@ -117,7 +117,7 @@ def test_a_node_gets_neighbours_of_what_it_has():
     where = Whereabouts(10)
     where.add(), where.add()
     desk = Desk(where)
-    desk.begin(Shape([1] * 8), row_bytes=0, sum_bytes=100)
+    desk.begin(TreeShape([1] * 8), row_bytes=0, sum_bytes=100)
     for index in range(8):
         desk.put(work(index, [-1]))
     order = [(node, desk.take(node, among=8).index) for node in (0, 1, 1, 0, 1, 0, 0, 1)]
@@ -138,13 +138,13 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
     where = Whereabouts(10)
     where.add()
     desk = Desk(where, steps)
-    desk.begin(Shape([1] * len(steps)), row_bytes=0, sum_bytes=0)
+    desk.begin(TreeShape([1] * len(steps)), row_bytes=0, sum_bytes=0)
     for index in range(len(steps)):
-        desk.put(Work(sampling.Task(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+        desk.put(TrainingTask(sampling.ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
     hosts = [PretendedHost(speed) for speed in told]
     under_way: list[tuple[float, PretendedHost, Any]] = []
 
-    def give(host: PretendedHost, task: Work) -> None:
+    def give(host: PretendedHost, task: TrainingTask) -> None:
         call = SimpleNamespace(task=task)
         host.calls.append(call)
         host.free = max(host.free, now) + steps[task.task.clients[0]] / speeds[hosts.index(host)]
@@ -171,11 +171,11 @@ def test_slow_hosts_take_nothing_that_the_others_would_wait_for():
 
 def test_groups_go_where_there_is_room():
     nodes = [Node("a", "a", {"CPU": 2.0, "GPU": 1.0}, {}), Node("b", "b", {"CPU": 4.0}, {"zone": "east"})]
-    four, two = HostGroup(count=4, cpus=0.25, gpus=0.25), HostGroup(count=2, cpus=1)
+    four, two = WorkerGroup(count=4, cpus=0.25, gpus=0.25), WorkerGroup(count=2, cpus=1)
     spots, left = placed([four] * 4 + [two] * 2, nodes)
     assert [spot.node for spot in spots] == ["a"] * 5 + ["b"]
     assert not left
     assert [spot.node for spot in placed([two] * 4, nodes, spread=True)[0]] == ["a", "b", "a", "b"]
-    assert [spot.node for spot in placed([HostGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
-    assert placed([HostGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
-    assert placed([HostGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]
+    assert [spot.node for spot in placed([WorkerGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
+    assert placed([WorkerGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
+    assert placed([WorkerGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]

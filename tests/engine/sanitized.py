@@ -72,7 +72,7 @@ def broken(own: Any, torchs: Any, x: Any, batch: dict[str, Tensor], value: float
     """What is not finite goes where torch has it go."""
     inputs = batch["input"].clone()
     inputs.view(-1)[inputs.numel() // 2] = value
-    mine, theirs = (at(trips, x, x.flat, {**batch, "input": inputs}) for trips in (own, torchs))
+    mine, theirs = (at(trainer, x, x.flat, {**batch, "input": inputs}) for trainer in (own, torchs))
     assert mine[1].isfinite() == theirs[1].isfinite()
 
 

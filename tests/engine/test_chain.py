@@ -18,7 +18,7 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.api import prepare
-from fedfleet.engine.clients.local_training import Gradient, Trips
+from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels.fused_chain import chain_of
 from fedfleet.workloads.base import Classification, Model
@@ -80,12 +80,12 @@ CHAINS = {  # every tile width, odd sizes, rows beyond a vector's lanes, sides o
 }
 
 
-def both(made: Classification) -> tuple[Tree, Trips, Trips]:
+def both(made: Classification) -> tuple[Tree, LocalTrainer, LocalTrainer]:
     x = Tree.of(made.init(3))
     method = fedavg()
-    own = Trips(method, made, x, "chain")
+    own = LocalTrainer(method, made, x, "chain")
     assert own.chain is not None
-    return x, Trips(method, made, x, "torch"), own
+    return x, LocalTrainer(method, made, x, "torch"), own
 
 
 def batch_of(made: Classification, clients: int, examples: int, weighted: bool = False) -> dict[str, torch.Tensor]:
@@ -102,8 +102,10 @@ def batch_of(made: Classification, clients: int, examples: int, weighted: bool =
     return batch
 
 
-def at(trips: Trips, x: Tree, flat: torch.Tensor, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    return Gradient.forward(flat, trips, x.layout, tuple(batch), *batch.values())
+def at(
+    trainer: LocalTrainer, x: Tree, flat: torch.Tensor, batch: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return Gradient.forward(flat, trainer, x.layout, tuple(batch), *batch.values())
 
 
 def apart(x: Tree, first: torch.Tensor, second: torch.Tensor) -> float:
@@ -169,13 +171,15 @@ def test_labels_of_any_integer_type_are_the_same_labels(dtype):
     block = batch_of(made, 2, 6)
     block["label"] %= 2
     other = {**block, "label": block["label"].to(dtype)}
-    for trips in (torchs, own):
+    for trainer in (torchs, own):
         for i in range(2):
             alone, same = ({name: column[i] for name, column in batch.items()} for batch in (block, other))
-            for a, b in zip(at(trips, x, x.flat, alone), at(trips, x, x.flat, same), strict=True):
+            for a, b in zip(at(trainer, x, x.flat, alone), at(trainer, x, x.flat, same), strict=True):
                 assert torch.equal(a, b)
         together = torch.func.vmap(
-            lambda flat, columns, trips=trips: Gradient.apply(flat, trips, x.layout, tuple(columns), *columns.values())
+            lambda flat, columns, trainer=trainer: Gradient.apply(
+                flat, trainer, x.layout, tuple(columns), *columns.values()
+            )
         )
         points = x.flat.expand(2, -1)
         assert torch.equal(together(points, block)[0], together(points, other)[0])
@@ -215,8 +219,8 @@ def test_no_example_has_no_loss_and_no_gradient():
     made = workload(*CHAINS["unpooled"])
     x, torchs, own = both(made)
     batch = {name: column[0] for name, column in batch_of(made, 1, 0).items()}
-    for trips in (torchs, own):
-        gradient, loss = at(trips, x, x.flat, batch)
+    for trainer in (torchs, own):
+        gradient, loss = at(trainer, x, x.flat, batch)
         assert not gradient.nan_to_num(0.0).any()
         assert loss.isnan()
 
@@ -233,7 +237,7 @@ def test_what_is_not_finite_goes_where_torch_has_it_go(chain, where, value):
         batch["input"].view(4, -1)[2, 3] = value
     else:
         point[0 if where == "weights" else -1] = value
-    (own_gradient, own_loss), (gradient, loss) = (at(trips, x, point, batch) for trips in (own, torchs))
+    (own_gradient, own_loss), (gradient, loss) = (at(trainer, x, point, batch) for trainer in (own, torchs))
     assert own_loss.isfinite() == loss.isfinite()
     assert own_loss.isnan() == loss.isnan()
     assert own_gradient.isfinite().all() == gradient.isfinite().all()

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedfleet.engine.clients.worker import Packed, Work
+from fedfleet.engine.clients.worker import PackedTasks, TrainingTask
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.schema import Local
 
@@ -73,9 +73,9 @@ def test_packed_for_pickle_tasks_are_the_same():
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])
     tasks = sampling.plan(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
-    works = [Work.of(task, (3, False), sampled, columns) for task in tasks]
+    works = [TrainingTask.of(task, (3, False), sampled, columns) for task in tasks]
     works[1:2] = [works[1].part(np.array([1])), works[1].part(np.array([0]))]
-    packed = pickle.loads(pickle.dumps(Packed.of(works)))
+    packed = pickle.loads(pickle.dumps(PackedTasks.of(works)))
     for place, work in enumerate(works):
         again = packed[place]
         assert (again.index, again.round, again.opening) == (work.index, 3, False)

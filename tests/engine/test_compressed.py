@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.api import prepare, run
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Classification, Model, Partition
@@ -105,27 +105,27 @@ def test_beside_running_statistics(name: str):
     whole, alone = (run(few(method, Pictures(), block=block)) for block in (3, 1))
     for key, value in whole.model.items():
         np.testing.assert_allclose(value, alone.model[key], TOLERANCE, TOLERANCE, err_msg=key)
-    job = Job.of("bytes", few(method, Pictures()))
-    forms = Forms(job.method(), job.start())
-    assert forms.buffers == 8 * 2 * (32 + 64 + 128 + 256)
+    job = RunSpec.of("bytes", few(method, Pictures()))
+    state_spec = StateSpec(job.method(), job.start())
+    assert state_spec.buffers == 8 * 2 * (32 + 64 + 128 + 256)
     for row in whole.rows:
-        assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (3 * forms.up, 3 * forms.down)
-        assert row["comm/bytes_buffers_up"] == 3 * forms.buffers
-    total = 8 * sum(value.numel() for value in whole.model.values()) - forms.buffers
-    assert forms.up < total / 10
+        assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (3 * state_spec.up, 3 * state_spec.down)
+        assert row["comm/bytes_buffers_up"] == 3 * state_spec.buffers
+    total = 8 * sum(value.numel() for value in whole.model.values()) - state_spec.buffers
+    assert state_spec.up < total / 10
 
 
 def test_the_papers_bytes():
     """CNN4 on 28 x 28: Kronecker blocks (2, 10), (8, 10), (31, 10) and 3,808 other numbers are 12,008 of 390,880."""
     workload = {"name": "fashion_mnist", "model": "cnn4"}
-    job = Job.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
-    forms = Forms(job.method(), job.start())
-    assert (forms.up, forms.down) == (48_032, 48_040)
-    shown = "\n".join(compression(job.method(), Forms(job.method(), job.started())))
+    job = RunSpec.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
+    state_spec = StateSpec(job.method(), job.start())
+    assert (state_spec.up, state_spec.down) == (48_032, 48_040)
+    shown = "\n".join(compression(job.method(), StateSpec(job.method(), job.started())))
     for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
         assert part in shown
 
 
 def test_nothing_is_shown_of_what_is_not_compressed():
-    plain = Job.of("none", few("fedavg"))
-    assert compression(plain.method(), Forms(plain.method(), plain.started())) == []
+    plain = RunSpec.of("none", few("fedavg"))
+    assert compression(plain.method(), StateSpec(plain.method(), plain.started())) == []

@@ -21,7 +21,7 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
-from fedfleet.engine.clients.local_training import AT_ONCE, Trips
+from fedfleet.engine.clients.local_training import AT_ONCE, LocalTrainer
 
 from .test_chain import CHAINS, workload
 from .test_kernels import lenet
@@ -66,7 +66,7 @@ def outcome(method: Any, chain: tuple[Any, ...], kernels: str, batches: Drawn, s
     public = server.public._replace(shared=pytree.tree_map(noise, server.public.shared))
     client = pytree.tree_map(noise, method.client_init(public))
     with torch.no_grad():
-        return Trips(method, made, x, kernels).alone(public, client, steps, batches)
+        return LocalTrainer(method, made, x, kernels).alone(public, client, steps, batches)
 
 
 @pytest.mark.parametrize("method", [fedavg(Sgd(0.01)), scaffold(Sgd(0.01))], ids=["fedavg", "scaffold"])
@@ -94,7 +94,7 @@ def test_nothing_of_the_server_or_the_client_is_written_to():
     public = method.server_init(x).public
     client = method.client_init(public)
     before = [leaf.clone() for leaf in pytree.tree_leaves((public, client))]
-    Trips(method, made, x, "chain").alone(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
+    LocalTrainer(method, made, x, "chain").alone(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
     assert all(torch.equal(a, b) for a, b in zip(before, pytree.tree_leaves((public, client)), strict=True))
 
 

@@ -16,7 +16,7 @@ from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.rules import Sgd
 from fedfleet.engine.api import run
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schedules import at
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
@@ -39,7 +39,7 @@ def plan(workload: Any = "digits", method: Any = SGD, steps: int = 3, **more: An
 
 
 def started(data: dict[str, Any]) -> None:
-    job = Job.of("test", experiment(data))
+    job = RunSpec.of("test", experiment(data))
     _ = job.workload
     job.method()
 

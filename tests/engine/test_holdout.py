@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from fedfleet.engine.api import Result, run
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.partition_file import digest
@@ -73,7 +73,7 @@ def worst(values: np.ndarray) -> float:
 def test_fairness_with_natural_clients(table):
     experiment = plan(table, evaluate={"fairness": True})
     result = run(experiment)
-    split = Job.of("again", experiment).split()
+    split = RunSpec.of("again", experiment).split()
     assert "client" not in split.train
     assert "client" not in split.test
     own = on_clients(result, split.train, split.parts)
@@ -87,7 +87,7 @@ def test_accuracy_on_rows_that_clients_hold_out(way, table):
     asked = {"held_out": 0.25} if way == "fraction" else {}
     workload = {**table, "held_out": "mine"} if way == "column" else table
     experiment = plan(workload, evaluate={"fairness": True, **asked})
-    result, split = run(experiment), Job.of("again", experiment).split()
+    result, split = run(experiment), RunSpec.of("again", experiment).split()
     held = split.parts.held
     assert held is not None
     assert held.sizes.tolist() == [4] * OWNERS
@@ -104,9 +104,9 @@ def test_accuracy_on_rows_that_clients_hold_out(way, table):
 
 def test_held_out_rows_are_not_trained_on(table):
     """Each row is either trained on or held out, by the client that had it; the same rows for the same seed."""
-    whole = Job.of("all", plan(table)).split().parts
+    whole = RunSpec.of("all", plan(table)).split().parts
     asked = plan(table, evaluate={"held_out": 0.3})
-    parts, again = (Job.of("some", asked).split().parts for _ in range(2))
+    parts, again = (RunSpec.of("some", asked).split().parts for _ in range(2))
     assert parts.held is not None
     assert digest(parts) == digest(again)
     assert digest(parts) != digest(Parts(parts.offsets, parts.rows))
@@ -114,7 +114,7 @@ def test_held_out_rows_are_not_trained_on(table):
         trained, held, both = (p.rows[p.offsets[client] : p.offsets[client + 1]] for p in (parts, parts.held, whole))
         assert len(held) == round(0.3 * 16)
         assert sorted([*trained, *held]) == sorted(both)
-    column = Job.of("column", plan({**table, "held_out": "mine"})).split()
+    column = RunSpec.of("column", plan({**table, "held_out": "mine"})).split()
     assert "held_out" not in column.train
     assert column.parts.held is not None
     assert set(column.parts.held.rows.tolist()) == {i for i in range(ROWS) if i // OWNERS % 4 == 0}
@@ -122,7 +122,7 @@ def test_held_out_rows_are_not_trained_on(table):
 
 def test_without_held_out_rows_nothing_moves(table):
     experiment = plan(table)
-    parts = Job.of("plain", experiment).split().parts
+    parts = RunSpec.of("plain", experiment).split().parts
     assert parts.held is None
     assert not [name for name in run(experiment).metrics if name.startswith("eval/clients")]
 
@@ -132,7 +132,7 @@ def test_clients_with_few_rows(batch):
     """A client of one row trains on it and is left out of the mean; one of two rows holds out one."""
     workload = Digits(model=Logistic(), partition=Dirichlet(0.1))
     experiment = plan(workload, 200, {"held_out": 0.1, "batch": batch})
-    whole, split = Job.of("w", plan(workload, 200)).split().parts, Job.of("s", experiment).split()
+    whole, split = RunSpec.of("w", plan(workload, 200)).split().parts, RunSpec.of("s", experiment).split()
     held = split.parts.held
     assert held is not None
     assert (whole.sizes == 1).any()
@@ -174,7 +174,7 @@ def test_mistakes_about_held_out_rows(table):
         (plan("linear", 10, {"held_out": 0.5}), None),
         (plan("saddle", 10, {"fairness": True}), "evaluate.fairness: the workload's report goes by floor"),
     ):
-        job = Job.of("mistake", experiment)
+        job = RunSpec.of("mistake", experiment)
         if words is None:
             assert job.split().parts.held is not None
         else:
@@ -195,6 +195,6 @@ def test_natural_with_fewer_clients_says_how_many_rows_it_leaves_out(backend, ta
 
 
 def test_the_partition_command_says_it_too(table):
-    said = told(Dealt.of(Job.of("partition", plan(table, 5, {"held_out": 0.25}))))
+    said = told(Dealt.of(RunSpec.of("partition", plan(table, 5, {"held_out": 0.25}))))
     assert "5 clients, 60 training rows, 40 test rows, 20 rows held out by clients" in said
     assert "160 of 240 training rows belong to no client" in said

@@ -9,8 +9,8 @@ import sys
 import psutil
 
 from fedfleet.engine.api import prepare, run
-from fedfleet.engine.clients.worker import Host
-from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.clients.worker import Worker
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 
 from .setups import STEPS, digits
 
@@ -29,7 +29,7 @@ def test_a_host_is_light(ray_here):
     job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", hosts=1), "test")
     split = job.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-    driver = Driver(job, Setup(split.parts, examples(split.test)))
+    driver = Driver(job, DataSummary(split.parts, examples(split.test)))
     try:
         driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
         assert len(list(driver.rounds())) == 3
@@ -46,6 +46,6 @@ def test_a_finished_run_lets_go_of_its_data():
     gc.disable()
     try:
         run(digits("scaffold", STEPS, rounds=1))
-        assert not [found for found in gc.get_objects() if type(found) is Host]
+        assert not [found for found in gc.get_objects() if type(found) is Worker]
     finally:
         gc.enable()

@@ -18,7 +18,7 @@ from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.base import InProcess
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.registry import resolve, signature
-from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.workloads.base import Stateless
 from tests.test_conformance import Few, few, spec
 
@@ -39,7 +39,7 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     job = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
     split = job.split()
     data = Data.of(split.train, split.test, split.parts)
-    driver = Driver(job, Setup(split.parts, 1))
+    driver = Driver(job, DataSummary(split.parts, 1))
     driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
     try:
         assert driver._opening()

@@ -12,8 +12,8 @@ import torch
 
 from fedfleet.engine import resume, run
 from fedfleet.engine.clients import autotune
-from fedfleet.engine.clients.local_training import Trips
-from fedfleet.engine.config.run_spec import Chosen, Job
+from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import execution_plan
 from fedfleet.engine.records.observer import Observer
@@ -53,9 +53,11 @@ def never(*args: Any) -> Any:
     raise AssertionError("must not be measured")
 
 
-def settled(experiment, measure=never, directory: Path | None = None, resumed: bool = False) -> tuple[Chosen, str]:
-    job = Job.of("run", experiment, str(directory) if directory else None, resumed)
-    job, told = execution_plan.settled(job, job.split(), measure)
+def plan_execution(
+    experiment, measure=never, directory: Path | None = None, resumed: bool = False
+) -> tuple[ExecutionPlan, str]:
+    job = RunSpec.of("run", experiment, str(directory) if directory else None, resumed)
+    job, told = execution_plan.plan_execution(job, job.split(), measure)
     assert job.chosen is not None
     return job.chosen, told
 
@@ -78,7 +80,7 @@ def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or
 
     def measure(job, split, candidates):
         asked.append(job)
-        return {Chosen(3, "torch"): 1.0}
+        return {ExecutionPlan(3, "torch"): 1.0}
 
     base = auto()
     method = {**base.method, "rule": {"name": "sgd", "lr": 0.3}}
@@ -91,10 +93,10 @@ def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or
         auto(dtype="float64"),
     ]
     for experiment in same:
-        assert settled(experiment, measure)[0] == (3, "torch")
+        assert plan_execution(experiment, measure)[0] == (3, "torch")
     assert len(asked) == 1
     for experiment in others:
-        settled(experiment, measure)
+        plan_execution(experiment, measure)
     assert len(asked) == 1 + len(others)
 
 
@@ -104,7 +106,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     experiment = auto().model_copy(update={"federation": plan})
 
     def chosen(job, split, candidates):
-        return {Chosen(5, "torch"): 1.0}
+        return {ExecutionPlan(5, "torch"): 1.0}
 
     monkeypatch.setattr("fedfleet.engine.api.measure", chosen)
     whole = run(experiment)
@@ -130,47 +132,52 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
 
 
 def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
-    assert settled(auto(block=4, kernels="torch"))[1] == "path: blocks of 4 clients, torch kernels (as given)"
+    assert plan_execution(auto(block=4, kernels="torch"))[1] == "path: blocks of 4 clients, torch kernels (as given)"
     monkeypatch.setattr(execution_plan, "WORTH", 10**9)
-    assert settled(auto()) == ((9, "torch"), "path: blocks of 9 clients, torch kernels (too short a run to measure)")
+    assert plan_execution(auto()) == (
+        (9, "torch"),
+        "path: blocks of 9 clients, torch kernels (too short a run to measure)",
+    )
 
 
 def test_candidates():
-    job = Job.of("run", digits("fedavg", STEPS, block="auto"))
+    job = RunSpec.of("run", digits("fedavg", STEPS, block="auto"))
     plan = job.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
-    job = Job.of("run", job.experiment.model_copy(update={"federation": plan}))
+    job = RunSpec.of("run", job.experiment.model_copy(update={"federation": plan}))
     blocks = (1, 3, 5, 9, 13, 25)
-    assert execution_plan.candidates(job) == [Chosen(block, name) for block in blocks for name in ("torch", "chain")]
-    other = Job.of("run", job.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}}))
+    assert execution_plan.candidates(job) == [
+        ExecutionPlan(block, name) for block in blocks for name in ("torch", "chain")
+    ]
+    other = RunSpec.of("run", job.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}}))
     assert {c.kernels for c in execution_plan.candidates(other)} == {"torch", "native"}
     double = job.experiment.model_copy(update={"engine": job.experiment.engine.model_copy(update={"dtype": "float64"})})
-    assert {c.kernels for c in execution_plan.candidates(Job.of("run", double))} == {"torch"}
+    assert {c.kernels for c in execution_plan.candidates(RunSpec.of("run", double))} == {"torch"}
 
 
 def test_the_first_within_noise_is_taken():
-    assert execution_plan.quickest({Chosen(1, "torch"): 1.02, Chosen(4, "torch"): 1.0}) == (1, "torch")
-    assert execution_plan.quickest({Chosen(1, "torch"): 1.1, Chosen(4, "native"): 1.0}) == (4, "native")
+    assert execution_plan.quickest({ExecutionPlan(1, "torch"): 1.02, ExecutionPlan(4, "torch"): 1.0}) == (1, "torch")
+    assert execution_plan.quickest({ExecutionPlan(1, "torch"): 1.1, ExecutionPlan(4, "native"): 1.0}) == (4, "native")
     assert execution_plan.quickest({}) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
 def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
-    real = Trips.together
+    real = LocalTrainer.together
 
     def together(self, public, client, steps, batches):
         if len(steps) > 2:
             raise error
         return real(self, public, client, steps, batches)
 
-    monkeypatch.setattr(Trips, "together", together)
-    job = Job.of("run", auto(kernels="torch"))
+    monkeypatch.setattr(LocalTrainer, "together", together)
+    job = RunSpec.of("run", auto(kernels="torch"))
     ran = autotune.measure(job, job.split(), execution_plan.candidates(job))
     assert list(ran) == [(1, "torch"), (2, "torch")]
 
 
 def test_where_nothing_runs_the_rule_holds():
     """The run itself then says what is wrong."""
-    assert settled(auto(), lambda *_: {})[0] == (9, "torch")
+    assert plan_execution(auto(), lambda *_: {})[0] == (9, "torch")
 
 
 def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path):
@@ -180,9 +187,9 @@ def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path)
     def one(block: int) -> None:
         def measure(*_):
             both.wait()
-            return {Chosen(block, "torch"): 1.0}
+            return {ExecutionPlan(block, "torch"): 1.0}
 
-        found.append(settled(auto(), measure)[0])
+        found.append(plan_execution(auto(), measure)[0])
 
     threads = [threading.Thread(target=one, args=(block,)) for block in (2, 3)]
     for thread in threads:
@@ -195,22 +202,22 @@ def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path)
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"block": 0, "kernels": "torch"}', '{"block": 2, "kernels": "x"}'])
 def test_a_damaged_answer_is_told(text, cache: Path):
-    settled(auto(), lambda *_: {Chosen(2, "torch"): 1.0})
+    plan_execution(auto(), lambda *_: {ExecutionPlan(2, "torch"): 1.0})
     (kept,) = (cache / "paths").iterdir()
     kept.write_text(text)
     with pytest.raises(ConfigError, match=r"is damaged .*; remove it"):
-        settled(auto())
+        plan_execution(auto())
 
 
 def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
     cache.write_text("a file, not a folder")
-    chosen, told = settled(auto(), lambda *_: {Chosen(2, "torch"): 1.0})
+    chosen, told = plan_execution(auto(), lambda *_: {ExecutionPlan(2, "torch"): 1.0})
     assert chosen == (2, "torch")
     assert "measured, and not kept" in told
 
 
 def test_measuring_leaves_the_callers_threads_alone():
     before = torch.get_num_threads()
-    job = Job.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
+    job = RunSpec.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
     assert autotune.measure(job, job.split(), execution_plan.candidates(job)[:1])
     assert torch.get_num_threads() == before

@@ -12,7 +12,7 @@ import pytest
 
 from fedfleet.engine.api import Result, run
 from fedfleet.engine.config.registry import Parts, find_plugin
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 
@@ -157,7 +157,7 @@ def test_files_of_one_name_in_two_folders(folder: Path):
     """Each class finds the names of its own module."""
     (folder / "other").mkdir()
     (folder / "other" / "own_rule.py").write_text(METHOD)
-    parts = Job.of("", described(["own_rule.py", "other/own_rule.py"])).parts
+    parts = RunSpec.of("", described(["own_rule.py", "other/own_rule.py"])).parts
     built = parts.build("METHODS", {"name": "halved", "rule": "signed"}, "method")
     assert type(built.rule).__name__ == "Signed"
 

@@ -10,7 +10,7 @@ from fedfleet.algorithms.rules import Sgd
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.api import prepare
-from fedfleet.engine.clients.local_training import Gradient, Trips
+from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import LeNet, Mlp
@@ -39,8 +39,8 @@ def test_gradients_are_float32s_within_bfloat16s_rounding(model):
     x = Tree.of(workload.init(0))
     random = torch.Generator().manual_seed(0)
     batch = {"input": torch.randn(16, 1, 28, 28, generator=random), "label": torch.arange(16) % 10}
-    trips = [Trips(fedavg(Sgd(0.1)), workload, x, precision=precision) for precision in (None, torch.bfloat16)]
-    full, half = (Gradient.forward(x.flat, trip, x.layout, tuple(batch), *batch.values()) for trip in trips)
+    trainer = [LocalTrainer(fedavg(Sgd(0.1)), workload, x, precision=precision) for precision in (None, torch.bfloat16)]
+    full, half = (Gradient.forward(x.flat, trip, x.layout, tuple(batch), *batch.values()) for trip in trainer)
     assert half[0].dtype == half[1].dtype == torch.float32
     assert 0 < float((half[0] - full[0]).norm() / full[0].norm()) < 0.1
     assert float((half[1] - full[1]).abs()) < 0.05

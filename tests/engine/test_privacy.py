@@ -8,19 +8,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.api import prepare
-from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
 from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.config.run_spec import Job
-from fedfleet.engine.state.row_files import Place
+from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.state.row_files import StateLayout
 
 from .setups import EPOCHS, STEPS, digits
 
 
-def task_of(job: Job, data: Data, clients: np.ndarray) -> Work:
+def task_of(job: RunSpec, data: Data, clients: np.ndarray) -> TrainingTask:
     plan = job.experiment.federation
     tasks = sampling.plan(clients, data.parts.sizes[clients], plan.local, len(clients))
     none = np.full(len(clients), -1)
-    return Work(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
+    return TrainingTask(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
 
 
 @pytest.mark.parametrize("local", [STEPS, EPOCHS], ids=["steps", "epochs"])
@@ -38,9 +38,9 @@ def test_other_clients_rows_may_be_anything(local, block):
     sums = []
     for train in (split.train, poisoned):
         data = Data.of(train, split.test, split.parts)
-        host = Host(job, data, Place("", 0, narrow=False, digests=False), lambda: None)
-        leaves = [leaf.numpy() for leaf in pytree.tree_leaves(host.forms.server.public)]
-        sums.append(host.train(task_of(job, data, clients), Shared(1, leaves)))
+        host = Worker(job, data, StateLayout("", 0, narrow=False, digests=False), lambda: None)
+        leaves = [leaf.numpy() for leaf in pytree.tree_leaves(host.state_spec.server.public)]
+        sums.append(host.train(task_of(job, data, clients), Broadcast(1, leaves)))
     assert all(np.array_equal(a, b) for a, b in zip(sums[0].leaves, sums[1].leaves, strict=True))
     assert np.isfinite(sums[1].leaves[0]).all()
     assert sums[0].facts["loss"] == sums[1].facts["loss"]

@@ -17,13 +17,13 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from fedfleet.engine import run
 from fedfleet.engine.clients import kernel_proof
-from fedfleet.engine.clients.worker import Data, Host
-from fedfleet.engine.config.run_spec import Chosen, Job
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import execution_plan, library
 from fedfleet.engine.kernels.fused_chain import Unfit, fitted
-from fedfleet.engine.state.row_files import Place
+from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
 from fedfleet.workloads.digits import Digits
@@ -157,7 +157,7 @@ def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(execution_plan, "WORTH", 0)
 
-    def own_ones(job: Job, split: Any, candidates: list[Chosen]) -> dict[Chosen, float]:
+    def own_ones(job: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
         return {candidates[-1]: 1.0}  # torch's come first
 
     monkeypatch.setattr("fedfleet.engine.api.measure", own_ones)
@@ -200,7 +200,7 @@ def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(mak
 
 def test_hooks_of_all_modules_are_seen():
     workload = made()
-    job = Job.of("run", experiment(workload, kernels="chain"))
+    job = RunSpec.of("run", experiment(workload, kernels="chain"))
     assert fitted(workload, job.start().layout)
     hook = nn.modules.module.register_module_forward_hook(lambda module, given, y: y)
     try:
@@ -221,7 +221,7 @@ def test_a_tensor_put_on_the_workload_itself_is_seen():
     workload = made()
     vars(workload)["losses"] = lambda p, batch: 2 * Digits.losses(workload, p, batch)
     with pytest.raises(Unfit, match="losses"):
-        fitted(workload, Job.of("run", experiment(workload)).start().layout)
+        fitted(workload, RunSpec.of("run", experiment(workload)).start().layout)
 
 
 def test_columns_of_another_size_than_declared_are_refused():
@@ -242,32 +242,34 @@ def test_columns_of_another_size_than_declared_are_refused():
 
 def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = experiment(made(), kernels="auto")
-    job = replace(Job.of("run", asked, str(tmp_path), resume=True))
+    job = replace(RunSpec.of("run", asked, str(tmp_path), resume=True))
     split = job.split()
-    assert execution_plan.proven(job, split, Chosen(4, "chain"), "as the run began") == (
+    assert execution_plan.proven(job, split, ExecutionPlan(4, "chain"), "as the run began") == (
         (4, "chain"),
         "as the run began",
     )
-    other = replace(Job.of("run", experiment(made(inputs=noisy)), str(tmp_path), resume=True))
+    other = replace(RunSpec.of("run", experiment(made(inputs=noisy)), str(tmp_path), resume=True))
     with pytest.raises(ConfigError, match=r"the run began with chain kernels.*resume it on a machine"):
-        execution_plan.proven(other, split, Chosen(4, "chain"), "as the run began")
+        execution_plan.proven(other, split, ExecutionPlan(4, "chain"), "as the run began")
 
 
 def test_a_host_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
-    job = Job.of("run", experiment(made(), kernels="chain"))
+    job = RunSpec.of("run", experiment(made(), kernels="chain"))
     split = job.split()
-    settled, _ = execution_plan.settled(job, split, lambda *_: {})
-    data, rows = Data.of(split.train, split.test, split.parts), Place("", 0, False, False)
+    plan_execution, _ = execution_plan.plan_execution(job, split, lambda *_: {})
+    data, rows = Data.of(split.train, split.test, split.parts), StateLayout("", 0, False, False)
     proofs = []
     real = kernel_proof.prove
     monkeypatch.setattr("fedfleet.engine.clients.worker.prove", lambda *given: proofs.append(given) or real(*given))
-    Host(settled, data, rows, lambda: None)
+    Worker(plan_execution, data, rows, lambda: None)
     assert not proofs  # the same library on the same processor
-    Host(replace(settled, proved="another machine"), data, rows, lambda: None)
+    Worker(replace(plan_execution, proved="another machine"), data, rows, lambda: None)
     assert len(proofs) == 1
-    wrong = Job.of("run", experiment(made(inputs=noisy), kernels="chain")).by(Chosen(4, "chain"), "another machine")
+    wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).by(
+        ExecutionPlan(4, "chain"), "another machine"
+    )
     with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
-        Host(wrong, data, rows, lambda: None)
+        Worker(wrong, data, rows, lambda: None)
 
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------
@@ -306,10 +308,10 @@ def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     library.library.cache_clear()
 
 
-def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[Job, kernel_proof.Proof]:
+def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel_proof.Proof]:
     from .test_kernels import lenet
 
-    job = Job.of("run", lenet(method=method, kernels=kernels))
+    job = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = job.split()
     return job, kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), kernels)
 
@@ -333,7 +335,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 
 @pytest.mark.usefixtures("wrong_library")
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
-    job = Job.of("run", digits("local_muon", STEPS, kernels="native"))
+    job = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = job.split()
     proving = kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
@@ -351,7 +353,7 @@ def test_a_run_that_asks_for_them_is_told(tmp_path: Path):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "local_muon"])
 def test_what_is_right_is_proven(method, kernels):
     for seed in range(4):
-        job = Job.of(
+        job = RunSpec.of(
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = job.split()
@@ -369,9 +371,9 @@ def test_a_dead_start_proves_nothing_by_itself():
         return Classification.logits(self, {**p, "1.weight": p["1.weight"] / 2}, batch, key)
 
     workload = made(init=dead, logits=halved_hidden, chained=property(said))
-    job = Job.of("run", experiment(workload, kernels="chain"))
+    job = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = job.split()
-    right = Job.of("run", experiment(made(init=dead), kernels="chain"))
+    right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
     kernel_proof.prove(right, kernel_proof.Given(split.train, split.parts), "chain")
     with pytest.raises(kernel_proof.Disagreement):
         kernel_proof.prove(job, kernel_proof.Given(split.train, split.parts), "chain")

@@ -11,12 +11,12 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.clients.worker import Work
+from fedfleet.engine.clients.worker import TrainingTask
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
-from fedfleet.engine.state.row_files import DIGEST, Rows
+from fedfleet.engine.state.row_files import DIGEST, RowFiles
 from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.partitions import Iid
@@ -36,7 +36,7 @@ class Federation:
         self.table = Table(SAMPLE, clients, COHORT, (folder, False, True))
         self.visits = np.zeros(clients, dtype=np.int64)
 
-    def round(self) -> list[Work]:
+    def round(self) -> list[TrainingTask]:
         """The driver's steps, hosts left out."""
         self.number += 1
         sampled = sampling.sample(0, self.number, self.clients, COHORT)
@@ -46,7 +46,7 @@ class Federation:
         for task in tasks:
             at = np.searchsorted(sampled, task.clients)
             columns = (self.visits[task.clients], np.ones(len(at)), read[at], write[at])
-            works.append(Work(task, self.number, False, *columns))
+            works.append(TrainingTask(task, self.number, False, *columns))
             stream(self.parts, task.clients, columns[0], LOCAL, 0)
         self.table.commit(np.zeros((COHORT, DIGEST), dtype=np.uint8))
         self.visits[sampled] += 1
@@ -119,13 +119,13 @@ def test_time_of_states_is_reading_and_writing(tmp_path, monkeypatch):
     nothing is read yet."""
     pause = 0.01
     for name in ("read", "write"):
-        plain = getattr(Rows, name)
+        plain = getattr(RowFiles, name)
 
         def slow(*given, plain=plain):
             time.sleep(pause)
             return plain(*given)
 
-        monkeypatch.setattr(Rows, name, slow)
+        monkeypatch.setattr(RowFiles, name, slow)
     experiment = digits("scaffold", STEPS)
     for out in (None, tmp_path / "run"):
         first, *later = run(experiment, out).rows

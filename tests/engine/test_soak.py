@@ -12,7 +12,7 @@ import pytest
 from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.base import InProcess
 from fedfleet.engine.clients.worker import Data
-from fedfleet.engine.rounds.driver import Driver, Setup
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 
 from .setups import STEPS, digits
 
@@ -25,7 +25,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
     job = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
     split = job.split()
-    driver = Driver(job, Setup(split.parts, len(split.test["label"])))
+    driver = Driver(job, DataSummary(split.parts, len(split.test["label"])))
     found = []
     tracemalloc.start()
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xxhash
 
-from fedfleet.engine.state.row_files import Rows, paths, rest, runs, spot
+from fedfleet.engine.state.row_files import RowFiles, paths, rest, runs, spot
 from fedfleet.engine.state.table import Table
 
 
@@ -28,14 +28,14 @@ def table(tmp_path):
 
 
 def write(table: Table, clients: list[int], value: int) -> None:
-    rows = Rows(table.place, SAMPLE)
+    rows = RowFiles(table.place, SAMPLE)
     _, fresh = table.reserve(np.array(clients))
     states = State(torch.full((len(clients), 3, 2), float(value)), torch.full((len(clients),), value))
     rows.write(torch.from_numpy(fresh), states)
 
 
 def read(table: Table, client: int) -> int:
-    rows = Rows(table.place, SAMPLE)
+    rows = RowFiles(table.place, SAMPLE)
     state = rows.read(torch.tensor([int(table.row[client])]), SAMPLE)
     assert (state.vector == state.count).all()
     return int(state.count)
@@ -84,8 +84,8 @@ def test_what_is_written_is_read(tmp_path, narrow):
     table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
     order = torch.tensor([4, 0, 3])
     states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
-    told = Rows(table.place, sample).write(order, states)
-    other = Rows(table.place, sample)
+    told = RowFiles(table.place, sample).write(order, states)
+    other = RowFiles(table.place, sample)
     floats, *whole = other.read(order.flip(0), sample)
     kept = states[0].to(torch.bfloat16).to(torch.float32) if narrow else states[0]
     assert (floats == kept.flip(0)).all()
@@ -103,7 +103,7 @@ def test_what_is_written_is_read(tmp_path, narrow):
 def test_a_client_alone_has_the_row_of_one_in_a_block(tmp_path, narrow):
     sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
     table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
-    rows = Rows(table.place, sample)
+    rows = RowFiles(table.place, sample)
     states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
     told = rows.write(torch.tensor([0, 1, 2]), states)
     for client in range(3):
@@ -116,7 +116,7 @@ def test_a_client_alone_has_the_row_of_one_in_a_block(tmp_path, narrow):
 
 
 def test_a_file_that_ends_is_told(table):
-    rows = Rows(table.place, SAMPLE)
+    rows = RowFiles(table.place, SAMPLE)
     for path in paths(table.place.folder):
         Path(path).write_bytes(b"")
     with pytest.raises(OSError, match="row 3 of"):
@@ -125,7 +125,7 @@ def test_a_file_that_ends_is_told(table):
 
 def test_a_row_on_a_first_visit_is_the_fresh_state_unrounded(tmp_path):
     table = Table((torch.zeros(3),), 4, 0, (str(tmp_path / "state"), True, False))
-    rows, fresh = Rows(table.place, (torch.zeros(3),)), (torch.tensor([1 / 3, 2 / 3, 1.0]),)
+    rows, fresh = RowFiles(table.place, (torch.zeros(3),)), (torch.tensor([1 / 3, 2 / 3, 1.0]),)
     rows.write(torch.tensor([2]), (torch.full((1, 3), 0.5),))
     (states,) = rows.read(torch.tensor([-1, 2, -1]), fresh)
     assert torch.equal(states, torch.stack([fresh[0], torch.full((3,), 0.5), fresh[0]]))

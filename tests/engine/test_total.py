@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.reduction.accumulator import Total
-from fedfleet.engine.reduction.tree import At, Fold, Shape
+from fedfleet.engine.reduction.accumulator import Accumulator
+from fedfleet.engine.reduction.tree import TreeNode, TreeReducer, TreeShape
 
 SIZE = 37
 
@@ -40,19 +40,21 @@ torch.utils._pytree.register_pytree_node(
 
 def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.ndarray]:
     """Block by block, then the tree's order, by numpy in float64."""
-    fold: Fold[list[np.ndarray]] = Fold(Shape([len(blocks)]), lambda a, b: [x + y for x, y in zip(a, b, strict=True)])
+    fold: TreeReducer[list[np.ndarray]] = TreeReducer(
+        TreeShape([len(blocks)]), lambda a, b: [x + y for x, y in zip(a, b, strict=True)]
+    )
     for i, block in enumerate(blocks):
         sums = [np.zeros(SIZE), np.zeros(())]
         for leaves, weight in block:
             sums[0] = sums[0] + weight * leaves["delta"].double().numpy()
             sums[1] = sums[1] + leaves["more"].double().numpy()
-        fold.put(At(0, i), sums)
+        fold.put(TreeNode(0, i), sums)
     return fold.whole()
 
 
-def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Total:
-    forms = SimpleNamespace(message=blocks[0][0][0], weighted=[True, False])
-    total = Total(forms, len(blocks), kernels)  # pyright: ignore[reportArgumentType]
+def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Accumulator:
+    state_spec = SimpleNamespace(message=blocks[0][0][0], weighted=[True, False])
+    total = Accumulator(state_spec, len(blocks), kernels)  # pyright: ignore[reportArgumentType]
     for block in blocks:
         for number, (leaves, weight) in enumerate(block):
             total.add_one(outcome(leaves, number + 0.5), np.array([3]), np.array([weight]), only=len(block) == 1)

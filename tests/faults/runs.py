@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.engine import run
 from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.records.observer import Observer
 from fedfleet.engine.state.row_files import paths, spot, width
 
@@ -64,9 +64,9 @@ def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) 
 
 def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
     """The file of a row of a run's states, where it begins there, and its bytes."""
-    job = Job.of("width", small(out, method))
+    job = RunSpec.of("width", small(out, method))
     number, place = spot(row)
-    each = width(pytree.tree_leaves(Forms(job.method(), job.start()).client), narrow=False)
+    each = width(pytree.tree_leaves(StateSpec(job.method(), job.start()).client), narrow=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
 
 

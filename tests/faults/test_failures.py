@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.contract import Round
 from fedfleet.engine import run
 from fedfleet.engine.api import digest, new_run_id, prepare, resume
-from fedfleet.engine.clients.worker import Data, Host, Shared, Work
+from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.schema import Evaluate
-from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, HostsLost
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
+from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.state.checkpoint import read
 from fedfleet.engine.state.table import Table
 
@@ -114,10 +114,10 @@ def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
 def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     job = prepare(chosen, new_run_id())
     split, method, x = job.split(), job.method(), job.start()
-    forms, server, sampled = Forms(method, x), method.server_init(x), cohort_of(1)
-    table = Table(forms.client, CLIENTS, CLIENTS, (None, False, False))
+    state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
+    table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
     try:
-        host = Host(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+        host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
         sizes = np.diff(split.parts.offsets)[sampled]
         tasks = sampling.plan(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)
@@ -125,14 +125,14 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
         for task in tasks:
             count = len(task.clients)
             none, rows = np.zeros(count, dtype=np.int64), fresh[np.searchsorted(sampled, task.clients)]
-            work = Work(task, 1, False, none, np.ones(count), none - 1, rows)
+            work = TrainingTask(task, 1, False, none, np.ones(count), none - 1, rows)
             rest = np.flatnonzero(task.clients != without)
-            shared = Shared(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
+            shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
             sums = host.train(work.part(rest) if len(rest) < count else work, shared)
             leaves = [a + b for a, b in zip(leaves, sums.leaves, strict=True)] if leaves else sums.leaves
             weight += sums.facts["weight"]
         with torch.no_grad():
-            mean = forms.mean([torch.as_tensor(leaf) for leaf in leaves], len(sampled) - 1, weight)
+            mean = state_spec.mean([torch.as_tensor(leaf) for leaf in leaves], len(sampled) - 1, weight)
             server = method.server_update(server, mean, Round(1, 1, len(sampled) - 1, CLIENTS))
         return dict(method.model(server).items())
     finally:
@@ -218,7 +218,7 @@ def test_a_host_that_is_stuck_is_replaced_and_its_stack_shown(kind, where, tmp_p
 
 def test_hosts_that_cannot_start_end_the_run(tmp_path, ray_here):
     plan(tmp_path, rule(0, "start"))
-    with pytest.raises(HostsLost, match=r"no host is left that can run clients, the last: .*no host can start"):
+    with pytest.raises(WorkersLost, match=r"no host is left that can run clients, the last: .*no host can start"):
         run(small(tmp_path, backend="ray", hosts=2))
 
 

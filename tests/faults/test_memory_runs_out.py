@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from fedfleet.engine import memory, run
 from fedfleet.engine.backends.ray.worker_handle import death
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import OutOfMemory
 
 from .runs import Watch, cohort_of, plan, rule, same, small
@@ -120,7 +120,7 @@ def test_clients_without_memory_are_not_dropped(tmp_path):
 
 
 def test_how_a_workers_death_is_told(tmp_path):
-    job = Job.of("run", small(tmp_path))
+    job = RunSpec.of("run", small(tmp_path))
     found = death(OutOfMemoryError("Memory on the node was 0.96, above the threshold of 0.95"), job)
     assert found.kind == "memory"
     assert "memory ran out" in found.cause

@@ -12,7 +12,7 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.config.run_spec import Chosen
+from fedfleet.engine.config.run_spec import ExecutionPlan
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.kernels import execution_plan
 from fedfleet.engine.state.checkpoint import read, seal
@@ -20,7 +20,7 @@ from fedfleet.engine.state.checkpoint import read, seal
 from .runs import Watch, interrupt, same, small
 
 EVERY = {"every": 2, "keep": 3}
-MEASURED = Chosen(5, "torch")
+MEASURED = ExecutionPlan(5, "torch")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...engine.api import run
 from ...engine.clients import autotune
-from ...engine.config.run_spec import Job
+from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.kernels.execution_plan import remembered
@@ -106,7 +106,7 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
     engine = made.engine
     if "auto" not in (engine.block, engine.kernels):
         return made, ""
-    job = Job.of("bench", made)
+    job = RunSpec.of("bench", made)
     (block, kernels), how = remembered(job, job.split(), autotune.measure)
     engine = engine.model_copy(update={"block": block, "kernels": kernels})
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"

@@ -13,7 +13,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from ...engine.backends.ray.connect import start_ray
-from ...engine.config.run_spec import Job
+from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError
 from .conductor import Conductor
@@ -143,7 +143,7 @@ def begin_ray(sample: Experiment, hosts: int) -> bool:
     """Connect to Ray or start it; whether it is ours to stop. ConfigError for a trial that could never be placed."""
     engine = sample.engine.model_copy(update={"backend": "ray", "hosts": max(1, hosts)})
     try:
-        return start_ray(Job("search", sample.model_copy(update={"engine": engine})))
+        return start_ray(RunSpec("search", sample.model_copy(update={"engine": engine})))
     except ConfigError as error:
         raise ConfigError(f"search.hosts: a trial does not fit: {error}") from None
 

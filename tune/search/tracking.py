@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...engine.config.run_spec import Job
+from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.rounds.driver import Record
 from ..mlflow_runs import (
@@ -191,7 +191,7 @@ class SearchTracker:
         log_parameters(self.client, run.info.run_id, experiment)
 
     def _tags(self, number: int, experiment: Experiment) -> dict[str, str]:
-        job = Job.of(f"{self.search_id}-{number:04d}", experiment)
+        job = RunSpec.of(f"{self.search_id}-{number:04d}", experiment)
         found = {
             "method": name_of(experiment.method),
             "workload": name_of(experiment.workload),

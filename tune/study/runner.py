@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...algorithms.contract import Deferred
 from ...engine.api import prepare
 from ...engine.config import schedules
-from ...engine.config.run_spec import Job
+from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, Interrupted
 from ...engine.kernels.execution_plan import words
@@ -139,7 +139,7 @@ def resolve(cell: Cell) -> None:
 
 
 def built_of(cell: Cell) -> None:
-    job = Job.of("check", experiment(cell.data))
+    job = RunSpec.of("check", experiment(cell.data))
     assert job.workload is not None
     spec = schedules.at(job.experiment.method, 1, job.experiment.federation.rounds, "method")
     built = job.parts.build("METHODS", spec, "method")

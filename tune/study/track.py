@@ -12,7 +12,7 @@ import queue
 import threading
 from typing import Any
 
-from ...engine.config.run_spec import Job
+from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ..mlflow_runs import (
     again,
@@ -132,7 +132,7 @@ class Tracker:
             CELL: cell.key,
             "method": cell.method,
             "workload": name_of(made.workload),
-            "partition": partition_of(Job.of("", made)),
+            "partition": partition_of(RunSpec.of("", made)),
             "level": ", ".join(cell.place),
             "seed": str(cell.seed),
             **axes,

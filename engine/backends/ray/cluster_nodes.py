@@ -13,9 +13,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ...config.run_spec import Job
-from ...config.schema import HostGroup
-from ...state.row_files import Place
+from ...config.run_spec import RunSpec
+from ...config.schema import WorkerGroup
+from ...state.row_files import StateLayout
 from ...state.table import Table
 from .locality import DRIVER, Whereabouts, reads
 from .node_agent import FarHost, Keeper
@@ -38,7 +38,7 @@ class Site:
     id: str
     name: str
     number: int
-    place: Place
+    place: StateLayout
     keeper: Any
     alive: bool = True
     died: int = 0  # hosts in a row that died there as they started
@@ -59,7 +59,7 @@ class Seat:
 
     number: int
     site: Site
-    group: HostGroup
+    group: WorkerGroup
     actor: Any
     ready: Any
     bundle: int | None = None  # of the run's room; None for one that came later
@@ -78,7 +78,7 @@ class Seat:
 class Sites:
     """`seats` are hosts that work, `coming` those that start. tell: is told what a log should have."""
 
-    def __init__(self, job: Job, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
+    def __init__(self, job: RunSpec, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
         self.job, self.data, self.table, self.tell = job, data, table, tell
         self.where = Whereabouts(table.capacity)
         self.sites: list[Site] = []
@@ -108,7 +108,7 @@ class Sites:
         self.sites.append(site)
         return site
 
-    def seat(self, site: Site, group: HostGroup, bundle: int | None = None) -> Seat:
+    def seat(self, site: Site, group: WorkerGroup, bundle: int | None = None) -> Seat:
         number, self.made = self.made, self.made + 1
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         where = on(site.id) if bundle is None or self.room is None else self.room.of(bundle)

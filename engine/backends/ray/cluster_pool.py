@@ -15,10 +15,10 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...clients.worker import Shared, Work
-from ...config.run_spec import Job
-from ...errors import HostsLost, NoRoom, RowsLost
-from ...reduction.tree import Part, Sums
+from ...clients.worker import Broadcast, TrainingTask
+from ...config.run_spec import RunSpec
+from ...errors import NoRoom, RowsLost, WorkersLost
+from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
 from ..base import Call, Failure
 from .cluster_nodes import ANSWER_SECONDS, Given, Seat, Site, Sites, answers
@@ -40,7 +40,7 @@ class Spread:
     committed rows must stay. steps: (N,) of each client in a round."""
 
     def __init__(
-        self, job: Job, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
+        self, job: RunSpec, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
     ) -> None:
         check, tell = calls
         self.steps = steps
@@ -77,7 +77,7 @@ class Spread:
                         f"{sites.coming[0].name}; look at `ray status` on the cluster's head, or raise engine.wait"
                     )
             if not sites.seats:
-                raise HostsLost(f"no host is left that can run clients, the last: {sites.last}")
+                raise WorkersLost(f"no host is left that can run clients, the last: {sites.last}")
         except BaseException:
             sites.close()
             raise
@@ -92,7 +92,7 @@ class Spread:
         self.sites.grow(nodes)
 
     # --- tasks --------------------------------------------------------------------------------------------------------
-    def start(self, call: Call, shared: Shared) -> None:
+    def start(self, call: Call, shared: Broadcast) -> None:
         self.call: Call = call
         self.version = shared.version
         self.leaves = ray.put(shared.leaves)
@@ -117,13 +117,13 @@ class Spread:
             self._begin()
             self.desk.hand_out(self.sites.seats, self._give)
 
-    def get(self) -> tuple[Any, Sums | Failure]:
+    def get(self) -> tuple[Any, TaskResult | Failure]:
         self.go()
         while not self.phase.over or self.phase.again:  # no result before the rows of those before it are there
             self._step()
         return self.phase.over.popleft()
 
-    def rest(self) -> Iterator[Part]:
+    def rest(self) -> Iterator[PartialSum]:
         while gone := self.phase.held.missing():
             self._survey()
             for task in self.phase.lose_sums(gone):
@@ -148,7 +148,7 @@ class Spread:
             self._grow()
             if not self.sites.coming:
                 last = f", the last: {self.sites.last}" if self.sites.last else ""
-                raise HostsLost(f"no host is left, and no node has room for another{last}")
+                raise WorkersLost(f"no host is left, and no node has room for another{last}")
             return
         ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
         self.check()
@@ -186,7 +186,7 @@ class Spread:
             self.sites.retire(seat, result.cause)
             return
         self.deaths = 0
-        if isinstance(given.task, Work | Piece):
+        if isinstance(given.task, TrainingTask | Piece):
             self.where.copied(seat.site.number, reads(given.task))
             if not isinstance(result, Failure):
                 try:
@@ -228,7 +228,7 @@ class Spread:
     def _died(self, count: int, cause: str) -> None:
         self.deaths += count
         if self.deaths > DEATHS:
-            raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
+            raise WorkersLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
 
     def _leave(self, seat: Seat) -> list[Given]:
         """The host is no more; what it had been given."""

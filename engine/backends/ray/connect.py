@@ -20,7 +20,7 @@ from ray.util.client import ray as client
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ...config.run_spec import Job
+from ...config.run_spec import RunSpec
 from ...config.schema import Engine
 from ...errors import ConfigError
 
@@ -38,7 +38,7 @@ QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 
-def start_ray(job: Job) -> bool:
+def start_ray(job: RunSpec) -> bool:
     """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop)."""
     engine = job.experiment.engine
     started = not ray.is_initialized()

@@ -12,9 +12,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from ...api import Result, tell, watched
-from ...config.run_spec import Job
+from ...config.run_spec import RunSpec
 from ...errors import ConfigError, DriverDied, FedFleetError, NoRoom
-from ...records.event_log import News
+from ...records.event_log import EventLog
 from ...records.history import Record
 from ...records.observer import Observer
 from ...records.run_directory import RunDirectory
@@ -32,8 +32,8 @@ GRACE_SECONDS = 30.0
 class Detached(Observer):
     """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.news = job, News(keep=True)
+    def __init__(self, job: RunSpec) -> None:
+        self.job, self.news = job, EventLog(keep=True)
         self.signal = 0
         self.outcome: Result | Exception | None = None
         self.begun = threading.Event()
@@ -66,7 +66,7 @@ class Detached(Observer):
         return self.signal
 
     # --- an observer ------------------------------------------------------------------------------------------------
-    def begin(self, job: Job, facts: dict[str, Any]) -> None:
+    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
         self.begun.set()
 
     def record(self, record: Record) -> None:
@@ -79,7 +79,7 @@ class Detached(Observer):
         self.news.tell(text)
 
     # --- for those who attach ---------------------------------------------------------------------------------------
-    def of(self) -> Job:
+    def of(self) -> RunSpec:
         return self.job
 
     def since(self, seen: int) -> tuple[list[Any], bool]:
@@ -96,7 +96,7 @@ def actor_name(run_id: str) -> str:
     return f"fedfleet-{run_id}"
 
 
-def detach(job: Job) -> None:
+def detach(job: RunSpec) -> None:
     """Start the run on its cluster and leave it there."""
     address = job.experiment.engine.address
     if not address or job.experiment.engine.backend != "ray":

@@ -21,15 +21,15 @@ from ...clients.modules import check_draws
 from ...clients.trial_step import try_step
 from ...cohorts.sampling import steps_of
 from ...config.held_out import left_out
-from ...config.run_spec import Job
+from ...config.run_spec import RunSpec
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
-from ...kernels.execution_plan import asks_for_kernels, settled
+from ...kernels.execution_plan import asks_for_kernels, plan_execution
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import lacking
 from ...records.arrow_columns import to_arrow
-from ...records.event_log import News
+from ...records.event_log import EventLog
 from ...records.lock import driving
-from ...rounds.driver import Driver, Setup, Told
+from ...rounds.driver import DataSummary, Driver, Event
 from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import at_once
@@ -54,8 +54,8 @@ BEGIN_SECONDS = 2
 class DriverProcess:
     """Runs the rounds in one thread; other calls look at what has been told so far."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.news = job, News()
+    def __init__(self, job: RunSpec) -> None:
+        self.job, self.news = job, EventLog()
         self.signal = 0
 
     def run(self) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class DriverProcess:
         finally:
             driver.close()
 
-    def _fleet(self, data: list[Any], setup: Setup, table: Table, tell: Callable[[str], None]) -> Fleet:
+    def _fleet(self, data: list[Any], setup: DataSummary, table: Table, tell: Callable[[str], None]) -> Fleet:
         """Alike hosts on this node, where they all fit, pull their tasks; else the driver hands them out. On a cluster
         that was there before they take their room at once (a trial of a search has its own)."""
         engine, calls = self.job.experiment.engine, (self._check, tell)
@@ -94,7 +94,7 @@ class DriverProcess:
         fleet.open(room)
         return fleet
 
-    def _data(self) -> tuple[list[Any], Setup, list[str]]:
+    def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
         """References to the data in the object store, of which no copy stays in this process; sentences for the log on
         how clients are run and which rows nobody has."""
         split = self.job.split()
@@ -102,9 +102,9 @@ class DriverProcess:
         try_step(self.job, split)
         if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
             self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
-        self.job, told = settled(self.job, split, measure)
+        self.job, told = plan_execution(self.job, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-        return data, Setup(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
+        return data, DataSummary(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
 
     def _check(self) -> None:
         if self.signal:
@@ -116,12 +116,12 @@ class DriverProcess:
     def stop(self, signal: int) -> None:
         self.signal = signal
 
-    def since(self, seen: int) -> tuple[list[Told], bool]:
+    def since(self, seen: int) -> tuple[list[Event], bool]:
         """What was told after the first `seen`, waiting for news; and whether the run is over."""
         return self.news.since(seen)
 
 
-def lacking_kernels(job: Job, check: Callable[[], None]) -> Iterator[str]:
+def lacking_kernels(job: RunSpec, check: Callable[[], None]) -> Iterator[str]:
     """Why nodes of the cluster that could have hosts of the run cannot have kernels of our own, a sentence each. They
     build them now, all at once, if need be; one that does not answer in time has none."""
     groups = job.experiment.engine.groups()
@@ -149,7 +149,7 @@ def examples(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def play(job: Job, stop: Callable[[], int]) -> Generator[Told, None, dict[str, Tensor]]:
+def play(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
     before = set(below(os.getpid()))
     with none_left(before), at_once(stop):
@@ -206,7 +206,7 @@ def below(process: int) -> Iterator[int]:
                 yield from below(child)
 
 
-def started_within(seconds: float, here: Any, job: Job, stop: Callable[[], int]) -> None:
+def started_within(seconds: float, here: Any, job: RunSpec, stop: Callable[[], int]) -> None:
     """Wait for a driver to start; here: a reference to its first answer. What it died of is raised by who asks it."""
     end = time.monotonic() + seconds
     while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
@@ -219,7 +219,7 @@ def started_within(seconds: float, here: Any, job: Job, stop: Callable[[], int])
             )
 
 
-def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Told]:
+def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Event]:
     """What the driver tells, until it is over; passes a signal on, once. A driver that has told nothing yet has nothing
     to checkpoint, and is not waited for: its process may still be starting."""
     seen, over, asked, patience = 0, False, 0.0, CLOSE_SECONDS

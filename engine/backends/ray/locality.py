@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients.worker import Work
-from ...reduction.tree import At, Shape
+from ...clients.worker import TrainingTask
+from ...reduction.tree import TreeNode, TreeShape
 from .task_splitting import Piece, key, place_of
 
 AHEAD = 2
@@ -71,19 +71,19 @@ class Whereabouts:
 class Waiting(NamedTuple):
     task: Any
     held: np.ndarray  # (nodes,) of the rows it reads
-    above: tuple[At, ...]
+    above: tuple[TreeNode, ...]
     steps: int
 
 
 def reads(task: Any) -> np.ndarray:
     """The rows that a task needs where it runs; evaluations need none."""
-    return task.read[task.read >= 0] if isinstance(task, Work | Piece) else np.zeros(0, dtype=np.int64)
+    return task.read[task.read >= 0] if isinstance(task, TrainingTask | Piece) else np.zeros(0, dtype=np.int64)
 
 
 def steps_in(task: Any, steps: np.ndarray | None) -> int:
     """Of a task; 1 where that is not known."""
     work = task.work if isinstance(task, Piece) else task
-    return int(steps[work.task.clients].sum()) if steps is not None and isinstance(work, Work) else 1
+    return int(steps[work.task.clients].sum()) if steps is not None and isinstance(work, TrainingTask) else 1
 
 
 class Desk:
@@ -97,14 +97,14 @@ class Desk:
         self.where, self.steps = where, steps
         self.waiting: list[Waiting] = []
         self.left = 0  # steps that wait
-        self.begin(Shape([1]), 0, 0)
+        self.begin(TreeShape([1]), 0, 0)
 
-    def begin(self, shape: Shape, row_bytes: int, sum_bytes: int) -> None:
+    def begin(self, shape: TreeShape, row_bytes: int, sum_bytes: int) -> None:
         """Of a new phase."""
         self.shape, self.row_bytes, self.sum_bytes = shape, row_bytes, sum_bytes
         self.sizes: dict[tuple[int, int], int] = {}  # steps of what was put
         self.all = 0  # their sum
-        self.given: dict[At, int] = {}  # the node that all tasks below it went to, so far; SEVERAL
+        self.given: dict[TreeNode, int] = {}  # the node that all tasks below it went to, so far; SEVERAL
 
     def __len__(self) -> int:
         return len(self.waiting)

@@ -18,14 +18,14 @@ from ray.exceptions import RayError
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import Parts
-from ...clients.worker import Data, Host, Shared
-from ...config.run_spec import Job
+from ...clients.worker import Broadcast, Data, Worker
+from ...config.run_spec import RunSpec
 from ...errors import WorkerUnfit
 from ...memory import give_back
-from ...methods.state_spec import Forms
+from ...methods.state_spec import StateSpec
 from ...records.arrow_columns import from_arrow
-from ...reduction.tree import Leaves, Sums, plus_leaves
-from ...state.row_files import Place, Rows, make_files, remove_files, width
+from ...reduction.tree import Leaves, TaskResult, add_leaves
+from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ..base import Call, Failure, failure
 from .task_splitting import Piece
 from .worker_process import built
@@ -39,14 +39,14 @@ UNMOVED = "its clients' states could not be brought"
 class Keeper:
     """A node's rows, for other nodes to copy."""
 
-    def __init__(self, job: Job, place: Place, mine: bool) -> None:
+    def __init__(self, job: RunSpec, place: StateLayout, mine: bool) -> None:
         """mine: the files are made here and removed by `close`; else they are the run's own."""
         self.place, self.mine = place, mine
-        sample = Forms(job.method(), job.start()).client
+        sample = StateSpec(job.method(), job.start()).client
         leaves = pytree.tree_leaves(sample)
         if mine:
             make_files(place.folder, place.capacity, width(leaves, place.narrow))
-        self.rows = Rows(place, sample) if leaves else None
+        self.rows = RowFiles(place, sample) if leaves else None
 
     def ready(self) -> str:
         """The node's id: it is there, and so are its files."""
@@ -64,7 +64,7 @@ class Keeper:
 
     def add(self, left: Leaves, right: Leaves) -> Leaves:
         """Neighbours' sums, both of this node."""
-        return plus_leaves(left, right)
+        return add_leaves(left, right)
 
     def stack(self, number: int) -> str:
         """What a host that hung was doing; "" for one that did not."""
@@ -76,21 +76,23 @@ class Keeper:
             remove_files(self.place.folder)
 
 
-def stack_file(place: Place, number: int) -> Path:
+def stack_file(place: StateLayout, number: int) -> Path:
     return Path(place.folder) / f"stack-{number}"
 
 
-class FarHost(Host):
+class FarHost(Worker):
     """A host that is called, one task at a time. Nobody can look at it from another node, so it looks after itself: if
     no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
 
-    def __init__(self, job: Job, train: Any, test: Any, parts: Parts, place: Place, number: int, made: str) -> None:
+    def __init__(
+        self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout, number: int, made: str
+    ) -> None:
         """made: waited for; the node's files are there."""
         self.number, self.armed = number, 0.0
         self.patience = job.experiment.engine.patience
         self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
         self.unfit = built(
-            lambda: Host.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
+            lambda: Worker.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
         )
 
     def _beat(self) -> None:
@@ -108,7 +110,7 @@ class FarHost(Host):
     @ray.method(num_returns=2)
     def do(
         self, call: Call, task: Any, version: int, leaves: list[np.ndarray], moved: list[Any]
-    ) -> tuple[Sums | Failure, Leaves]:
+    ) -> tuple[TaskResult | Failure, Leaves]:
         """(the task's Sums or a Failure, its leaves): large leaves stay on this node until somebody asks for them.
         moved: references that are there once the rows that it reads are on this node."""
         where = f"host {self.number}, process {os.getpid()}"
@@ -119,7 +121,7 @@ class FarHost(Host):
         self.armed = 0.0
         self._beat()
         try:
-            sums = getattr(self, call)(task.work if isinstance(task, Piece) else task, Shared(version, leaves))
+            sums = getattr(self, call)(task.work if isinstance(task, Piece) else task, Broadcast(version, leaves))
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
             sums = failure(error, where, self.number)
         finally:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.client import ray as client
 
-from ...config.schema import Engine, HostGroup
+from ...config.schema import Engine, WorkerGroup
 from ...errors import ConfigError
 
 
@@ -18,7 +18,7 @@ class Node(NamedTuple):
     room: dict[str, float]
     labels: dict[str, str]
 
-    def fits(self, group: HostGroup) -> int:
+    def fits(self, group: WorkerGroup) -> int:
         """How many of its hosts the node has room for."""
         if any(self.labels.get(key) != value for key, value in group.labels.items()):
             return 0
@@ -29,7 +29,7 @@ class Spot(NamedTuple):
     """Of a host: its node and its group."""
 
     node: str
-    group: HostGroup
+    group: WorkerGroup
 
 
 def cluster(free: bool = False) -> list[Node]:
@@ -54,22 +54,22 @@ def cluster(free: bool = False) -> list[Node]:
     ]
 
 
-def wanted(engine: Engine, nodes: Sequence[Node]) -> list[HostGroup]:
+def wanted(engine: Engine, nodes: Sequence[Node]) -> list[WorkerGroup]:
     """A group a host. `auto` on a cluster that was there before: as many as all nodes have room for."""
     if engine.hosts != "auto" or not engine.address:
         return [group for group in engine.groups() for _ in range(group.count)]
-    one = HostGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
+    one = WorkerGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
     return [one] * sum(node.fits(one) for node in nodes)
 
 
 def placed(
-    hosts: Iterable[HostGroup], nodes: Sequence[Node], spread: bool = False
-) -> tuple[list[Spot], list[HostGroup]]:
+    hosts: Iterable[WorkerGroup], nodes: Sequence[Node], spread: bool = False
+) -> tuple[list[Spot], list[WorkerGroup]]:
     """(where they go, those that there is no room for): the first nodes are filled first, so that few are used; else
     each goes where the fewest are."""
     room = [node._replace(room=dict(node.room)) for node in nodes]
     spots: list[Spot] = []
-    left: list[HostGroup] = []
+    left: list[WorkerGroup] = []
     for group in hosts:
         fitting = [node for node in room if node.fits(group)]
         if spread:

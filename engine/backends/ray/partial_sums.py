@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from ...reduction.tree import At, Fold, Leaves, Part, Shape, plus_leaves
+from ...reduction.tree import Leaves, PartialSum, TreeNode, TreeReducer, TreeShape, add_leaves
 from .cluster_nodes import Site
 from .locality import DRIVER
 
@@ -26,17 +26,17 @@ class Held:
 
     def __init__(self) -> None:
         self.results = self.crossed = self.bytes = 0
-        self.begin(Shape([1]))
+        self.begin(TreeShape([1]))
 
-    def begin(self, shape: Shape) -> None:
+    def begin(self, shape: TreeShape) -> None:
         """Of a new phase."""
-        self.fold: Fold[Far | Leaves] = Fold(shape, self._add)
+        self.fold: TreeReducer[Far | Leaves] = TreeReducer(shape, self._add)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         return self.fold.shape
 
-    def put(self, at: At, site: Site, leaves: Leaves | None, reference: Any) -> None:
+    def put(self, at: TreeNode, site: Site, leaves: Leaves | None, reference: Any) -> None:
         """leaves: None where they have stayed on the node."""
         self.results += site.number != DRIVER
         if leaves is not None:
@@ -51,7 +51,7 @@ class Held:
         if isinstance(left, Far) and isinstance(right, Far) and left.site is right.site:
             return Far(left.site, left.site.keeper.add.remote(left.reference, right.reference))
         try:
-            return plus_leaves(self.brought(left), self.brought(right))
+            return add_leaves(self.brought(left), self.brought(right))
         except RayError:
             return None  # `missing` will find out
 
@@ -67,7 +67,7 @@ class Held:
             self.crossed += 1
             self.bytes += sum(leaf.nbytes for leaf in leaves)
 
-    def missing(self) -> list[At]:
+    def missing(self) -> list[TreeNode]:
         """Bring all; the places of those that cannot be brought."""
         gone = []
         for at, sums in self.fold.parts.items():
@@ -77,20 +77,20 @@ class Held:
                 gone.append(at)
         return gone
 
-    def rest(self) -> Iterator[Part]:
+    def rest(self) -> Iterator[PartialSum]:
         """Once all are here."""
         for at, leaves in self.fold.parts.items():
             assert not isinstance(leaves, Far)
-            yield Part(at, leaves)
+            yield PartialSum(at, leaves)
         self.fold.parts = {}
 
-    def lose(self, site: Site) -> list[At]:
+    def lose(self, site: Site) -> list[TreeNode]:
         """The places of what was on a node that is no more."""
         gone = [at for at, sums in self.fold.parts.items() if isinstance(sums, Far) and sums.site is site]
         self.drop(gone)
         return gone
 
-    def drop(self, places: list[At]) -> None:
+    def drop(self, places: list[TreeNode]) -> None:
         for at in places:
             del self.fold.parts[at]
 

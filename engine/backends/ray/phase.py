@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...clients.worker import Work
+from ...clients.worker import TrainingTask
 from ...reduction.round_totals import shape_of
-from ...reduction.tree import At, Part, Shape, Sums
+from ...reduction.tree import PartialSum, TaskResult, TreeNode, TreeShape
 from ..base import Failure
 from .cluster_nodes import Given, Site
 from .partial_sums import Far, Held
@@ -19,7 +19,7 @@ Key = tuple[int, int]
 
 class Phase:
     def __init__(self) -> None:
-        self.over: deque[tuple[Any, Sums | Failure]] = deque()  # results that nobody has asked for yet
+        self.over: deque[tuple[Any, TaskResult | Failure]] = deque()  # results that nobody has asked for yet
         self.held, self.joiner = Held(), Joiner()
         self.late: set[int] = set()  # numbers of tasks that were put after the first result
         self.done: dict[Key, tuple[Any, int]] = {}  # (task or piece, the node that has its fresh rows)
@@ -29,15 +29,15 @@ class Phase:
     def clear(self) -> None:
         for kept in (self.over, self.joiner, self.late, self.done, self.again, self.unsummed):
             kept.clear()
-        self.held.begin(Shape([1]))
+        self.held.begin(TreeShape([1]))
 
-    def begin(self, tasks: Sequence[Any]) -> Shape:
+    def begin(self, tasks: Sequence[Any]) -> TreeShape:
         """Of its tree."""
         self.held.begin(shape_of(tasks))
         return self.held.shape
 
     # --- results ------------------------------------------------------------------------------------------------------
-    def summed(self, site: Site, given: Given, result: Sums) -> Sums:
+    def summed(self, site: Site, given: Given, result: TaskResult) -> TaskResult:
         """The result; its sums are held until all of the phase are there, but for those of late tasks. RayError where
         they are lost."""
         task = given.task
@@ -45,7 +45,7 @@ class Phase:
             return result
         if key(task) in self.again and key(task) not in self.unsummed:
             return result
-        if isinstance(task, Work) and task.index in self.late:
+        if isinstance(task, TrainingTask) and task.index in self.late:
             leaves = self.held.brought(Far(site, given.sums)) if result.leaves is None else result.leaves
             return result._replace(leaves=leaves)
         self.held.put(place_of(task, self.held.shape), site, result.leaves, given.sums)
@@ -66,7 +66,7 @@ class Phase:
             self.over.append(joined)
         return True
 
-    def rest(self) -> Iterator[Part]:
+    def rest(self) -> Iterator[PartialSum]:
         return self.held.rest()
 
     # --- losses -------------------------------------------------------------------------------------------------------
@@ -75,13 +75,13 @@ class Phase:
         theirs = [task for task, number in self.done.values() if number == site.number]
         return self._redo(self.held.lose(site), theirs if rows else [])
 
-    def lose_sums(self, places: Sequence[At]) -> list[Any]:
+    def lose_sums(self, places: Sequence[TreeNode]) -> list[Any]:
         """The same for sums that cannot be brought though their node is there."""
         gone = [at for at in places if at in self.held.fold.parts]
         self.held.drop(gone)
         return self._redo(gone, [])
 
-    def _redo(self, lost: list[At], others: Sequence[Any]) -> list[Any]:
+    def _redo(self, lost: list[TreeNode], others: Sequence[Any]) -> list[Any]:
         shape = self.held.shape
         summed = [task for task, _ in self.done.values() if any(place_of(task, shape).within(at) for at in lost)]
         self.unsummed |= {key(task) for task in summed}

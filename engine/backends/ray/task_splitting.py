@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients.worker import Work
-from ...reduction.tree import At, Fold, Shape, Sums, plus
+from ...clients.worker import TrainingTask
+from ...reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape, add_results
 from ..base import Failure
 
 FINE = 16
@@ -24,9 +24,9 @@ FINE = 16
 class Piece(NamedTuple):
     """A branch of a task's tree, `at`: `work` is what is to be done, `number` of `count`."""
 
-    task: Work
-    work: Work
-    at: At
+    task: TrainingTask
+    work: TrainingTask
+    at: TreeNode
     number: int
     count: int
 
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
         return self.work.write
 
 
-def whole_blocks(work: Work) -> list[Work]:
+def whole_blocks(work: TrainingTask) -> list[TrainingTask]:
     return [work.part(np.arange(begin, end)) for begin, end in pairwise((0, *work.task.cuts))]
 
 
@@ -52,14 +52,14 @@ def key(task: Any) -> tuple[int, int]:
     return (task.index, task.number if isinstance(task, Piece) else 0)
 
 
-def place_of(task: Any, shape: Shape) -> At:
+def place_of(task: Any, shape: TreeShape) -> TreeNode:
     """In the phase's tree."""
     return shape.inside(task.index, task.at) if isinstance(task, Piece) else shape.task(task.index)
 
 
 def cut(tasks: Sequence[Any], hosts: int, steps: np.ndarray) -> list[Any]:
     """The tasks of a phase, those in pieces that are large for so many hosts. steps: (N,) of each client."""
-    if not all(isinstance(task, Work) for task in tasks):
+    if not all(isinstance(task, TrainingTask) for task in tasks):
         return list(tasks)
     weights = [int(steps[task.task.clients].sum()) for task in tasks]
     share = sum(weights) / max(1, hosts)
@@ -69,21 +69,21 @@ def cut(tasks: Sequence[Any], hosts: int, steps: np.ndarray) -> list[Any]:
     return found
 
 
-def pieces(task: Work, steps: np.ndarray, most: float) -> list[Any]:
+def pieces(task: TrainingTask, steps: np.ndarray, most: float) -> list[Any]:
     """Branches of `most` steps at most, but for single blocks."""
     cuts = (0, *task.task.cuts)
     blocks = len(cuts) - 1
     done = np.concatenate([[0], np.cumsum(steps[task.task.clients])])
 
-    def branches(at: At) -> list[At]:
+    def branches(at: TreeNode) -> list[TreeNode]:
         begin, end = blocks_of(at, blocks)
         if begin >= end:
             return []
         if end - begin == 1 or done[cuts[end]] - done[cuts[begin]] <= most:
             return [at]
-        return branches(At(at.level - 1, 2 * at.place)) + branches(At(at.level - 1, 2 * at.place + 1))
+        return branches(TreeNode(at.level - 1, 2 * at.place)) + branches(TreeNode(at.level - 1, 2 * at.place + 1))
 
-    found = branches(Shape([blocks]).root)
+    found = branches(TreeShape([blocks]).root)
     if len(found) == 1:
         return [task]
     edges = [[cuts[edge] for edge in blocks_of(at, blocks)] for at in found]
@@ -91,7 +91,7 @@ def pieces(task: Work, steps: np.ndarray, most: float) -> list[Any]:
     return [Piece(task, part, at, i, len(found)) for i, (part, at) in enumerate(zip(parts, found, strict=True))]
 
 
-def blocks_of(at: At, blocks: int) -> tuple[int, int]:
+def blocks_of(at: TreeNode, blocks: int) -> tuple[int, int]:
     """(first, end) of those below."""
     return at.place << at.level, min((at.place + 1) << at.level, blocks)
 
@@ -100,18 +100,18 @@ class Joiner:
     """Puts a task's results together again."""
 
     def __init__(self) -> None:
-        self.folds: dict[int, Fold[Sums]] = {}
+        self.folds: dict[int, TreeReducer[TaskResult]] = {}
         self.failed: set[int] = set()  # tasks that are run whole instead: what else comes of their pieces is late
 
-    def add(self, piece: Piece, result: Sums | Failure) -> tuple[Work, Sums | Failure] | None:
+    def add(self, piece: Piece, result: TaskResult | Failure) -> tuple[TrainingTask, TaskResult | Failure] | None:
         """(the task, its result) once that is known; a piece that fails is the task's failure."""
         if piece.index in self.failed:
             return None
         if isinstance(result, Failure):
             self.failed.add(piece.index)
             return piece.task, result
-        shape = Shape([len(piece.task.task.cuts)])
-        fold = self.folds.setdefault(piece.index, Fold(shape, plus))
+        shape = TreeShape([len(piece.task.task.cuts)])
+        fold = self.folds.setdefault(piece.index, TreeReducer(shape, add_results))
         fold.put(piece.at, result)
         if shape.root not in fold.parts:
             return None

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from ...config.run_spec import Job
-from ...config.schema import HostGroup
+from ...config.run_spec import RunSpec
+from ...config.schema import WorkerGroup
 from ...errors import WorkerUnfit
 from ...memory import remedy
 from ..base import Failure
@@ -28,7 +28,7 @@ class Seat(NamedTuple):
     pid: Any
     end: Any
     stack: int
-    group: HostGroup
+    group: WorkerGroup
     bundle: int  # of the run's room
     tries: int = 0  # processes before it, in a row, that died as they started
 
@@ -80,7 +80,7 @@ def why_unfit(error: Exception) -> str:
     return said(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
 
 
-def death(error: Exception, job: Job) -> Failure:
+def death(error: Exception, job: RunSpec) -> Failure:
     """A task's failure by its worker's death, as Ray tells it; with what to change where memory may be the reason."""
     if isinstance(error, OutOfMemoryError):
         return Failure("the host died: Ray ended it, for its machine's memory ran out", "", kind="memory")
@@ -90,7 +90,7 @@ def death(error: Exception, job: Job) -> Failure:
     return Failure(cause, "")
 
 
-def death_at_start(error: Exception, job: Job) -> str:
+def death_at_start(error: Exception, job: RunSpec) -> str:
     """A worker's that had no task yet, for a log."""
     found = death(error, job)
     return f"{found.cause}; {remedy(job)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"

@@ -13,14 +13,14 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...clients.worker import Packed, Shared
+from ...clients.worker import Broadcast, PackedTasks
 from ...cohorts.sampling import MOST
-from ...config.run_spec import Job
-from ...config.schema import HostGroup
-from ...errors import HostsLost, NoRoom
+from ...config.run_spec import RunSpec
+from ...config.schema import WorkerGroup
+from ...errors import NoRoom, WorkersLost
 from ...kernels.library import SECONDS as BUILD_SECONDS
-from ...reduction.tree import Part, Sums
-from ...state.row_files import Place
+from ...reduction.tree import PartialSum, TaskResult
+from ...state.row_files import StateLayout
 from ..base import Call, Failure
 from .connect import here
 from .placement import Room
@@ -41,7 +41,7 @@ SEATS = 4096
 Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 
-def start_seconds(job: Job) -> float:
+def start_seconds(job: RunSpec) -> float:
     """What a worker may take to start: it may have to build the kernels."""
     return START_SECONDS + (BUILD_SECONDS if job.kernels != "torch" else 0.0)
 
@@ -49,7 +49,9 @@ def start_seconds(job: Job) -> float:
 class RayFleet:
     """calls: (check, called while waiting, may raise to stop; tell, is told what a log should have)."""
 
-    def __init__(self, job: Job, data: Sequence[Any], place: Place, calls: Calls, room: Room | None = None) -> None:
+    def __init__(
+        self, job: RunSpec, data: Sequence[Any], place: StateLayout, calls: Calls, room: Room | None = None
+    ) -> None:
         """room: on a cluster that was there before, what has been taken of it."""
         self.job, self.data, self.place, self.room = job, data, place, room
         self.check, self.tell = calls
@@ -65,7 +67,7 @@ class RayFleet:
         self.batch: list[Any] = []  # tasks under way
         self.working: dict[Bell, Seat] = {}  # who works on the batch
         self.began = 0.0
-        self.over: deque[tuple[Any, Sums | Failure]] = deque()
+        self.over: deque[tuple[Any, TaskResult | Failure]] = deque()
         try:
             for seat in list(self.seats):
                 self._started(seat)
@@ -73,7 +75,7 @@ class RayFleet:
             self.close()
             raise
 
-    def _seat(self, group: HostGroup, bundle: int, tries: int = 0) -> Seat:
+    def _seat(self, group: WorkerGroup, bundle: int, tries: int = 0) -> Seat:
         number = self.made % SEATS
         self.made += 1
         self.beats[number] = time.monotonic()
@@ -131,9 +133,9 @@ class RayFleet:
         self.seats.remove(seat)
         seat.leave()
         if not self.seats:
-            raise HostsLost(f"no host is left that can run clients, the last: {cause}")
+            raise WorkersLost(f"no host is left that can run clients, the last: {cause}")
 
-    def start(self, call: Call, shared: Shared) -> None:
+    def start(self, call: Call, shared: Broadcast) -> None:
         self.call: Call = call
         self.version = shared.version
         self.specs = self.board.post(shared.leaves)
@@ -146,7 +148,7 @@ class RayFleet:
             self._listen()
         self._begin()
 
-    def get(self) -> tuple[Any, Sums | Failure]:
+    def get(self) -> tuple[Any, TaskResult | Failure]:
         while not self.over:
             if not self.working:
                 self._begin()
@@ -174,7 +176,7 @@ class RayFleet:
         self.waiting.extendleft(reversed(later))
         slots = [slot_of(task) for task in self.batch]
         self.board.open(slots)
-        tasks = Packed.of(self.batch) if self.call == "train" else self.batch
+        tasks = PackedTasks.of(self.batch) if self.call == "train" else self.batch
         told = pickle.dumps(Order(self.call, slots, tasks, self.version, self.specs), protocol=5)
         self.order = os.pwrite(self.orders, told, 0)
         self.began = time.monotonic()
@@ -223,7 +225,7 @@ class RayFleet:
         where, cause = seat.name, why.cause
         self.deaths += 1
         if self.deaths > DEATHS:
-            raise HostsLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
+            raise WorkersLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
         seat.leave()
         another = self._seat(seat.group, seat.bundle)
@@ -254,7 +256,7 @@ class RayFleet:
                 seat.kill()
                 self._lost(seat, Failure(f"no step for {patience:g} s (engine.patience)", ""))
 
-    def rest(self) -> Iterable[Part]:
+    def rest(self) -> Iterable[PartialSum]:
         return ()
 
     def facts(self) -> dict[str, float]:

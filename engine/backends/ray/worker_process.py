@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import Parts
-from ...clients.worker import Data, Host, Packed, Shared
+from ...clients.worker import Broadcast, Data, PackedTasks, Worker
 from ...cohorts.sampling import MOST
-from ...config.run_spec import Job
+from ...config.run_spec import RunSpec
 from ...errors import LONGEST, WorkerUnfit
 from ...memory import first_line, give_back
-from ...methods.state_spec import Forms
+from ...methods.state_spec import StateSpec
 from ...records.arrow_columns import from_arrow
-from ...reduction.tree import Sums
-from ...state.row_files import Place
+from ...reduction.tree import TaskResult
+from ...state.row_files import StateLayout
 from ..base import Call, Failure, failure
 from .shared_memory import Address, Board, Spec
 from .wakeup import Ends, Heard
@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
     call: Call
     slots: list[int]
-    tasks: list[Any] | Packed
+    tasks: list[Any] | PackedTasks
     version: int
     specs: tuple[Spec, ...]  # of what is broadcast
 
@@ -51,12 +51,12 @@ class Signs(NamedTuple):
     orders: str
 
 
-class HostProcess(Host):
+class HostProcess(Worker):
     def __init__(
-        self, job: Job, train: Any, test: Any, parts: Parts, place: Place, signs: Signs, board: Address
+        self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout, signs: Signs, board: Address
     ) -> None:
         self.number = signs.number
-        self.board, self.read = Board(board), Shared(-1, [])
+        self.board, self.read = Board(board), Broadcast(-1, [])
         self.slot = -1  # of the task under way
         beats = np.memmap(signs.beats, np.float64, "r+")
 
@@ -68,7 +68,7 @@ class HostProcess(Host):
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.beat = beat
         self.unfit = built(
-            lambda: Host.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
+            lambda: Worker.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
         )
 
     def ready(self) -> int:
@@ -90,12 +90,12 @@ class HostProcess(Host):
     def _work(self, order: Order) -> None:
         """Do tasks until none is left."""
         if self.read.version != order.version:
-            self.read = Shared(order.version, self.board.posted(order.specs))
+            self.read = Broadcast(order.version, self.board.posted(order.specs))
         while not self.unfit and (place := self.board.claim(order.slots, self.number)) is not None:
             self.slot = order.slots[place]
             self.beat()
             try:
-                sums: Sums | Failure = getattr(self, order.call)(order.tasks[place], self.read)
+                sums: TaskResult | Failure = getattr(self, order.call)(order.tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
                 sums = failure(error, f"host {self.number}, process {os.getpid()}", self.number)
             if isinstance(sums, Failure):
@@ -127,13 +127,13 @@ def slot_of(task: Any) -> int:
     return task.index % MOST
 
 
-def board_sizes(job: Job) -> tuple[int, int, int, int]:
+def board_sizes(job: RunSpec) -> tuple[int, int, int, int]:
     """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
     method, x = job.method(), job.start()
     methods = [each for each in (method, method.opening) if each is not None]
-    forms = [Forms(each, x) for each in methods]
-    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in forms)
-    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in forms)
+    state_spec = [StateSpec(each, x) for each in methods]
+    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in state_spec)
+    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in state_spec)
     plan = job.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = job.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
