@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.ray import cluster_nodes, cluster_pool, partial_sums
 from fedfleet.engine.backends.ray.task_splitting import Piece, whole_blocks
-from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks, steps_of
 from fedfleet.engine.config.schema import WorkerGroup, experiment
 from fedfleet.engine.reduction.tree import TaskResult
 from fedfleet.engine.rounds.driver import DataSummary, Driver
@@ -80,9 +80,9 @@ def record(asked: argparse.Namespace) -> None:
     columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
     shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
     times = []
-    for task in sampling.plan(everyone, sizes, local, BLOCK):
+    for task in plan_tasks(everyone, sizes, local, BLOCK):
         for work in whole_blocks(TrainingTask.of(task, (1, False), everyone, columns)):
-            steps = int(sampling.steps_of(split.parts.sizes_of(work.task.clients), local).max())
+            steps = int(steps_of(split.parts.sizes_of(work.task.clients), local).max())
             times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
     driver.table.remove()
     found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
@@ -147,7 +147,7 @@ class PretendedHost:
         work = task.work if isinstance(task, Piece) else task
         took = 0.0
         for one in whole_blocks(work):
-            steps = int(sampling.steps_of(self.sizes[one.task.clients], self.local).max())
+            steps = int(steps_of(self.sizes[one.task.clients], self.local).max())
             took += clock.seconds[steps]
             clock.units.append(clock.seconds[steps])
             clock.blocks += 1
@@ -181,7 +181,7 @@ class Pretended(cluster_pool.Spread):
     """The fleet, whose hosts and keepers are pretended, and whose nodes neither come nor go."""
 
     def __init__(self, job: Any, table: Table, clock: Clock, cluster: Any) -> None:
-        steps = sampling.steps_of(cluster.sizes, job.experiment.federation.local)
+        steps = steps_of(cluster.sizes, job.experiment.federation.local)
         super().__init__(job, [], table, (lambda: None, lambda text: None), steps)
         for node in range(cluster.nodes):
             keeper = PretendedKeeper(clock, cluster.row_bytes)
@@ -215,7 +215,7 @@ def simulate(asked: argparse.Namespace) -> None:
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)
     known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
-    most = int(sampling.steps_of(sizes, job.experiment.federation.local).max())
+    most = int(steps_of(sizes, job.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
     cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
     driver = Driver(job, DataSummary(parts, 1))

@@ -32,7 +32,7 @@ marks: list[tuple[float, str]] = []
 
 WATCHED = (
     *((driver.Driver, name) for name in ("_next", "_train", "_commit")),
-    *((sampling, name) for name in ("sample", "plan")),
+    *((sampling, name) for name in ("sample",)),
     *((worker_pool.RayFleet, name) for name in ("start", "_begin", "_gather")),
     *((worker_pool.pickle, "dumps"), (worker_pool, "over"), (round_totals, "plus_leaves")),
 )

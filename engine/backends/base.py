@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ..clients.worker import Broadcast, Data, Worker
+from ..clients.worker import Data, Worker
+from ..cohorts.tasks import Broadcast
 from ..config.run_spec import RunSpec
 from ..errors import FedFleetError, Remote, WorkerUnfit, whole
 from ..kernels.library import NoKernels

@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from ...workloads.base import Split
 from ..cohorts import sampling
+from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..state.row_files import StateLayout
 from .kernel_proof import place
-from .worker import Broadcast, Data, TrainingTask, Worker
+from .worker import Data, Worker
 
 SECONDS = 6.0
 """After which no further path is tried."""
@@ -55,7 +56,7 @@ def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     """Seconds a client, after a first pass that does not count."""
     experiment = job.experiment
     plan = experiment.federation
-    steps = int(sampling.steps_of(np.asarray(data.parts.sizes), plan.local).max())
+    steps = int(steps_of(np.asarray(data.parts.sizes), plan.local).max())
     short = plan.local
     if steps > STEPS:
         short = Local(steps=STEPS, batch=plan.local.batch)
@@ -83,11 +84,11 @@ def first_clients(job: RunSpec, data: Data, block: int) -> TrainingTask:
     """Whole blocks of round 1's cohort, the clients with most steps first, on their first visits."""
     plan, seed = job.experiment.federation, job.experiment.seed
     sampled = sampling.sample(seed, 1, plan.clients, plan.cohort)
-    tasks = sampling.plan(sampled, data.parts.sizes_of(sampled), plan.local, block)
+    tasks = plan_tasks(sampled, data.parts.sizes_of(sampled), plan.local, block)
     ordered = np.concatenate([task.clients for task in tasks])
     size = tasks[0].cuts[0]
     clients = ordered[: min(size * -(-CLIENTS // size), len(ordered))]
     cuts = [min(end, len(clients)) for end in range(size, len(clients) + size, size)]
     count, nobody = len(clients), np.full(len(clients), -1)
-    task = sampling.ClientTask(0, clients, tuple(cuts))
+    task = ClientTask(0, clients, tuple(cuts))
     return TrainingTask(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), nobody, nobody)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...workloads import counted
 from ...workloads.base import Parts
-from ..cohorts.sampling import steps_of
+from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import library
 from ..kernels.operators import enough

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.base import Columns, Parts
-from ..cohorts.sampling import ClientTask
+from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..kernels.library import NoKernels
@@ -50,70 +49,6 @@ class Data(NamedTuple):
 
 def _tensors(columns: Columns) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
-
-
-class TrainingTask(NamedTuple):
-    """A task with what the driver knows of its clients, each (c,)."""
-
-    task: ClientTask
-    round: int
-    opening: bool
-    visits: np.ndarray
-    weights: np.ndarray  # of delta; sum to the cohort's size
-    read: np.ndarray  # rows of the store, -1 for a first visit
-    write: np.ndarray
-
-    @staticmethod
-    def of(
-        task: ClientTask, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]
-    ) -> TrainingTask:
-        """when: (round, opening); columns: visits, weights, read, write, each (S,), of `sampled`, ascending."""
-        at = np.searchsorted(sampled, task.clients)
-        return TrainingTask(task, *when, *(column[at] for column in columns))
-
-    @property
-    def index(self) -> int:
-        return self.task.index
-
-    @property
-    def what(self) -> str:
-        """For a log."""
-        return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
-
-    def part(self, places: np.ndarray) -> TrainingTask:
-        """The same with some of its clients only, cut where they were."""
-        cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
-        task = ClientTask(self.index, self.task.clients[places], tuple(cuts))
-        columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
-        return TrainingTask(task, self.round, self.opening, *columns)
-
-
-@dataclass(frozen=True)
-class PackedTasks:
-    """Tasks of one phase with the columns of all end to end: pickle takes a fifth of the time of so many arrays."""
-
-    tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
-    when: tuple[int, bool]  # (round, opening)
-    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; (clients of all tasks,) each
-
-    @staticmethod
-    def of(works: Sequence[TrainingTask]) -> PackedTasks:
-        tasks = [(work.index, work.task.cuts) for work in works]
-        columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
-        return PackedTasks(tasks, (works[0].round, works[0].opening), tuple(map(np.concatenate, columns)))
-
-    def __getitem__(self, place: int) -> TrainingTask:
-        index, cuts = self.tasks[place]
-        begin = sum(before[-1] for _, before in self.tasks[:place])
-        clients, *columns = (column[begin : begin + cuts[-1]] for column in self.columns)
-        return TrainingTask(ClientTask(index, clients, cuts), *self.when, *columns)
-
-
-class Broadcast(NamedTuple):
-    """What all tasks of a phase read: the leaves of the public state, or of the model."""
-
-    version: int
-    leaves: list[np.ndarray]
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,6 @@ import torch
 from ...algorithms.contract import Algorithm, Deferred, Plan
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
-from ..cohorts import sampling
 from ..errors import ConfigError
 from ..memory import building
 from ..methods.batch_norm import Buffered
@@ -23,7 +22,8 @@ from . import schedules
 from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
-from .registry import Parts, Plugin, find_plugin
+from .registry import Parts as Registry
+from .registry import Plugin, find_plugin
 from .schema import Experiment
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -77,8 +77,8 @@ class RunSpec:
         return {}
 
     @cached_property
-    def parts(self) -> Parts:
-        return Parts(self.plugins)
+    def parts(self) -> Registry:
+        return Registry(self.plugins)
 
     @cached_property
     def workload(self) -> Workload:
@@ -164,7 +164,7 @@ class RunSpec:
         if self.chosen is not None:
             return self.chosen.block
         if engine.block == "auto":
-            return sampling.auto_block(parameters, plan.cohort, self.device.type)
+            return auto_block(parameters, plan.cohort, self.device.type)
         return min(engine.block, plan.cohort)
 
     def plan_to_seal(self) -> dict[str, Any]:
@@ -211,3 +211,14 @@ class RunSpec:
         if self.directory is not None and not self.resume:
             keep(split.parts, Path(self.directory))
         return split
+
+
+def auto_block(parameters: int, cohort: int, device: str) -> int:
+    """Clients to vectorise over where the experiment leaves it open and nothing was measured.
+
+    On a processor vectorising pays while a step's cost is the dispatch of its operations, which
+    `benchmarks/blocks.py` finds to be so below 50,000 parameters; convolutions and large layers run faster one client
+    at a time. A GPU needs many clients to be busy at all.
+    """
+    wanted = 64 if device == "cuda" else 16 if parameters < 50_000 else 1
+    return min(cohort, wanted)

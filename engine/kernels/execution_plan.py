@@ -22,7 +22,7 @@ import torch
 
 from ...workloads.base import Split
 from ..clients.kernel_proof import Disagreement, Given, place, prove
-from ..cohorts.sampling import steps_of
+from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..records.atomic_write import write

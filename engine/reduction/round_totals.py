@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..clients.worker import TrainingTask
+from ..cohorts.tasks import TrainingTask
 from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, add_results
 
 

@@ -18,8 +18,9 @@ from ...algorithms.tree import Tree
 from ...workloads.base import Parts
 from ..backends.base import Fleet
 from ..clients.evaluation import measured
-from ..clients.worker import Broadcast, TrainingTask, keep_freed_memory
-from ..cohorts.sampling import ClientTask, CohortSampler
+from ..clients.worker import keep_freed_memory
+from ..cohorts.sampling import CohortSampler
+from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..memory import remedy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Call, Failure, Fleet
-from ..clients.worker import Broadcast, TrainingTask
+from ..cohorts.tasks import Broadcast, TrainingTask
 from ..errors import ClientFailed, EvaluationFailed, OutOfMemory
 from ..reduction.tree import PartialSum, TaskResult
 

@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..config.secrets import redacted
 from ..errors import ConfigError
 from ..records.atomic_write import write
 from ..records.lock import alone
 from ..records.run_directory import LAUNCHER, read_run_id
 from .checkpoint import name_of
-from .object_store import Folder, above, below, first_line, redacted
+from .object_store import Folder, above, below, first_line
 from .shared_checkpoint import Damaged, read_manifest, rounds
 
 

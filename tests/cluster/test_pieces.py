@@ -14,8 +14,8 @@ from fedfleet.engine.backends.base import Failure
 from fedfleet.engine.backends.ray.locality import Desk, Whereabouts
 from fedfleet.engine.backends.ray.nodes import Node, placed
 from fedfleet.engine.backends.ray.task_splitting import Joiner, Piece, cut, pieces
-from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of
 from fedfleet.engine.config.schema import WorkerGroup
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.reduction.tree import TaskResult, TreeShape
@@ -33,9 +33,9 @@ def host_and_task(tmp_path_factory):
     host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
     everyone = np.arange(30)
     sizes = split.parts.sizes_of(everyone)
-    steps = sampling.steps_of(sizes, job.experiment.federation.local)
+    steps = steps_of(sizes, job.experiment.federation.local)
     ordered = everyone[np.lexsort((everyone, -steps))]
-    task = sampling.ClientTask(0, ordered, (*range(4, 29, 4), 30))
+    task = ClientTask(0, ordered, (*range(4, 29, 4), 30))
     read, write = table.reserve(everyone)
     columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
     shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
@@ -95,7 +95,7 @@ def test_rows_are_where_they_were_written_or_copied():
 
 def work(index: int, rows: list[int]) -> TrainingTask:
     count = len(rows)
-    task = sampling.ClientTask(index, np.arange(count), (count,))
+    task = ClientTask(index, np.arange(count), (count,))
     return TrainingTask(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
 
 
@@ -140,7 +140,7 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
     desk = Desk(where, steps)
     desk.begin(TreeShape([1] * len(steps)), row_bytes=0, sum_bytes=0)
     for index in range(len(steps)):
-        desk.put(TrainingTask(sampling.ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+        desk.put(TrainingTask(ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
     hosts = [PretendedHost(speed) for speed in told]
     under_way: list[tuple[float, PretendedHost, Any]] = []
 

@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fedfleet.engine.clients.worker import PackedTasks, TrainingTask
 from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.cohorts.tasks import FEWEST, MOST, PackedTasks, TrainingTask, plan_tasks, steps_of, task_edges
 from fedfleet.engine.config.schema import Local
 
 
@@ -37,11 +37,11 @@ def test_a_plan_has_every_client_once_the_longest_first(size, block):
     clients = np.sort(np.random.default_rng(0).choice(1000, size, replace=False))
     sizes = np.random.default_rng(1).integers(1, 200, size)
     local = Local(epochs=1, batch=10)
-    tasks = sampling.plan(clients, sizes, local, block)
+    tasks = plan_tasks(clients, sizes, local, block)
     assert [task.index for task in tasks] == list(range(len(tasks)))
     order = np.concatenate([task.clients for task in tasks])
     assert sorted(order.tolist()) == clients.tolist()
-    steps = dict(zip(clients.tolist(), sampling.steps_of(sizes, local).tolist(), strict=True))
+    steps = dict(zip(clients.tolist(), steps_of(sizes, local).tolist(), strict=True))
     lengths = [steps[int(c)] for c in order]
     assert lengths == sorted(lengths, reverse=True)
     for task in tasks:
@@ -51,16 +51,16 @@ def test_a_plan_has_every_client_once_the_longest_first(size, block):
 
 
 def test_blocks_of_a_cohort_are_of_one_size_but_for_a_client():
-    tasks = sampling.plan(np.arange(20), np.ones(20, dtype=int), Local(steps=1), 16)
+    tasks = plan_tasks(np.arange(20), np.ones(20, dtype=int), Local(steps=1), 16)
     assert [len(task.clients) for task in tasks] == [10, 10]
 
 
 @pytest.mark.parametrize("blocks", [1, 15, 16, 17, 100, 1000, 5000])
 def test_tasks_shrink_towards_the_end(blocks):
-    edges = sampling.task_edges(blocks)
+    edges = task_edges(blocks)
     assert edges[0] == 0
     assert edges[-1] == blocks
-    assert len(edges) - 1 <= max(sampling.FEWEST, min(sampling.MOST, blocks // 8))
+    assert len(edges) - 1 <= max(FEWEST, min(MOST, blocks // 8))
     widths = np.diff(edges)
     assert (widths > 0).all()
     assert widths[0] <= max(1, round(0.14 * blocks))
@@ -72,7 +72,7 @@ def test_packed_for_pickle_tasks_are_the_same():
     sampled = sampling.sample(0, 1, 300, 90)
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])
-    tasks = sampling.plan(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
+    tasks = plan_tasks(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
     works = [TrainingTask.of(task, (3, False), sampled, columns) for task in tasks]
     works[1:2] = [works[1].part(np.array([1])), works[1].part(np.array([0]))]
     packed = pickle.loads(pickle.dumps(PackedTasks.of(works)))

@@ -8,8 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.api import prepare
-from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.state.row_files import StateLayout
 
@@ -18,7 +18,7 @@ from .setups import EPOCHS, STEPS, digits
 
 def task_of(job: RunSpec, data: Data, clients: np.ndarray) -> TrainingTask:
     plan = job.experiment.federation
-    tasks = sampling.plan(clients, data.parts.sizes[clients], plan.local, len(clients))
+    tasks = plan_tasks(clients, data.parts.sizes[clients], plan.local, len(clients))
     none = np.full(len(clients), -1)
     return TrainingTask(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
 

@@ -11,8 +11,8 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.clients.worker import TrainingTask
 from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.cohorts.tasks import TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
@@ -40,7 +40,7 @@ class Federation:
         """The driver's steps, hosts left out."""
         self.number += 1
         sampled = sampling.sample(0, self.number, self.clients, COHORT)
-        tasks = sampling.plan(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
+        tasks = plan_tasks(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
         read, write = self.table.reserve(sampled)
         works = []
         for task in tasks:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.engine.clients.worker import TrainingTask
-from fedfleet.engine.cohorts.sampling import ClientTask
+from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask
 from fedfleet.engine.reduction.round_totals import reduce_in_order
 from fedfleet.engine.reduction.tree import Part, TaskResult, TreeNode, TreeReducer, TreeShape
 

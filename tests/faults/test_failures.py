@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.contract import Round
 from fedfleet.engine import run
 from fedfleet.engine.api import digest, new_run_id, prepare, resume
-from fedfleet.engine.clients.worker import Broadcast, Data, TrainingTask, Worker
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Evaluate
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
 from fedfleet.engine.methods.state_spec import StateSpec
@@ -119,7 +119,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     try:
         host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
         sizes = np.diff(split.parts.offsets)[sampled]
-        tasks = sampling.plan(sampled, sizes, chosen.federation.local, 4)
+        tasks = plan_tasks(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)
         leaves, weight = [], 0.0
         for task in tasks:

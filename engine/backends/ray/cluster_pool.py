@@ -15,7 +15,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...clients.worker import Broadcast, TrainingTask
+from ...cohorts.tasks import Broadcast, TrainingTask
 from ...config.run_spec import RunSpec
 from ...errors import NoRoom, RowsLost, WorkersLost
 from ...reduction.tree import PartialSum, TaskResult

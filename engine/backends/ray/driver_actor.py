@@ -19,7 +19,7 @@ from ....workloads.base import Columns
 from ...clients.autotune import measure
 from ...clients.modules import check_draws
 from ...clients.trial_step import try_step
-from ...cohorts.sampling import steps_of
+from ...cohorts.tasks import steps_of
 from ...config.held_out import left_out
 from ...config.run_spec import RunSpec
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom

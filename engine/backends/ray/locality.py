@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients.worker import TrainingTask
+from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TreeNode, TreeShape
 from .task_splitting import Piece, key, place_of
 

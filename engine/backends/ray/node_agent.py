@@ -18,7 +18,8 @@ from ray.exceptions import RayError
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import Parts
-from ...clients.worker import Broadcast, Data, Worker
+from ...clients.worker import Data, Worker
+from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
 from ...errors import WorkerUnfit
 from ...memory import give_back

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...clients.worker import TrainingTask
+from ...cohorts.tasks import TrainingTask
 from ...reduction.round_totals import shape_of
 from ...reduction.tree import PartialSum, TaskResult, TreeNode, TreeShape
 from ..base import Failure

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients.worker import TrainingTask
+from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape, add_results
 from ..base import Failure
 

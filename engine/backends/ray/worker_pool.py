@@ -13,8 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...clients.worker import Broadcast, PackedTasks
-from ...cohorts.sampling import MOST
+from ...cohorts.tasks import MOST, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import Parts
-from ...clients.worker import Broadcast, Data, PackedTasks, Worker
-from ...cohorts.sampling import MOST
+from ...clients.worker import Data, Worker
+from ...cohorts.tasks import MOST, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
 from ...errors import LONGEST, WorkerUnfit
 from ...memory import first_line, give_back
