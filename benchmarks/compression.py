@@ -17,7 +17,7 @@ import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.observer import Observer
 
 METHODS = ("fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad", "fedhm", "fedlmt", "fedpara", "ef21_p", "fedbat")
 WARMUP = 2

@@ -25,7 +25,6 @@ from pathlib import Path
 import ray
 from scale import config, spread
 
-from fedfleet.engine.api import new_run_id
 from fedfleet.engine.backends.ray.connect import start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
 from fedfleet.engine.backends.ray.worker_pool import RayFleet
@@ -33,6 +32,7 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.records.arrow_columns import to_arrow
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import new_run_id
 from fedfleet.engine.state.retention import state_folder
 from fedfleet.engine.state.row_files import FILES, paths
 

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.ray import cluster_nodes, cluster_pool, partial_sums
 from fedfleet.engine.backends.ray.task_splitting import Piece, whole_blocks
 from fedfleet.engine.clients.worker import Data, Worker
@@ -36,6 +35,7 @@ from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks, s
 from fedfleet.engine.config.schema import WorkerGroup, experiment
 from fedfleet.engine.reduction.tree import TaskResult
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import Parts
 

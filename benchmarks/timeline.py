@@ -95,10 +95,10 @@ def shares(rows: list[dict[str, float]]) -> None:
 def main() -> None:
     from populations import play
 
-    from fedfleet.engine.api import new_run_id
     from fedfleet.engine.backends.ray.connect import start_ray
     from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
+    from fedfleet.engine.runs.launch import new_run_id
     from fedfleet.tune.bench.measure import METHODS
     from fedfleet.tune.bench.works import FEDERATIONS
 

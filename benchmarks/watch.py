@@ -17,7 +17,7 @@ import psutil
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.observer import Observer
 
 MIB = 2**20
 

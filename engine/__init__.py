@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Result, resume, run
+    from .api import resume, run
     from .config.schema import Experiment
-    from .records.observer import Observer
+    from .runs.observer import Observer
+    from .runs.result import Result
 
 __all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 
@@ -19,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return Experiment
     if name == "Observer":
-        from .records.observer import Observer
+        from .runs.observer import Observer
 
         return Observer
     if name in ("Result", "resume", "run"):

@@ -2,153 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-import secrets
-import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, nullcontext
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ..workloads.base import Classification, Workload
-from . import memory
-from .backends.base import InProcess
-from .clients.autotune import measure
-from .clients.modules import check_draws
-from .clients.trial_step import try_step
-from .clients.worker import Data
 from .config.differences import differences
-from .config.held_out import left_out
-from .config.limits import check_folder
-from .config.run_spec import RUN_ID, RunSpec
 from .config.schema import Experiment
-from .errors import ConfigError, Interrupted
-from .kernels.execution_plan import plan_execution, why_no_chain
-from .kernels.library import NoKernels, library
-from .methods.state_spec import StateSpec
-from .records.history import History
-from .records.observer import Observer
-from .rounds.driver import DataSummary, Driver, Event, Record
-from .state.retention import discard
-from .stopping import stopping
-from .user_code import blamed
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run. `rows`: a dict a round; `records`: the same as a table; `model`: name -> tensor; `seconds`:
-    of the whole run."""
-
-    run_id: str
-    experiment: Experiment
-    rows: History
-    model: dict[str, Tensor]
-    seconds: float
-    directory: Path | None = None
-
-    @property
-    def records(self) -> pa.Table:
-        from .records.parquet import to_table
-
-        return to_table(self.rows)
-
-    @property
-    def model_sha256(self) -> str:
-        return digest(self.model)
-
-    @property
-    def metrics(self) -> Record:
-        """The final values of what was evaluated, and the final training loss."""
-        return {key: value for key, value in self.rows[-1].items() if key.startswith(("eval/", "train/"))}
-
-    def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {
-            "run_id": self.run_id,
-            "rounds": len(self.rows),
-            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
-            "model_sha256": self.model_sha256,
-            "bytes_down": int(sum(row["comm/bytes_down"] for row in self.rows)),
-            "bytes_up": int(sum(row["comm/bytes_up"] for row in self.rows)),
-            "seconds": round(self.seconds, 3),
-            "directory": str(self.directory) if self.directory else None,
-        }
-
-
-def digest(model: dict[str, Tensor]) -> str:
-    """SHA-256 of the tensors' names and bytes, in the order of names."""
-    sha = hashlib.sha256()
-    for name in sorted(model):
-        sha.update(name.encode() + b"\0")
-        sha.update(model[name].detach().cpu().contiguous().numpy().tobytes())
-    return sha.hexdigest()
-
-
-def new_run_id() -> str:
-    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-
-
-def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> RunSpec:
-    """Resolve every name, so that a mistake is told before anything starts."""
-    if not RUN_ID.fullmatch(run_id):
-        raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
-    job = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
-    workload, engine = job.workload, experiment.engine
-    with blamed("workload", settings=experiment.workload):
-        workload.check()
-    method, x = job.method(), job.started()
-    with blamed("method", settings=experiment.method), memory.building(job):
-        StateSpec(method, x)
-    if engine.store and not engine.address:
-        check_folder("engine.store", engine.store)
-    if experiment.checkpoint.every and directory is None:
-        raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
-    if experiment.checkpoint.folder and directory is None:
-        raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
-    if experiment.tracking.clients and directory is None:
-        raise ConfigError("tracking.clients needs a folder for the run's files; give out")
-    if engine.kernels in ("native", "chain"):
-        refused(job)
-    if job.precision is not None and (engine.dtype != "float32" or job.buffers or not halves(job.workload)):
-        raise ConfigError(
-            "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
-            "choose same"
-        )
-    if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
-        gpus = max(group.gpus for group in engine.groups())
-        raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a host: no CUDA device is here; use cpu")
-    return job
-
-
-def halves(workload: Workload) -> bool:
-    """Whether its losses take weights of another precision than its columns."""
-    return isinstance(workload, Classification)
-
-
-def refused(job: RunSpec) -> None:
-    """ConfigError where the kernels that are asked for cannot be had."""
-    kernels = job.experiment.engine.kernels
-    if job.device.type != "cpu" or job.experiment.engine.dtype != "float32":
-        where = f"device={job.device.type}, dtype={job.experiment.engine.dtype}"
-        raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
-    try:
-        library()
-    except NoKernels as error:
-        raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
-    if kernels == "chain" and (reason := why_no_chain(job)):
-        raise ConfigError(
-            "engine.kernels=chain is for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear "
-            f"layers, with precision=same, but {reason}; choose native or torch"
-        )
+from .errors import ConfigError
+from .runs.launch import new_run_id, prepare, watched
+from .runs.observer import Observer
+from .runs.result import Result
 
 
 def run(
@@ -166,7 +28,7 @@ def run(
     the model explodes, Interrupted when the run was asked to end (with a checkpoint, where there is a folder) and other
     FedFleetErrors.
     """
-    from .records.run_directory import RunDirectory
+    from .runs.run_directory import RunDirectory
 
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
@@ -187,116 +49,10 @@ def resume(
     rounds. stop: as in `run`. Raises ConfigError where there is nothing to resume from, or naming the settings that
     differ.
     """
-    from .records.run_directory import RunDirectory
+    from .runs.run_directory import RunDirectory
 
     kept = RunDirectory.old(Path(directory))
     if keys := differences(kept.config(), experiment.plain()):
         raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
     job = prepare(experiment, kept.run_id, kept.path, resume=True)
     return watched(job, kept, list(observers), stop)
-
-
-def watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
-    """The run, alone in its folder. directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0;
-    None: those that come."""
-    with (
-        stopping() if stop is None else nullcontext(stop) as asked,
-        directory.alone(job.resume) if directory is not None else nullcontext(),
-    ):
-        return _watched(job, directory, observers, asked)
-
-
-def _watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
-    if directory is not None:
-        observers.insert(0, directory)
-    tracking = job.experiment.tracking
-    if tracking.uri != "none":
-        spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
-        observers.append(job.parts.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
-    started, rows = time.perf_counter(), History()
-    begun: list[Observer] = []
-    try:
-        for observer in observers:
-            begun.append(observer)
-            observer.begin(job, {})
-        held = directory.held(job) if directory is not None and job.resume else None
-        if held is not None:
-            tell(held.rows, observers)
-            model = held.model
-            for row in held.rows:
-                rows.replace(row)
-        else:
-            with memory.told(job):
-                model = _play(job, observers, rows, stop)
-        result = Result(
-            job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
-        )
-        for observer in observers:
-            observer.end(result)
-        discard(job)
-        return result
-    except BaseException as error:
-        for observer in begun:
-            observer.failed(error)
-        raise
-
-
-def _play(job: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
-    """Pass on what the run tells; the final model."""
-    play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
-    with closing(play):  # now, and not when an exception of an observer's is forgotten
-        while True:
-            try:
-                told = next(play)
-            except StopIteration as end:
-                return end.value
-            for row in told if isinstance(told, list) else [told]:
-                if not isinstance(row, str):
-                    rows.replace(row)
-            tell(told, observers)
-
-
-def tell(told: Event, observers: list[Observer]) -> None:
-    for observer in observers:
-        if isinstance(told, str):
-            observer.event(told)
-        elif isinstance(told, list):
-            observer.resumed(told)
-        else:
-            observer.record(told)
-
-
-def _on_ray(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
-    from .backends.ray.driver_actor import play
-
-    return play(job, stop)
-
-
-def in_process(job: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
-    """Run in this process; yields what the driver tells, returns the final model's tensors."""
-
-    def beat() -> None:
-        if stop():
-            raise Interrupted(stop())
-
-    split = job.split()
-    beat()
-    check_draws(job.workload, job.started(), split)
-    try_step(job, split)
-    beat()
-    job, told = plan_execution(job, split, measure)
-    beat()
-    data = Data.of(split.train, split.test, split.parts)
-    setup = DataSummary(split.parts, len(next(iter(split.test.values()))))
-    threads = torch.get_num_threads()
-    driver = Driver(job, setup)
-    driver.tell(told)
-    if left := left_out(split):
-        driver.tell(left)
-    try:
-        driver.start(lambda table: InProcess(job, data, table.place, beat))
-        yield from driver.rounds()
-        return driver.tensors()
-    finally:
-        driver.close()
-        torch.set_num_threads(threads)

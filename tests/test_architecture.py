@@ -20,6 +20,29 @@ ALLOWED = {
 }
 """folder -> patterns of the modules it may import, as in the layout of the design."""
 
+ROOMS = [
+    "errors",
+    "user_code",
+    "memory",
+    "stopping",
+    "storage",
+    "methods",
+    "config",
+    "cohorts",
+    "kernels",
+    "reduction",
+    "records",
+    "state",
+    "clients",
+    "planning",
+    "backends",
+    "rounds",
+    "backends.ray",
+    "runs",
+    "api",
+]
+"""The modules and sub-packages of the engine. Each may import those before it, also inside functions."""
+
 LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotlib", "safetensors"}
 """Imported inside functions only, so that a bare machine can run without them and `--help` does not wait for them."""
 
@@ -40,7 +63,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 RAY = "engine.backends.ray."
-EXCEPTIONS = {module: {"ray"} for module in MODULES if module.startswith(RAY)}
+EXCEPTIONS = {module: {"ray"} for module in MODULES if module.startswith(RAY) or module == "engine.runs.detached"}
 """module -> packages of LAZY that it may import at its head. These modules are about Ray, and are imported on use."""
 
 
@@ -91,6 +114,24 @@ def test_arrows(module: str):
         if found.ours and not any(re.match(pattern, found.target) for pattern in ALLOWED[folder])
     ]
     assert not wrong, f"{folder} may import {', '.join(ALLOWED[folder])} of the project, no more:\n" + "\n".join(wrong)
+
+
+def room_of(module: str) -> str:
+    """engine.backends.ray.connect -> backends.ray, engine.errors -> errors."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[:-1]) or parts[0]
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("engine.")])
+def test_rooms_import_only_the_rooms_below(module: str):
+    room = room_of(module) if MODULES[module].name != "__init__.py" else module.removeprefix("engine.")
+    allowed = {room, *ROOMS[: ROOMS.index(room)]}
+    wrong = [
+        found.where
+        for found in imports(module)
+        if found.ours and found.target.startswith("engine.") and room_of(found.target) not in allowed
+    ]
+    assert not wrong, f"{room} may import {', '.join(sorted(allowed))} of the engine, no more:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("module", MODULES)

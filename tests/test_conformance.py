@@ -22,13 +22,15 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Deferred, Plan
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import Result, prepare, resume, run
-from fedfleet.engine.cohorts import sampling
+from fedfleet.engine.api import resume, run
+from fedfleet.engine.cohorts import tasks
 from fedfleet.engine.config.registry import Parts as Tables
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.methods.state_spec import StateSpec
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.observer import Observer
+from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.base import Model, Partition, Parts
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
@@ -146,7 +148,7 @@ def test_alone_equals_together(method: str):
 @methods
 def test_other_tasks(method: str, monkeypatch: pytest.MonkeyPatch):
     """Blocks of 2, all in one task."""
-    monkeypatch.setattr(sampling, "task_edges", lambda blocks: [0, blocks])
+    monkeypatch.setattr(tasks, "task_edges", lambda blocks: [0, blocks])
     alike(run(few(method, engine={"block": 2})), whole(method))
 
 

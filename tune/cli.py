@@ -45,8 +45,8 @@ def run(
     loaded = load(experiment, on_cluster(overrides, address))
     check_out(out or Path("runs"))
 
-    from ..engine.api import new_run_id
     from ..engine.api import run as start
+    from ..engine.runs.launch import new_run_id
     from .progress import Progress
 
     run_id = new_run_id()
@@ -78,7 +78,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 
     directory = Path(run)
     if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
-        from ..engine.state.restore import bring
+        from ..engine.runs.restore import bring
 
         directory = bring(run, out)
     elif out is not None:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..engine.api import Result, new_run_id, prepare, run
+from ..engine.api import run
 from ..engine.config.schema import Experiment
+from ..engine.runs.launch import new_run_id, prepare
+from ..engine.runs.result import Result
 from .chart import curves
 from .files import load
 from .listing import columns

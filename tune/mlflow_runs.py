@@ -12,9 +12,9 @@ from typing import Any
 
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
-from ..engine.config.secrets import redacted
-from ..engine.records.atomic_write import write
 from ..engine.rounds.driver import Record
+from ..engine.storage.atomic_write import write
+from ..engine.storage.secrets import redacted
 
 BATCH = 100
 """Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..engine.api import Result
 from ..engine.config.run_spec import RunSpec
-from ..engine.records.observer import Observer
 from ..engine.rounds.driver import Record
+from ..engine.runs.observer import Observer
+from ..engine.runs.result import Result
 
 SHOWN = ("loss", "accuracy", "clients/s")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..engine.config.secrets import redacted
 from ..engine.errors import ConfigError
+from ..engine.storage.secrets import redacted
 
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",

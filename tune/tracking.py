@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine.api import Result
 from ..engine.config.run_spec import RunSpec
 from ..engine.errors import ConfigError, Diverged, Interrupted
-from ..engine.records.observer import Observer
 from ..engine.rounds.driver import Record
+from ..engine.runs.observer import Observer
+from ..engine.runs.result import Result
 from .mlflow_runs import again, keep, kept, log_metrics, log_parameters, name_of, not_tracked, now, partition_of, steps
 from .stores import SECONDS, load_mlflow, open_store, store
 

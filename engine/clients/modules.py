@@ -20,7 +20,7 @@ from ...algorithms.tree import Tree
 from ...workloads import counted
 from ...workloads.base import Batch, Params, Split, Workload
 from ..errors import ConfigError
-from .trial_step import generators, kept_generators, moved
+from .random_generators import generators, kept_generators, moved
 
 ROWS = 2
 """Examples in the trial batch."""

@@ -22,7 +22,6 @@ from ...workloads.base import Columns, Parts
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
-from ..kernels.library import NoKernels
 from ..kernels.operators import kernels
 from ..methods.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, empty
@@ -30,7 +29,6 @@ from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
 from .evaluation import ClientGroup, TestSlice, of_clients, of_rows
-from .kernel_proof import Disagreement, Given, place, prove
 from .local_training import LocalTrainer
 from .modules import evaluating
 
@@ -85,20 +83,10 @@ class Worker:
         self.rows = RowFiles(place, self.state_spec.client) if keeps else None
         self.place, self.beat = place, beat
         self.vectorise, self.kernels = engine.vectorise, job.kernels
-        self._prove()
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None
         self.shared: tuple[int, Any] = (-1, None)
         self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
         self.gathering = 0.0  # seconds so far
-
-    def _prove(self) -> None:
-        """Raise NoKernels where the run goes by kernels of our own that do not do here what torch's do: on another
-        machine than the one where that was proven they are another library."""
-        if self.kernels != "torch" and self.job.proved != place():
-            try:
-                prove(self.job, Given(self.data.train, self.data.parts), self.kernels)
-            except Disagreement as error:
-                raise NoKernels(f"{self.kernels} kernels do not do here what torch's do: {error}") from error
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()

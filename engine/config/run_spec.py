@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +13,13 @@ from ...algorithms.contract import Algorithm, Deferred, Plan
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
 from ..errors import ConfigError
-from ..memory import building
 from ..methods.batch_norm import Buffered
-from ..records.partition_file import keep
 from ..user_code import blamed
 from . import schedules
 from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
+from .memory_errors import building
 from .registry import Parts as Registry
 from .registry import Plugin, find_plugin
 from .schema import Experiment
@@ -188,7 +186,7 @@ class RunSpec:
             return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:
-        """The data and who has which rows, which is kept with the run where it has a folder."""
+        """The data, and the rows of every client."""
         clients = self.experiment.federation.clients
         with blamed("workload"):
             split = self.workload.split(self.experiment.seed, clients)
@@ -208,8 +206,6 @@ class RunSpec:
                 f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(lacking))}, which training "
                 f"rows do not have; set it to {'false' if asked.fairness else 0}"
             )
-        if self.directory is not None and not self.resume:
-            keep(split.parts, Path(self.directory))
         return split
 
 

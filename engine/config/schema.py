@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from ..errors import ConfigError, nearest
-from .secrets import redacted, without_secrets
+from ..storage.secrets import redacted, without_secrets
 
 MOST = 2**31 - 1
 """The largest count of anything; seeds may have 63 bits."""

@@ -21,9 +21,9 @@ from ..clients.evaluation import measured
 from ..clients.worker import keep_freed_memory
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask
+from ..config.memory_errors import remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
-from ..memory import remedy
 from ..methods.state_spec import StateSpec, traffic
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...workloads.base import Parts, Split
-from ..backends.base import InProcess
+from ..backends.local import InProcess
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config.secrets import redacted
 from ..records.history import History
+from ..storage.secrets import redacted
 from .table import Table
 
 FORMAT = 3

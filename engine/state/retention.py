@@ -15,10 +15,10 @@ from ..config.differences import differences
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError, StoreFull
 from ..methods.state_spec import StateSpec
-from ..records.atomic_write import release, reserve
-from ..records.lock import LAUNCHER
+from ..storage.atomic_write import release, reserve
+from ..storage.lock import LAUNCHER
+from ..storage.object_store import Folder
 from .checkpoint import Checkpoints, Snapshot, remove_all, written
-from .object_store import Folder
 from .row_files import RowFiles, remove_files
 from .shared_checkpoint import Copies
 from .table import Table

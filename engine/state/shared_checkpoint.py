@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config.secrets import redacted
 from ..errors import ConfigError
 from ..records.history import History
+from ..storage.object_store import Folder, below, first_line
+from ..storage.secrets import redacted
 from .checkpoint import SEGMENT, Snapshot, name_of, seal, segment
-from .object_store import Folder, below, first_line
 from .row_files import DIGEST, RowFiles, digests
 
 FORMAT = 2

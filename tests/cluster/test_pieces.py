@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine.api import prepare
 from fedfleet.engine.backends.base import Failure
 from fedfleet.engine.backends.ray.locality import Desk, Whereabouts
 from fedfleet.engine.backends.ray.nodes import Node, placed
@@ -19,6 +18,7 @@ from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, s
 from fedfleet.engine.config.schema import WorkerGroup
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.reduction.tree import TaskResult, TreeShape
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
 
 from ..engine.setups import EPOCHS, digits

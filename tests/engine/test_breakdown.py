@@ -34,7 +34,7 @@ def test_parts_are_the_hosts_time(block):
 
 
 @pytest.mark.parametrize("block", [1, 4])
-@pytest.mark.parametrize(("part", "name"), [("data", "stream"), ("reduce", "Total._tell")])
+@pytest.mark.parametrize(("part", "name"), [("data", "stream"), ("reduce", "Accumulator._note")])
 def test_what_takes_longer_shows_where_it_belongs(part, name, block, monkeypatch):
     target, attribute = (worker, name) if "." not in name else (worker.Accumulator, name.partition(".")[2])
     real, calls = getattr(target, attribute), []

@@ -17,10 +17,10 @@ from torch import nn
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
-from fedfleet.engine.api import prepare
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels.fused_chain import chain_of
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.base import Classification, Model
 from fedfleet.workloads.partitions import Iid
 

@@ -25,9 +25,10 @@ from fedfleet.algorithms.local import LocalMethod, ServerRule
 from fedfleet.algorithms.rules import Momentum, Sgd
 from fedfleet.algorithms.table import COMPRESSIONS, METHODS
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.api import prepare, run
+from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Parts as Tables
 from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.base import Model, Partition, Parts
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic, Mlp

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.api import prepare, run
+from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.tune.show import compression
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Classification, Model, Partition

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedfleet.engine.api import Result, run
+from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.partition_file import digest
+from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import Dealt, told
 from fedfleet.workloads.base import Parts
 from fedfleet.workloads.digits import Digits

@@ -14,10 +14,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedfleet.engine import run
-from fedfleet.engine.api import prepare
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels.operators import Conv, Pool, kernels
+from fedfleet.engine.runs.launch import prepare
 
 TOLERANCE = 1e-5
 CONVS = [  # inputs, outputs, side, padding, height, width: every tile width, odd sizes, rows beyond a vector's lanes

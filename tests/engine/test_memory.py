@@ -8,9 +8,10 @@ import sys
 
 import psutil
 
-from fedfleet.engine.api import prepare, run
+from fedfleet.engine.api import run
 from fedfleet.engine.clients.worker import Worker
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import prepare
 
 from .setups import STEPS, digits
 

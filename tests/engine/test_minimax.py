@@ -12,10 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from fedfleet.engine import run
-from fedfleet.engine.api import prepare, resume
+from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.observer import Observer
 from fedfleet.tune.cli import main
 
 METHODS = (

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedfleet.engine.api import Result, run
+from fedfleet.engine.api import run
 from fedfleet.engine.clients.modules import evaluating
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Model, Params, Stateless, Workload, cross_entropy
 from fedfleet.workloads.convolutional import Dropout

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedfleet.engine import Observer, resume, run
-from fedfleet.engine.backends.ray.detached import Detached
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Interrupted
-from fedfleet.engine.records.run_directory import RunDirectory
+from fedfleet.engine.runs.detached import Detached
+from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.tune.progress import Progress
 from fedfleet.tune.tracking import MlflowTracker
 

@@ -14,11 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import prepare
-from fedfleet.engine.backends.base import InProcess
+from fedfleet.engine.backends.local import InProcess
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.base import Stateless
 from tests.test_conformance import Few, few, spec
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from fedfleet.engine import resume, run
-from fedfleet.engine.clients import autotune
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.kernels import execution_plan
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.planning import autotune, execution_plan
+from fedfleet.engine.runs.observer import Observer
 
 from .setups import STEPS, digits
 
@@ -108,7 +107,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     def chosen(job, split, candidates):
         return {ExecutionPlan(5, "torch"): 1.0}
 
-    monkeypatch.setattr("fedfleet.engine.api.measure", chosen)
+    monkeypatch.setattr("fedfleet.engine.runs.launch.measure", chosen)
     whole = run(experiment)
 
     class Stop(Log):

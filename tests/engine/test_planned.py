@@ -9,8 +9,8 @@ import torch
 
 from fedfleet.algorithms.padamfed import padamfed
 from fedfleet.engine import run
-from fedfleet.engine.api import prepare
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.launch import prepare
 
 from .setups import EPOCHS, STEPS, digits
 

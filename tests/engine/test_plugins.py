@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedfleet.engine.api import Result, run
+from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Parts, find_plugin
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.result import Result
 
 METHOD = """
 from dataclasses import dataclass

@@ -9,9 +9,9 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.rules import Sgd
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
-from fedfleet.engine.api import prepare
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import LeNet, Mlp
 

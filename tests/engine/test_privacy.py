@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine.api import prepare
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.row_files import StateLayout
 
 from .setups import EPOCHS, STEPS, digits

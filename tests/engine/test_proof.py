@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedfleet.engine import run
-from fedfleet.engine.clients import kernel_proof
-from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.backends.local import InProcess
+from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels import execution_plan, library
+from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.fused_chain import Unfit, fitted
+from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
@@ -160,7 +161,7 @@ def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def own_ones(job: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
         return {candidates[-1]: 1.0}  # torch's come first
 
-    monkeypatch.setattr("fedfleet.engine.api.measure", own_ones)
+    monkeypatch.setattr("fedfleet.engine.runs.launch.measure", own_ones)
 
 
 def flat(model: dict[str, Tensor]) -> Tensor:
@@ -256,20 +257,20 @@ def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_host_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     job = RunSpec.of("run", experiment(made(), kernels="chain"))
     split = job.split()
-    plan_execution, _ = execution_plan.plan_execution(job, split, lambda *_: {})
+    planned, _ = execution_plan.plan_execution(job, split, lambda *_: {})
     data, rows = Data.of(split.train, split.test, split.parts), StateLayout("", 0, False, False)
     proofs = []
     real = kernel_proof.prove
-    monkeypatch.setattr("fedfleet.engine.clients.worker.prove", lambda *given: proofs.append(given) or real(*given))
-    Worker(plan_execution, data, rows, lambda: None)
+    monkeypatch.setattr(kernel_proof, "prove", lambda *given: proofs.append(given) or real(*given))
+    InProcess(planned, data, rows, lambda: None)
     assert not proofs  # the same library on the same processor
-    Worker(replace(plan_execution, proved="another machine"), data, rows, lambda: None)
+    InProcess(replace(planned, proved="another machine"), data, rows, lambda: None)
     assert len(proofs) == 1
     wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).by(
         ExecutionPlan(4, "chain"), "another machine"
     )
     with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
-        Worker(wrong, data, rows, lambda: None)
+        InProcess(wrong, data, rows, lambda: None)
 
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------

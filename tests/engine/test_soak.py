@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedfleet.engine.api import prepare
-from fedfleet.engine.backends.base import InProcess
+from fedfleet.engine.backends.local import InProcess
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import prepare
 
 from .setups import STEPS, digits
 

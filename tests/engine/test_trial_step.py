@@ -19,11 +19,12 @@ from fedfleet.algorithms.rules import Sgd
 from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.api import prepare, run
-from fedfleet.engine.clients import trial_step
-from fedfleet.engine.clients.trial_step import Trial, try_step
+from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.planning import trial_step
+from fedfleet.engine.planning.trial_step import Trial, try_step
+from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
@@ -495,5 +496,5 @@ def test_it_takes_no_time():
 def test_the_bits_are_those_of_a_run_without_it(monkeypatch: pytest.MonkeyPatch):
     made = digits("scaffold")
     tested = run(made).model_sha256
-    monkeypatch.setattr("fedfleet.engine.api.try_step", lambda job, split: None)
+    monkeypatch.setattr("fedfleet.engine.planning.data.try_step", lambda job, split: None)
     assert run(made).model_sha256 == tested

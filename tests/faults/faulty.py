@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfleet.engine.clients import trial_step
+from fedfleet.engine.planning import trial_step
 from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Split
 from fedfleet.workloads.digits import Digits

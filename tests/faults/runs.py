@@ -19,7 +19,7 @@ from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.methods.state_spec import StateSpec
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.state.row_files import paths, spot, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")

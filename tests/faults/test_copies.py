@@ -20,8 +20,8 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
-from fedfleet.engine.state.object_store import Folder, above, below
-from fedfleet.engine.state.restore import bring
+from fedfleet.engine.runs.restore import bring
+from fedfleet.engine.storage.object_store import Folder, above, below
 from fedfleet.tune.files import load
 
 from ..tune.commands import COMMAND, invoke

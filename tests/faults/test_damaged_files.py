@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fedfleet.engine import run
-from fedfleet.engine.api import digest, resume
+from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
+from fedfleet.engine.runs.result import digest
 from fedfleet.engine.state.checkpoint import read, seal
 
 from ..tune.commands import invoke
@@ -156,7 +157,7 @@ def test_what_names_the_run_in_mlflow_is_anything(file, content, tmp_path):
 def check(out: Path, expected: Any) -> None:
     from safetensors.torch import load_file
 
-    from fedfleet.engine.records.run_directory import read_rows
+    from fedfleet.engine.runs.run_directory import read_rows
 
     assert digest(load_file(out / "model.safetensors")) == expected.model_sha256
     assert json.loads((out / "result.json").read_text())["model_sha256"] == expected.model_sha256

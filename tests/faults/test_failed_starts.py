@@ -13,7 +13,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.observer import Observer
 
 from ..tune.commands import invoke
 from .runs import setting, small

@@ -14,12 +14,14 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.contract import Round
 from fedfleet.engine import run
-from fedfleet.engine.api import digest, new_run_id, prepare, resume
+from fedfleet.engine.api import resume
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
 from fedfleet.engine.config.schema import Evaluate
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
 from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.runs.launch import new_run_id, prepare
+from fedfleet.engine.runs.result import digest
 from fedfleet.engine.state.checkpoint import read
 from fedfleet.engine.state.table import Table
 

@@ -20,8 +20,8 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, InUse
-from fedfleet.engine.records.lock import Lock, alone, driving
-from fedfleet.engine.records.run_directory import LAUNCHER
+from fedfleet.engine.runs.run_directory import LAUNCHER
+from fedfleet.engine.storage.lock import Lock, alone, driving
 
 from ..tune.commands import COMMAND, invoke, until
 from .faulty import ANYONE
@@ -170,7 +170,7 @@ def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expec
 
 
 def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path, expected, monkeypatch):
-    monkeypatch.setattr("fedfleet.engine.records.lock.ORPHAN_SECONDS", 0.2)
+    monkeypatch.setattr("fedfleet.engine.storage.lock.ORPHAN_SECONDS", 0.2)
     chosen, before = small(tmp_path, checkpoint={"every": 2}), content(broken_off)
     with driving(broken_off):
         held = content(broken_off)
@@ -178,7 +178,7 @@ def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path,
             resume(chosen, broken_off)
         assert content(broken_off) == held
     assert content(broken_off) == before
-    monkeypatch.setattr("fedfleet.engine.records.lock.ORPHAN_SECONDS", 60)
+    monkeypatch.setattr("fedfleet.engine.storage.lock.ORPHAN_SECONDS", 60)
     taken, done = threading.Event(), threading.Event()
 
     def orphan() -> None:
@@ -196,8 +196,8 @@ def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path,
 
 
 def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here, monkeypatch):
-    from fedfleet.engine.api import new_run_id, prepare
-    from fedfleet.engine.backends.ray import detached
+    from fedfleet.engine.runs import detached
+    from fedfleet.engine.runs.launch import new_run_id, prepare
 
     monkeypatch.setattr(detached, "start_ray", lambda job: False)
     job = prepare(small(tmp_path, backend="ray", address="auto", hosts=1), new_run_id(), tmp_path / "out")
@@ -237,7 +237,7 @@ def test_a_study_that_is_refused_leaves_the_one_that_runs_alone(tmp_path):
 # --- the lock itself --------------------------------------------------------------------------------------------------
 HOLDER = """
 import sys, pathlib
-from fedfleet.engine.records.lock import Lock
+from fedfleet.engine.storage.lock import Lock
 lock = Lock(pathlib.Path(sys.argv[1]))
 print(lock.take(), flush=True)
 sys.stdin.read()
@@ -280,7 +280,7 @@ def test_a_child_of_a_fork_does_not_keep_its_parents_lock(tmp_path):
 RACER = """
 import sys, pathlib, os
 from fedfleet.engine.errors import InUse
-from fedfleet.engine.records.lock import alone
+from fedfleet.engine.storage.lock import alone
 folder, count = pathlib.Path(sys.argv[1]), 0
 for _ in range(300):
     try:

@@ -14,7 +14,7 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.run_spec import ExecutionPlan
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.kernels import execution_plan
+from fedfleet.engine.planning import execution_plan
 from fedfleet.engine.state.checkpoint import read, seal
 
 from .runs import Watch, interrupt, same, small
@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(execution_plan, "WORTH", 0)
-        patch.setattr("fedfleet.engine.api.measure", lambda *_: {MEASURED: 1.0})
+        patch.setattr("fedfleet.engine.runs.launch.measure", lambda *_: {MEASURED: 1.0})
         yield
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from fedfleet.engine.api import digest
+from fedfleet.engine.runs.result import digest
 from fedfleet.tune.files import load
 
 from .commands import COMMAND, LOCAL, invoke, shell, until

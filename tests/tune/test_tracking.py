@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from fedfleet.engine import Experiment
-from fedfleet.engine.api import prepare
 from fedfleet.engine.api import run as start
-from fedfleet.engine.config.secrets import redacted
 from fedfleet.engine.errors import ConfigError, Interrupted
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.observer import Observer
+from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.mlflow_runs import flatten
 from fedfleet.tune.stores import PATIENCE, store

@@ -16,7 +16,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Parts, resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.records.observer import Observer
+from fedfleet.engine.runs.observer import Observer
 from fedfleet.tune.show import describe
 from fedfleet.workloads.table import WORKLOADS
 

@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ...engine.api import run
-from ...engine.clients import autotune
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
-from ...engine.kernels.execution_plan import remembered
-from ...engine.records.observer import Observer
+from ...engine.planning import autotune
+from ...engine.planning.execution_plan import remembered
+from ...engine.runs.observer import Observer
 from .works import FEDERATIONS
 
 WARMUP = 2

@@ -228,7 +228,7 @@ def of_hosts(experiment: Experiment) -> Iterator[Finding]:
 def store_opens(uri: str) -> Finding:
     from mlflow import MlflowClient
 
-    from ...engine.config.secrets import redacted
+    from ...engine.storage.secrets import redacted
     from ..stores import load_mlflow, store
 
     if uri == "none":

@@ -6,12 +6,13 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...engine.api import Result, prepare
-from ...engine.backends.ray import detached
 from ...engine.backends.ray.connect import join
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.records.run_directory import read_run_id
+from ...engine.runs import detached
+from ...engine.runs.launch import prepare
+from ...engine.runs.result import Result
+from ...engine.runs.run_directory import read_run_id
 from ..main import keyboard
 from ..outcome import resumable
 from ..progress import Progress

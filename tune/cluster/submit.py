@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from ...engine.api import new_run_id
 from ...engine.backends.ray.connect import TOKEN, answers, first_words
 from ...engine.errors import ConfigError, FedFleetError
+from ...engine.runs.launch import new_run_id
 from ..main import keyboard
 from .ship import FILE, pack
 

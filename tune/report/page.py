@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ...engine.records.atomic_write import write
+from ...engine.storage.atomic_write import write
 from ..listing import columns
 from ..study.folder import Folder
 from . import html, markdown

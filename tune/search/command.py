@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from ...engine.api import new_run_id
 from ...engine.errors import ConfigError
+from ...engine.runs.launch import new_run_id
 from ..files import load_data, override
 from ..leftovers import check_out
 from .ledger import Trial

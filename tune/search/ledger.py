@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.config.secrets import redacted
 from ...engine.errors import ConfigError
+from ...engine.storage.secrets import redacted
 from .plan import Plan, starts
 
 LOCKED_SECONDS = 60

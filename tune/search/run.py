@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from ...engine.api import new_run_id, prepare
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
-from ...engine.records.atomic_write import write
-from ...engine.records.lock import alone
 from ...engine.rounds.expected_columns import check_column
+from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
+from ...engine.storage.atomic_write import write
+from ...engine.storage.lock import alone
 from ..files import parse, read
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url

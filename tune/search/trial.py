@@ -15,8 +15,8 @@ from typing import Any
 
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, Diverged
-from ...engine.records.observer import Observer
 from ...engine.rounds.driver import Record
+from ...engine.runs.observer import Observer
 
 Report = dict[str, Any]
 """`rows`: records since the last report; `status`: running, or how it ended; `reason`: of what failed."""
@@ -46,7 +46,7 @@ def play(config: dict[str, Any]) -> None:
 
 def run_or_read(wanted: Experiment, folder: Path, run_id: str, reporter: Reporter) -> None:
     from ...engine.api import resume, run
-    from ...engine.records.run_directory import clear
+    from ...engine.runs.run_directory import clear
 
     if (folder / "result.json").is_file():
         reporter.resumed(rows(folder))

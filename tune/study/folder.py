@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 
 from ...engine.errors import ConfigError
-from ...engine.records.atomic_write import write
-from ...engine.records.lock import alone
+from ...engine.storage.atomic_write import write
+from ...engine.storage.lock import alone
 from .cells import Cell, cells
 from .spec import Study, load
 

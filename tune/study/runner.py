@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...algorithms.contract import Deferred
-from ...engine.api import prepare
 from ...engine.config import schedules
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, Interrupted
-from ...engine.kernels.execution_plan import words
+from ...engine.planning.execution_plan import words
 from ...engine.rounds.expected_columns import check_column
+from ...engine.runs.launch import prepare
 from ...engine.stopping import stopping
 from ..report.page import write_report
 from ..stores import store

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from ...engine.api import resume, run
 from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
-from ...engine.records.atomic_write import write
-from ...engine.records.observer import Observer
-from ...engine.records.run_directory import clear
 from ...engine.rounds.driver import Record
+from ...engine.runs.observer import Observer
+from ...engine.runs.run_directory import clear
+from ...engine.storage.atomic_write import write
 
 NEWS_SECONDS = 0.5
 INTERRUPTED = "interrupted"

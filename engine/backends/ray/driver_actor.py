@@ -16,23 +16,22 @@ from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
 from ....workloads.base import Columns
-from ...clients.autotune import measure
-from ...clients.modules import check_draws
-from ...clients.trial_step import try_step
 from ...cohorts.tasks import steps_of
 from ...config.held_out import left_out
 from ...config.run_spec import RunSpec
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
-from ...kernels.execution_plan import asks_for_kernels, plan_execution
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import lacking
+from ...planning.autotune import measure
+from ...planning.data import checked_split
+from ...planning.execution_plan import asks_for_kernels, plan_execution
 from ...records.arrow_columns import to_arrow
 from ...records.event_log import EventLog
-from ...records.lock import driving
 from ...rounds.driver import DataSummary, Driver, Event
 from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import at_once
+from ...storage.lock import driving
 from ..base import Fleet
 from .cluster_nodes import on
 from .cluster_pool import Spread
@@ -97,9 +96,7 @@ class DriverProcess:
     def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
         """References to the data in the object store, of which no copy stays in this process; sentences for the log on
         how clients are run and which rows nobody has."""
-        split = self.job.split()
-        check_draws(self.job.workload, self.job.started(), split)
-        try_step(self.job, split)
+        split = checked_split(self.job)
         if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
             self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
         self.job, told = plan_execution(self.job, split, measure)

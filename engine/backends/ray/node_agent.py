@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...config.run_spec import RunSpec
 from ...errors import WorkerUnfit
 from ...memory import give_back
 from ...methods.state_spec import StateSpec
+from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import Leaves, TaskResult, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
@@ -92,9 +94,12 @@ class FarHost(Worker):
         self.number, self.armed = number, 0.0
         self.patience = job.experiment.engine.patience
         self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
-        self.unfit = built(
-            lambda: Worker.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, self._beat)
-        )
+        self.unfit = built(partial(self._prepare, job, train, test, parts, place))
+
+    def _prepare(self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout) -> None:
+        data = Data(from_arrow(train), from_arrow(test), parts)
+        prove_here(job, data)
+        super().__init__(job, data, place, self._beat)
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from ...config.memory_errors import remedy
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import WorkerUnfit
-from ...memory import remedy
 from ..base import Failure
 from .wakeup import Bell
 

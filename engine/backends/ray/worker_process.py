@@ -8,6 +8,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from ...config.run_spec import RunSpec
 from ...errors import LONGEST, WorkerUnfit
 from ...memory import first_line, give_back
 from ...methods.state_spec import StateSpec
+from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
 from ...state.row_files import StateLayout
@@ -67,9 +69,12 @@ class HostProcess(Worker):
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.beat = beat
-        self.unfit = built(
-            lambda: Worker.__init__(self, job, Data(from_arrow(train), from_arrow(test), parts), place, beat)
-        )
+        self.unfit = built(partial(self._prepare, job, train, test, parts, place))
+
+    def _prepare(self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout) -> None:
+        data = Data(from_arrow(train), from_arrow(test), parts)
+        prove_here(job, data)
+        super().__init__(job, data, place, self.beat)
 
     def ready(self) -> int:
         """The process's number. WorkerUnfit where no client of the run can be run here."""

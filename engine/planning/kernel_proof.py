@@ -27,13 +27,14 @@ from ...algorithms.orthogonal import FASTER, Triple, iterate
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.base import Parts
+from ..clients.batches import stream
+from ..clients.local_training import Gradient, LocalTrainer
+from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
 from ..kernels.fused_chain import Unfit, fitted
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import FOUR, add_up, polynomials
-from .batches import stream
-from .local_training import Gradient, LocalTrainer
 
 FACTOR = 8.0
 """How many times torch's own rounding error another order of the same sums may have."""
@@ -68,6 +69,18 @@ class Given(NamedTuple):
 def place() -> str:
     """What a proof holds for: the same library, of the same processor, beside the same torch."""
     return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def prove_here(job: RunSpec, data: Data) -> None:
+    """Raise NoKernels where the run's kernels are our own and do not do on this machine what torch's do.
+
+    On another machine than the one where that was proven, the kernels are another library.
+    """
+    if job.kernels != "torch" and job.proved != place():
+        try:
+            prove(job, Given(data.train, data.parts), job.kernels)
+        except Disagreement as error:
+            raise NoKernels(f"{job.kernels} kernels do not do here what torch's do: {error}") from error
 
 
 def prove(job: RunSpec, given: Given, kernels: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..config.secrets import without_secrets
 from ..errors import ConfigError
+from .secrets import without_secrets
 
 
 def below(url: str, name: str) -> str:

@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ...workloads.base import Split
+from ..clients.worker import Data, Worker
 from ..cohorts import sampling
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..state.row_files import StateLayout
 from .kernel_proof import place
-from .worker import Data, Worker
 
 SECONDS = 6.0
 """After which no further path is tried."""

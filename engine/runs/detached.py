@@ -11,16 +11,17 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from ...api import Result, tell, watched
-from ...config.run_spec import RunSpec
-from ...errors import ConfigError, DriverDied, FedFleetError, NoRoom
-from ...records.event_log import EventLog
-from ...records.history import Record
-from ...records.observer import Observer
-from ...records.run_directory import RunDirectory
-from .connect import carried, here, join, start_ray
-from .driver_actor import listen
-from .worker_pool import START_SECONDS
+from ..backends.ray.connect import carried, here, join, start_ray
+from ..backends.ray.driver_actor import listen
+from ..backends.ray.worker_pool import START_SECONDS
+from ..config.run_spec import RunSpec
+from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
+from ..records.event_log import EventLog
+from ..records.history import Record
+from .launch import tell, watched
+from .observer import Observer
+from .result import Result
+from .run_directory import RunDirectory
 
 NAMESPACE = "fedfleet"
 LINGER_SECONDS = 600.0

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -24,14 +23,15 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round
 from ...workloads.base import Split, Stateless
+from ..clients.batches import Stream, stream
+from ..clients.local_training import BatchOracle, Gradient, LocalTrainer, unpadded
+from ..clients.random_generators import equal, generators, kept_generators, moved
 from ..cohorts.sampling import sample
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import ConfigError, FedFleetError
-from ..kernels.execution_plan import ruled, worth
 from ..user_code import Finder, Line, below_losses, is_users, lines_of
-from .batches import Stream, stream
-from .local_training import BatchOracle, Gradient, LocalTrainer, unpadded
+from .execution_plan import ruled, worth
 
 CLIENTS, EXAMPLES = 2, 8
 """Clients of the block that is tried, and examples of a batch at most: the rules do not depend on how many."""
@@ -79,50 +79,6 @@ def may_vectorise(job: RunSpec, split: Split) -> bool:
     if job.chosen is not None or engine.block != "auto":
         return ruled(job).block > 1
     return ruled(job).block > 1 or worth(job, split)
-
-
-# --- global random generators -----------------------------------------------------------------------------------------
-def generators() -> dict[str, Any]:
-    """The states of the generators that all code of a process shares."""
-    return {
-        "torch's global generator": torch.get_rng_state(),
-        "NumPy's global generator": np.random.get_state(),
-        "Python's module random": random.getstate(),
-    }
-
-
-def moved(before: dict[str, Any]) -> str:
-    """The name of a generator that was drawn from since, or ""."""
-    now = generators()
-    return next((name for name, state in before.items() if not equal(state, now[name])), "")
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    torch_state, numpy_state, python_state = generators().values()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two values have the same bits; NaN equals NaN."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, tuple | list):
-        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    return a is b or (type(a) is type(b) and (a == b or repr(a) == repr(b)))
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------

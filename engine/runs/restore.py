@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..config.secrets import redacted
 from ..errors import ConfigError
-from ..records.atomic_write import write
-from ..records.lock import alone
-from ..records.run_directory import LAUNCHER, read_run_id
-from .checkpoint import name_of
-from .object_store import Folder, above, below, first_line
-from .shared_checkpoint import Damaged, read_manifest, rounds
+from ..state.checkpoint import name_of
+from ..state.shared_checkpoint import Damaged, read_manifest, rounds
+from ..storage.atomic_write import write
+from ..storage.lock import alone
+from ..storage.object_store import Folder, above, below, first_line
+from ..storage.secrets import redacted
+from .run_directory import LAUNCHER, read_run_id
 
 
 def bring(url: str, out: Path | None = None) -> Path:

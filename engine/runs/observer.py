@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .history import Record
+from ..records.history import Record
 
 if TYPE_CHECKING:
-    from ..api import Result
     from ..config.run_spec import RunSpec
+    from .result import Result
 
 
 class Observer:

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import yaml
 from torch import Tensor
 
-from ..api import Result, digest
 from ..config.run_spec import RUN_ID, RunSpec
 from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, whole
+from ..records.history import History, Record
 from ..state.checkpoint import remove_all, written
-from ..state.object_store import first_line
 from ..state.row_files import remove_files
-from .atomic_write import beside, release, write
-from .history import History, Record
-from .lock import LAUNCHER, alone, driving
+from ..storage.atomic_write import beside, release, write
+from ..storage.lock import LAUNCHER, alone, driving
+from ..storage.object_store import first_line
 from .observer import Observer
+from .result import Result, digest
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
@@ -225,7 +225,7 @@ class RunDirectory(Observer):
     def _write_rounds(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        from .parquet import to_table
+        from ..records.parquet import to_table
 
         pq.write_table(to_table(self.rows), path)
 

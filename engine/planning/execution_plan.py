@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from ...workloads.base import Split
-from ..clients.kernel_proof import Disagreement, Given, place, prove
 from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
-from ..records.atomic_write import write
+from ..kernels.fused_chain import Unfit, fitted
+from ..kernels.library import SOURCES, NoKernels, cache_folder, library, processor
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
-from .fused_chain import Unfit, fitted
-from .library import SOURCES, NoKernels, cache_folder, library, processor
+from ..storage.atomic_write import write
+from .kernel_proof import Disagreement, Given, place, prove
 
 WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""

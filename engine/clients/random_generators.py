@@ -1,0 +1,55 @@
+"""The random generators that all code of a process shares, and equality of values to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def generators() -> dict[str, Any]:
+    """The states of the generators that all code of a process shares."""
+    return {
+        "torch's global generator": torch.get_rng_state(),
+        "NumPy's global generator": np.random.get_state(),
+        "Python's module random": random.getstate(),
+    }
+
+
+def moved(before: dict[str, Any]) -> str:
+    """The name of a generator that was drawn from since, or ""."""
+    now = generators()
+    return next((name for name, state in before.items() if not equal(state, now[name])), "")
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    torch_state, numpy_state, python_state = generators().values()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values have the same bits; NaN equals NaN."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, tuple | list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    return a is b or (type(a) is type(b) and (a == b or repr(a) == repr(b)))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))

@@ -1,0 +1,68 @@
+"""The outcome of a finished run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..config.schema import Experiment
+from ..records.history import History
+from ..rounds.driver import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. `rows`: a dict a round; `records`: the same as a table; `model`: name -> tensor; `seconds`:
+    of the whole run."""
+
+    run_id: str
+    experiment: Experiment
+    rows: History
+    model: dict[str, Tensor]
+    seconds: float
+    directory: Path | None = None
+
+    @property
+    def records(self) -> pa.Table:
+        from ..records.parquet import to_table
+
+        return to_table(self.rows)
+
+    @property
+    def model_sha256(self) -> str:
+        return digest(self.model)
+
+    @property
+    def metrics(self) -> Record:
+        """The final values of what was evaluated, and the final training loss."""
+        return {key: value for key, value in self.rows[-1].items() if key.startswith(("eval/", "train/"))}
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "run_id": self.run_id,
+            "rounds": len(self.rows),
+            "metrics": {name: value if math.isfinite(value) else None for name, value in self.metrics.items()},
+            "model_sha256": self.model_sha256,
+            "bytes_down": int(sum(row["comm/bytes_down"] for row in self.rows)),
+            "bytes_up": int(sum(row["comm/bytes_up"] for row in self.rows)),
+            "seconds": round(self.seconds, 3),
+            "directory": str(self.directory) if self.directory else None,
+        }
+
+
+def digest(model: dict[str, Tensor]) -> str:
+    """SHA-256 of the tensors' names and bytes, in the order of names."""
+    sha = hashlib.sha256()
+    for name in sorted(model):
+        sha.update(name.encode() + b"\0")
+        sha.update(model[name].detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
