@@ -30,6 +30,7 @@ from .contract import Oracle, Round
 from .local import LocalMethod, Rule
 from .local_muon import OwnMomentum
 from .muon import Ball, lmo
+from .renamed import renamed
 from .servers import Mean
 from .tree import Tree
 
@@ -55,9 +56,10 @@ class CorrectedMomentum(OwnMomentum):
         return gradient
 
 
+@renamed(matrices="matrix_lr", vectors="vector_lr")
 def fedmuon_bc(
-    matrices: float = 0.001,
-    vectors: float | Rule | None = None,
+    matrix_lr: float = 0.001,
+    vector_lr: float | Rule | None = None,
     alpha: float = 0.1,
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
     start: Literal["zeros", "gradient"] = "zeros",
@@ -66,8 +68,8 @@ def fedmuon_bc(
     over: Literal["cohort", "all"] = "all",
     aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrices, vectors: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball, scale,
-    aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i = gradient at
-    x0; over: see `Mean`."""
-    rule = lmo(norm, matrices, vectors, ball, scale, aux)
+    """matrix_lr, vector_lr: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball,
+    scale, aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i =
+    gradient at x0; over: see `Mean`."""
+    rule = lmo(norm, matrix_lr, vector_lr, ball, scale, aux)
     return LocalMethod(rule, CorrectedMomentum(alpha, start), Mean(1.0, over))

@@ -119,13 +119,13 @@ def local_steps(iterations: int, clients: int) -> int:
     return max(1, round(iterations**0.25 / clients**0.75))
 
 
-def _build(matrices: float, vectors: float | Rule, beta: float, start: Start, **spectral: Any) -> FedMuonMA:
+def _build(matrix_lr: float, vector_lr: float | Rule, beta: float, start: Start, **spectral: Any) -> FedMuonMA:
     """spectral: other settings of `Spectral`."""
-    positive(matrices=matrices)
-    if not isinstance(vectors, Rule):
-        positive(vectors=vectors)
-        vectors = Sgd(vectors)
-    return FedMuonMA(Spectral(matrices, vectors, **spectral), beta, start)
+    positive(matrix_lr=matrix_lr)
+    if not isinstance(vector_lr, Rule):
+        positive(vector_lr=vector_lr)
+        vector_lr = Sgd(vector_lr)
+    return FedMuonMA(Spectral(matrix_lr, vector_lr, **spectral), beta, start)
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class ParameterFree(Deferred):
         return _build(lr, lr, beta, **dict(self.settings))
 
 
-@renamed(problem_free="parameter_free")
+@renamed(problem_free="parameter_free", matrices="matrix_lr", vectors="vector_lr")
 def fedmuon_ma(
-    matrices: float | None = None,
-    vectors: float | Rule | None = None,
+    matrix_lr: float | None = None,
+    vector_lr: float | Rule | None = None,
     beta: float | None = None,
     start: Start = "batch",
     ball: Ball = UNNAMED,
@@ -159,20 +159,20 @@ def fedmuon_ma(
     parameter_free: bool = False,
     aux: tuple[str, ...] = (),
 ) -> FedMuonMA | ParameterFree:
-    """matrices, vectors: step sizes, 0.01 and 0.1 unless given, that of vectors may be a rule; beta: weight of the new
-    gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux:
-    see `lmo`; weight_decay: of matrices; parameter_free: `matrices`, `vectors` and `beta` from the run's sizes, none of
-    them may be given then."""
+    """matrix_lr, vector_lr: step sizes, 0.01 and 0.1 unless given, that of vectors may be a rule; beta: weight of the
+    new gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux:
+    see `lmo`; weight_decay: of matrices; parameter_free: `matrix_lr`, `vector_lr` and `beta` from the run's sizes, none
+    of them may be given then."""
     spectral = {"ball": ball, "scale": scale, "weight_decay": weight_decay, "aux": aux}
-    given = {"matrices": matrices, "vectors": vectors, "beta": beta}
+    given = {"matrix_lr": matrix_lr, "vector_lr": vector_lr, "beta": beta}
     if parameter_free:
         refuse(given, "parameter_free=true sets it from the run's sizes", "leave it out, or parameter_free")
         # The other settings are checked now, before the run's sizes are known.
         _build(0.01, 0.1, 0.1, start, **spectral)
         return ParameterFree(tuple({"start": start, **spectral}.items()))
     return _build(
-        0.01 if matrices is None else matrices,
-        0.1 if vectors is None else vectors,
+        0.01 if matrix_lr is None else matrix_lr,
+        0.1 if vector_lr is None else vector_lr,
         0.1 if beta is None else beta,
         start,
         **spectral,

@@ -26,6 +26,7 @@ from torch import Tensor
 from .contract import Oracle
 from .local import Estimator, LocalMethod, Rule
 from .muon import Ball, lmo
+from .renamed import renamed
 from .servers import Mean
 from .tree import Tree
 
@@ -60,9 +61,10 @@ class OwnMomentum(Estimator):
         return ()
 
 
+@renamed(matrices="matrix_lr", vectors="vector_lr")
 def local_muon(
-    matrices: float = 0.001,
-    vectors: float | Rule | None = None,
+    matrix_lr: float = 0.001,
+    vector_lr: float | Rule | None = None,
     alpha: float = 0.1,
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
     start: Literal["zeros", "gradient"] = "zeros",
@@ -71,8 +73,8 @@ def local_muon(
     over: Literal["cohort", "all"] = "all",
     aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrices, vectors: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball, scale,
-    aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i = gradient at
-    x0; over: see `Mean`."""
-    rule = lmo(norm, matrices, vectors, ball, scale, aux)
+    """matrix_lr, vector_lr: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball,
+    scale, aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i =
+    gradient at x0; over: see `Mean`."""
+    rule = lmo(norm, matrix_lr, vector_lr, ball, scale, aux)
     return LocalMethod(rule, OwnMomentum(alpha, start), Mean(1.0, over))

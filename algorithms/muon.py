@@ -22,6 +22,7 @@ from torch import Tensor
 from .groups import Number, at
 from .local import Rule
 from .orthogonal import SCHEMES, newton_schulz, svd
+from .renamed import renamed
 from .rules import Averaged, Normalised, Sgd, nonnegative, positive, refuse
 from .tree import Layout, Tree
 
@@ -100,11 +101,12 @@ class Identity(Ball):
 
 @dataclass(frozen=True)
 class Spectral(Rule):
-    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vectors` is the rule for all else, and for
-    matrices whose names match one of `aux` (* and ? as in file names): a first layer, embeddings, an output head."""
+    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vector_rule` is the rule for all else, and
+    for matrices whose names match one of `aux` (* and ? as in file names): a first layer, embeddings, an output
+    head."""
 
     lr: Number = 0.001
-    vectors: Rule = field(default_factory=Sgd)
+    vector_rule: Rule = field(default_factory=Sgd)
     ball: Ball = field(default_factory=NewtonSchulz)
     scale: str = "moonlight"
     weight_decay: float = 0.0
@@ -118,7 +120,7 @@ class Spectral(Rule):
 
     def init(self, x: Tree) -> Any:
         vectors = [name for name, kind in kinds(x.layout, self.aux).items() if kind is None]
-        return self.vectors.init(x.pick(vectors)) if vectors else ()
+        return self.vector_rule.init(x.pick(vectors)) if vectors else ()
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         leaves, vectors = {}, []
@@ -137,7 +139,7 @@ class Spectral(Rule):
                 w = ys[name] * (1 - lr * self.weight_decay) if self.weight_decay else ys[name]
                 leaves[name] = w.add(move.reshape(w.shape), alpha=-lr * SCALES[self.scale](*shape))
         if vectors:
-            rest, state = self.vectors.step(y.pick(vectors), v.pick(vectors), state)
+            rest, state = self.vector_rule.step(y.pick(vectors), v.pick(vectors), state)
             leaves.update(rest.items())
         return Tree.join(y.layout, leaves), state
 
@@ -155,42 +157,44 @@ class Sign(Rule):
         return y.add(v.sign(), -self.lr), state
 
 
+@renamed(matrices="matrix_lr", vectors="vector_lr")
 def lmo(
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
-    matrices: Number = 0.001,
-    vectors: Number | Rule | None = None,
+    matrix_lr: Number = 0.001,
+    vector_lr: Number | Rule | None = None,
     ball: Ball | None = None,
     scale: str | None = None,
     aux: tuple[str, ...] = (),
 ) -> Rule:
-    """The step of length `matrices` along -lmo of a norm's ball.
+    """The step of length `matrix_lr` along -lmo of a norm's ball.
 
-    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrices` alone, the
-    other arguments may not be given then. vectors: SGD step size, 0.1 unless given, or a rule, for what is not a
+    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrix_lr` alone, the
+    other arguments may not be given then. vector_lr: SGD step size, 0.1 unless given, or a rule, for what is not a
     matrix. ball: how matrices are orthogonalised (default: five classic Newton-Schulz iterations). scale: none, jordan,
-    moonlight (unless given), spectral. aux: names of matrices that `vectors` is for too.
+    moonlight (unless given), spectral. aux: names of matrices that `vector_lr` is for too.
     """
-    positive(matrices=matrices)
+    positive(matrix_lr=matrix_lr)
     if norm not in ("spectral", "euclidean", "max"):
         raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
     if norm == "spectral":
-        rest = _on_vectors(0.1 if vectors is None else vectors)
-        return Spectral(matrices, rest, ball or NewtonSchulz(), "moonlight" if scale is None else scale, aux=aux)
-    given = {"vectors": vectors, "ball": ball, "scale": scale, "aux": aux or None}
+        rest = _on_vectors(0.1 if vector_lr is None else vector_lr)
+        return Spectral(matrix_lr, rest, ball or NewtonSchulz(), "moonlight" if scale is None else scale, aux=aux)
+    given = {"vector_lr": vector_lr, "ball": ball, "scale": scale, "aux": aux or None}
     refuse(given, f"norm={norm} has one rule for all parameters", "leave it out, or choose norm: spectral")
-    return Normalised(matrices) if norm == "euclidean" else Sign(matrices)
+    return Normalised(matrix_lr) if norm == "euclidean" else Sign(matrix_lr)
 
 
-def _on_vectors(vectors: Number | Rule) -> Rule:
-    if isinstance(vectors, Rule):
-        return vectors
-    positive(vectors=vectors)
-    return Sgd(vectors)
+def _on_vectors(vector_lr: Number | Rule) -> Rule:
+    if isinstance(vector_lr, Rule):
+        return vector_lr
+    positive(vector_lr=vector_lr)
+    return Sgd(vector_lr)
 
 
+@renamed(vectors="vector_lr")
 def muon(
     lr: Number = 0.02,
-    vectors: Number | Rule = 0.1,
+    vector_lr: Number | Rule = 0.1,
     mu: float = 0.95,
     nesterov: bool = True,
     ball: Ball | None = None,
@@ -198,8 +202,8 @@ def muon(
     weight_decay: float = 0.0,
     aux: tuple[str, ...] = (),
 ) -> Rule:
-    """Muon: orthogonalised momentum on matrices, `vectors` (an SGD step size or a rule) on the same momentum for all
+    """Muon: orthogonalised momentum on matrices, `vector_lr` (an SGD step size or a rule) on the same momentum for all
     else. The defaults are Jordan's but for the arithmetic, which stays in the parameters' dtype; with
     ball = {name: newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
-    step = Spectral(lr, _on_vectors(vectors), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay, aux)
+    step = Spectral(lr, _on_vectors(vector_lr), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay, aux)
     return Averaged(step, mu, nesterov)

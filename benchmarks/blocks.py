@@ -2,7 +2,7 @@
 
     python benchmarks/blocks.py
 
-One host in this process, one thread, FedAvg; clients per second by block size, medians over rounds, sizes in turn.
+One worker in this process, one thread, FedAvg; clients per second by block size, medians over rounds, sizes in turn.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ WARMUP = 2
 
 
 class Clock(Observer):
-    """An observer: processor seconds of each round, hosts' included, for they are this process."""
+    """An observer: processor seconds of each round, workers' included, for they are this process."""
 
     def __init__(self) -> None:
         self.at, self.rounds = time.process_time(), list[float]()

@@ -17,7 +17,7 @@ RATES = (0.03, 0.1, 0.3, 1.0)
 GRID: list[dict[str, Any]] = [
     *({"name": name, "rule": {"name": "sgd", "lr": lr}} for name, lr in product(("fedavg", "scaffold"), RATES)),
     *(
-        {"name": name, "matrices": matrices, "vectors": vectors}
+        {"name": name, "matrix_lr": matrices, "vector_lr": vectors}
         for name, matrices, vectors in product(("local_muon", "fedmuon_bc"), (0.01, 0.03, 0.1), (0.03, 0.1))
     ),
 ]

@@ -1,6 +1,6 @@
 """Seconds from a command to the end of its first round, as a terminal shows it.
 
-python benchmarks/first_round.py            w1 on Ray with two hosts, three times, then in process
+python benchmarks/first_round.py            w1 on Ray with two workers, three times, then in process
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ plugins: [fedfleet.tune.bench.works]
 workload: w1
 method: {name: fedavg, rule: {name: sgd, lr: 0.05}}
 federation: {clients: 1000, cohort: 100, rounds: 2, local: {steps: 5, batch: 10}}
-engine: {hosts: 2}
+engine: {workers: 2}
 evaluate: {every: 0}
 tracking: {uri: none}
 """

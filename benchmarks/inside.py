@@ -1,6 +1,7 @@
-"""What a host does in a round: a plug-in of timeline.py that times the engine's functions in the host's own process.
+"""What a worker does in a round: a plug-in of timeline.py that times the engine's functions in the worker's own
+process.
 
-After every round the host writes its times to a file of the folder $FEDFLEET_INSIDE.
+After every round the worker writes its times to a file of the folder $FEDFLEET_INSIDE.
 """
 
 from __future__ import annotations

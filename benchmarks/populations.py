@@ -7,7 +7,7 @@
 The last is for virtual machines whose memory is taken back while it is not in use: there a state's first writing, and
 any use of it after a while, waits for the host of the machine.
 
-SCAFFOLD, 9,985 parameters, on Ray with two hosts each, of which two at a time are idle. What disturbs the machine
+SCAFFOLD, 9,985 parameters, on Ray with two workers each, of which two at a time are idle. What disturbs the machine
 disturbs both rounds of a pair. In windows of rounds, the first while nearly all of the many are on their first visit.
 """
 
@@ -98,7 +98,7 @@ def main() -> None:
     pairs, shares = [], []
     for few, many in zip(*map(play, jobs), strict=True):
         pairs.append((few["time/seconds"], many["time/seconds"]))
-        shares.append([100 * row["time/state"] / row["time/hosts"] for row in (few, many)])
+        shares.append([100 * row["time/state"] / row["time/workers"] for row in (few, many)])
         if len(pairs) > WARMUP and (len(pairs) - WARMUP) % asked.window == 0:
             last = pairs[-asked.window :]
             ratios = statistics.quantiles([many / few for few, many in last], n=4)

@@ -4,7 +4,7 @@
     python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
     python benchmarks/scale.py checkpoints    what checkpoints cost the 10,000 clients
 
-Each run is a process of its own, on Ray with two hosts; of what is compared, runs alternate. Data are synthetic, so
+Each run is a process of its own, on Ray with two workers; of what is compared, runs alternate. Data are synthetic, so
 that speed is all there is to see. The folders of runs are made under --folder and removed.
 """
 
@@ -31,7 +31,7 @@ def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
         "workload": {"name": work, "clients": plan["clients"]},
         "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.01}},
         "federation": {"local": {"steps": 5, "batch": 10}, **plan},
-        "engine": {"hosts": 2},
+        "engine": {"workers": 2},
         "evaluate": {"every": 0},
         "checkpoint": {"every": every},
         "tracking": {"uri": "none"},
@@ -48,15 +48,19 @@ def rounds(seen: Seen) -> list[float]:
 
 
 def tell(name: str, seen: Seen) -> None:
-    most = {key: max(look[key] for look in seen.memory) for key in ("driver", "hosts", "shared")}
-    share = [100 * row["time/state"] / row["time/hosts"] for row in seen.rows[WARMUP:-1]]
+    most = {key: max(look[key] for look in seen.memory) for key in ("driver", "workers", "shared")}
+    share = [100 * row["time/state"] / row["time/workers"] for row in seen.rows[WARMUP:-1]]
     fifths = [statistics.median(part) for part in np.array_split(share, 5)]
     print(f"{name}: {len(seen.rows)} rounds, {len(seen.memory)} looks at memory")
     print(f"  start-up {seen.startup:.1f} s, a round {spread(rounds(seen))} s")
     print(
-        f"  state I/O {spread(share, 1)} % of the hosts' time; by fifths {', '.join(f'{part:.1f}' for part in fifths)}"
+        f"  state I/O {spread(share, 1)} % of the workers' time; "
+        f"by fifths {', '.join(f'{part:.1f}' for part in fifths)}"
     )
-    print(f"  most memory: driver {most['driver']:.0f} MiB, hosts {most['hosts']:.0f} MiB, {most['shared']:.0f} shared")
+    print(
+        f"  most memory: driver {most['driver']:.0f} MiB, workers {most['workers']:.0f} MiB, "
+        f"{most['shared']:.0f} shared"
+    )
 
 
 def lenet(asked: argparse.Namespace) -> None:

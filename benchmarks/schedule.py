@@ -1,17 +1,17 @@
-"""How well a large cluster's hosts would be kept busy, and what the driver spends on it: without the cluster.
+"""How well a large cluster's workers would be kept busy, and what the driver spends on it: without the cluster.
 
     python -m benchmarks.schedule record            block times of this machine, into benchmarks/block_times.json
-    python -m benchmarks.schedule                   8 nodes x 8 hosts, 10,000 clients a round, 5 rounds
+    python -m benchmarks.schedule                   8 nodes x 8 workers, 10,000 clients a round, 5 rounds
     python -m benchmarks.schedule record --times benchmarks/block_times_held_out.json --seed 1 --beta 0.2 --epochs 3
     python -m benchmarks.schedule --times benchmarks/block_times_held_out.json --seed 1 --epochs 3
 
 The second recording is one that nothing was fitted to: other clients, of more unequal sizes, other numbers of steps.
 
 The driver, its dispatch and the fleet of several nodes (engine/backends/ray/cluster_pool.py) are the real ones. In
-Ray's place is a clock: a call to a host takes the recorded times of its blocks, and 2 ms on the way; rows that move
+Ray's place is a clock: a call to a worker takes the recorded times of its blocks, and 2 ms on the way; rows that move
 take their bytes at 1 GB/s.
 What the driver's process takes of the processor is measured, less what the stand-in does; Ray's own calls are not in
-it. Bounds: all work over all hosts, and longest-first of single blocks at no cost. Of tasks and pieces on other nodes
+it. Bounds: all work over all workers, and longest-first of single blocks at no cost. Of tasks and pieces on other nodes
 than the driver's there are `results`, and `sums` that come from there.
 """
 
@@ -72,7 +72,7 @@ def record(asked: argparse.Namespace) -> None:
     job = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = job.split(), job.start()
     driver = Driver(job, DataSummary(split.parts, 1))
-    host = Worker(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
+    worker = Worker(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
     everyone = np.arange(160)
     local = job.experiment.federation.local
     sizes = split.parts.sizes_of(everyone)
@@ -83,16 +83,16 @@ def record(asked: argparse.Namespace) -> None:
     for task in plan_tasks(everyone, sizes, local, BLOCK):
         for work in whole_blocks(TrainingTask.of(task, (1, False), everyone, columns)):
             steps = int(steps_of(split.parts.sizes_of(work.task.clients), local).max())
-            times.append([steps, min(seconds_of(host, work, shared) for _ in range(TIMES))])
+            times.append([steps, min(seconds_of(worker, work, shared) for _ in range(TIMES))])
     driver.table.remove()
     found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
     asked.times.write_text(json.dumps(found) + "\n")
     print(f"{len(times)} blocks of {min(times)[0]} to {max(times)[0]} steps, in {asked.times}")
 
 
-def seconds_of(host: Worker, work: TrainingTask, shared: Broadcast) -> float:
+def seconds_of(worker: Worker, work: TrainingTask, shared: Broadcast) -> float:
     began = time.perf_counter()
-    host.train(work, shared)
+    worker.train(work, shared)
     return time.perf_counter() - began
 
 
@@ -178,7 +178,7 @@ class PretendedKeeper:
 
 
 class Pretended(cluster_pool.Spread):
-    """The fleet, whose hosts and keepers are pretended, and whose nodes neither come nor go."""
+    """The fleet, whose workers and keepers are pretended, and whose nodes neither come nor go."""
 
     def __init__(self, job: Any, table: Table, clock: Clock, cluster: Any) -> None:
         steps = steps_of(cluster.sizes, job.experiment.federation.local)
@@ -187,10 +187,10 @@ class Pretended(cluster_pool.Spread):
             keeper = PretendedKeeper(clock, cluster.row_bytes)
             site = cluster_nodes.Site(str(node), str(node), self.where.add(), table.place, keeper)
             self.sites.sites.append(site)
-            for _ in range(cluster.hosts):
-                host = PretendedHost(clock, cluster.sizes, cluster.state_spec, job.experiment.federation.local)
+            for _ in range(cluster.workers):
+                worker = PretendedHost(clock, cluster.sizes, cluster.state_spec, job.experiment.federation.local)
                 number = len(self.sites.seats)
-                self.sites.seats.append(cluster_nodes.Seat(number, site, WorkerGroup(count=1), host, None))
+                self.sites.seats.append(cluster_nodes.Seat(number, site, WorkerGroup(count=1), worker, None))
 
     def _grow(self) -> None: ...
 
@@ -198,9 +198,9 @@ class Pretended(cluster_pool.Spread):
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
-def longest_first(blocks: list[float], hosts: int) -> float:
-    """When the last of the hosts is done."""
-    free = [0.0] * hosts
+def longest_first(blocks: list[float], workers: int) -> float:
+    """When the last of the workers is done."""
+    free = [0.0] * workers
     for block in sorted(blocks, reverse=True):
         heapq.heapreplace(free, free[0] + block)
     return max(free)
@@ -219,12 +219,13 @@ def simulate(asked: argparse.Namespace) -> None:
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
     cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
     driver = Driver(job, DataSummary(parts, 1))
-    cluster = SimpleNamespace(nodes=asked.nodes, hosts=asked.hosts // asked.nodes, row_bytes=asked.row_bytes)
+    cluster = SimpleNamespace(nodes=asked.nodes, workers=asked.workers // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.state_spec = sizes, driver.state_spec
     driver.start(lambda table: Pretended(job, table, clock, cluster))
     driver._evaluate = lambda x: {}  # nothing to compute
     print(
-        f"{asked.nodes} nodes, {asked.hosts} hosts, {asked.clients:,} clients a round, rows of {asked.row_bytes:,.0f} B"
+        f"{asked.nodes} nodes, {asked.workers} workers, {asked.clients:,} clients a round, "
+        f"rows of {asked.row_bytes:,.0f} B"
     )
     print("round  blocks  driver ms/block  seconds  over ideal  over longest first  rows moved  results  sums")
     try:
@@ -233,7 +234,7 @@ def simulate(asked: argparse.Namespace) -> None:
             before, began = clock.now, time.process_time()
             record = driver._next({})
             wall, took = time.process_time() - began - clock.spent, clock.now - before
-            ideal, bound = sum(clock.units) / asked.hosts, longest_first(clock.units, asked.hosts)
+            ideal, bound = sum(clock.units) / asked.workers, longest_first(clock.units, asked.workers)
             moved = record["node/bytes_moved"] / driver.table.width
             print(
                 f"{number:5}  {clock.blocks:6}  {1000 * wall / clock.blocks:15.3f}  {took:7.3f}"
@@ -247,7 +248,7 @@ def simulate(asked: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["record", "simulate"], default="simulate")
-    for name, default in (("nodes", 8), ("hosts", 64), ("clients", 10_000), ("rounds", 5), ("row-bytes", 250_000)):
+    for name, default in (("nodes", 8), ("workers", 64), ("clients", 10_000), ("rounds", 5), ("row-bytes", 250_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--times", type=Path, default=RECORDED)
     parser.add_argument("--seed", type=int, default=0)

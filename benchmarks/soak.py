@@ -1,8 +1,8 @@
-"""A long run: does anything grow? SCAFFOLD on digits, on Ray with two hosts, checkpoints every 20 rounds.
+"""A long run: does anything grow? SCAFFOLD on digits, on Ray with two workers, checkpoints every 20 rounds.
 
     python benchmarks/soak.py --rounds 2000
 
-Prints the memory (RssAnon, the page cache aside) of the driver and of both hosts along the way, and the slopes of the
+Prints the memory (RssAnon, the page cache aside) of the driver and of both workers along the way, and the slopes of the
 straight lines fitted to them after a warm-up.
 """
 
@@ -26,7 +26,7 @@ def config(rounds: int) -> dict[str, Any]:
         "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [32]}},
         "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.05}},
         "federation": {"clients": 100, "cohort": 20, "rounds": rounds, "local": {"steps": 2, "batch": 8}},
-        "engine": {"hosts": 2},
+        "engine": {"workers": 2},
         "evaluate": {"every": 20},
         "checkpoint": {"every": 20},
         "tracking": {"uri": "none"},
@@ -52,9 +52,9 @@ def main() -> None:
     print(f"{len(seen.rows)} rounds in {seen.arrivals[-1]:.0f} s, {len(seen.memory)} looks")
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         look = seen.memory[round(share * (len(seen.memory) - 1))]
-        print(f"  round {look['round']:.0f}: driver {look['driver']:.2f} MiB, hosts {look['hosts']:.2f} MiB")
+        print(f"  round {look['round']:.0f}: driver {look['driver']:.2f} MiB, workers {look['workers']:.2f} MiB")
     late = [look for look in seen.memory if look["round"] > WARMUP * asked.rounds]
-    for who in ("driver", "hosts"):
+    for who in ("driver", "workers"):
         by, error = slope([look["round"] for look in late], [look[who] for look in late])
         print(f"{who}: {by:+.2f} MiB per 1,000 rounds (standard error {error:.2f})")
 

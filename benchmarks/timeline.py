@@ -1,9 +1,9 @@
-"""What driver and hosts do in a round, by the clock, and when they wait for each other.
+"""What driver and workers do in a round, by the clock, and when they wait for each other.
 
     python benchmarks/timeline.py w2 fedavg --rounds 120
 
-A run with two hosts on Ray whose driver is this process; functions of the engine are timed from outside, in the hosts
-by inside.py. Prints what each takes a round, and one round of the driver's from beginning to end.
+A run with two workers on Ray whose driver is this process; functions of the engine are timed from outside, in the
+workers by inside.py. Prints what each takes a round, and one round of the driver's from beginning to end.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ def show() -> None:
             print(f"  {1e3 * (moment - begin):7.2f} {what}")
 
 
-def show_hosts(folder: Path) -> None:
-    print("the hosts, ms a round, parts of it in each other; Heard.wait is when they idle:")
+def show_workers(folder: Path) -> None:
+    print("the workers, ms a round, parts of it in each other; Heard.wait is when they idle:")
     for number, path in enumerate(sorted(folder.iterdir())):
         seen = json.loads(path.read_text())
-        print(f"  host {number}, {seen['rounds']} rounds")
+        print(f"  worker {number}, {seen['rounds']} rounds")
         for name, (seconds, calls) in sorted(seen["spent"].items(), key=lambda item: -item[1][0]):
             whole, each = 1e3 * seconds / seen["rounds"], 1e3 * seconds / max(calls, 1)
             print(f"    {name:24s} {whole:7.2f}, {calls / seen['rounds']:5.1f} of {each:.3f}")
 
 
 def shares(rows: list[dict[str, float]]) -> None:
-    """Of a round's time, both hosts'."""
+    """Of a round's time, both workers'."""
     for part in ("compute", "data", "state", "reduce", "wait"):
         found = statistics.median(row[f"time/{part}"] / (2 * row["time/seconds"]) for row in rows)
         print(f"  {part:8s} {100 * found:5.1f} %")
@@ -114,7 +114,7 @@ def main() -> None:
             "workload": asked.work,
             "method": METHODS[asked.method],
             "federation": {**FEDERATIONS[asked.work], "rounds": asked.rounds},
-            "engine": {"hosts": 2, "block": 1, "kernels": asked.kernels},
+            "engine": {"workers": 2, "block": 1, "kernels": asked.kernels},
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
         }
@@ -127,7 +127,7 @@ def main() -> None:
         start_ray(job)
         rows = list(play(job))
         show()
-        show_hosts(Path(folder))
+        show_workers(Path(folder))
     print("shares of a round:")
     shares(rows[WARMUP:-1])
     ray.shutdown()

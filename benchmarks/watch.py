@@ -1,4 +1,4 @@
-"""Runs an experiment in a process of its own and watches it: when rounds come, what the driver and the hosts weigh.
+"""Runs an experiment in a process of its own and watches it: when rounds come, what the driver and the workers weigh.
 
 python benchmarks/watch.py '{"workload": ..., ...}' [--out DIR] [--every 1]     prints one JSON line, a `Seen`
 """
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     rows: list[dict[str, float]]
     arrivals: list[float]  # seconds from the start of the process to each record
     memory: list[dict[str, float]]
-    """By round: MiB of the driver, of the hosts together, and of what they share."""
+    """By round: MiB of the driver, of the workers together, and of what they share."""
 
     @property
     def startup(self) -> float:
@@ -49,7 +49,7 @@ def watch(config: dict[str, Any], out: Path | None = None, every: int = 1) -> Se
 
 class Watch(Observer):
     """An observer. Memory is RssAnon, the page cache aside: rows of states are mapped files, data sets and the board
-    between driver and hosts are shared memory, of which each process shows what it has touched."""
+    between driver and workers are shared memory, of which each process shows what it has touched."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seen = every, Seen([], [], [])
@@ -78,8 +78,8 @@ class Watch(Observer):
 
 
 def processes() -> dict[str, list[int]]:
-    """Of the Ray that this process has started: numbers of the driver's and the hosts' processes."""
-    named = {"driver": "ray::DriverProcess", "hosts": "ray::HostProcess"}
+    """Of the Ray that this process has started: numbers of the driver's and the workers' processes."""
+    named = {"driver": "ray::DriverProcess", "workers": "ray::HostProcess"}
     mine = [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children(recursive=True)]
     return {name: [pid for pid, line in mine if line.startswith(title)] for name, title in named.items()}
 

@@ -45,9 +45,9 @@ def resume(
 ) -> Result:
     """Go on from the last sound checkpoint of a run's folder, to the same bits as a run without a break.
 
-    experiment: the folder's configuration; it may differ in what moves no bit (hosts, backend, tracking) and have more
-    rounds. stop: as in `run`. Raises ConfigError where there is nothing to resume from, or naming the settings that
-    differ.
+    experiment: the folder's configuration; it may differ in what moves no bit (workers, backend, tracking) and have
+    more rounds. stop: as in `run`. Raises ConfigError where there is nothing to resume from, or naming the settings
+    that differ.
     """
     from .runs.run_directory import RunDirectory
 

@@ -81,7 +81,7 @@ class EvaluationFailed(FedFleetError):
 
 
 class WorkersLost(FedFleetError):
-    """Hosts die as fast as they are replaced, or none is left."""
+    """Workers die as fast as they are replaced, or none is left."""
 
 
 class WorkerUnfit(FedFleetError):
@@ -94,7 +94,7 @@ class OutOfMemory(FedFleetError):
 
 
 class NoRoom(FedFleetError):
-    """The cluster's nodes could have the hosts, but others hold what they need."""
+    """The cluster's nodes could have the workers, but others hold what they need."""
 
 
 class RowsLost(FedFleetError):

@@ -35,7 +35,7 @@ def exhausted(error: BaseException) -> bool:
 
 def give_back() -> None:
     """Memory that a task which failed for want of it still holds: frames of its exception refer to each other, and what
-    is freed is kept (`host.keep_freed_memory`) in pieces of the wrong sizes."""
+    is freed is kept (`worker.keep_freed_memory`) in pieces of the wrong sizes."""
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):

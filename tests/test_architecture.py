@@ -56,7 +56,7 @@ class Import(NamedTuple):
 
 
 def name_of(path: Path) -> str:
-    """engine/clients/worker.py -> engine.host, engine/__init__.py -> engine."""
+    """engine/clients/worker.py -> engine.worker, engine/__init__.py -> engine."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 

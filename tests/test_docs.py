@@ -100,7 +100,7 @@ def test_under_30_lines(name: str):
 def test_ray_and_in_process_give_the_same_model(runs: dict[str, dict[str, Any]]):
     ray = runs["run my_experiment.yaml"]
     local = runs["run my_experiment.yaml engine.backend=local"]
-    assert yaml.safe_load(FILES["my_experiment.yaml"])["engine"] == {"backend": "ray", "hosts": 2, "cpus": 1}
+    assert yaml.safe_load(FILES["my_experiment.yaml"])["engine"] == {"backend": "ray", "workers": 2, "cpus": 1}
     assert ray["model_sha256"] == local["model_sha256"]
     assert ray["metrics"] == local["metrics"]
 

@@ -16,8 +16,8 @@ from fedfleet.tune.files import load
 METHODS = {
     "fedavg": ({"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}, 0.850),
     "scaffold": ({"name": "scaffold", "rule": {"name": "sgd", "lr": 0.03}}, 0.827),
-    "local_muon": ({"name": "local_muon", "matrices": 0.001, "vectors": 0.1}, 0.691),
-    "fedmuon_bc": ({"name": "fedmuon_bc", "matrices": 0.001, "vectors": 0.01}, 0.866),
+    "local_muon": ({"name": "local_muon", "matrix_lr": 0.001, "vector_lr": 0.1}, 0.691),
+    "fedmuon_bc": ({"name": "fedmuon_bc", "matrix_lr": 0.001, "vector_lr": 0.01}, 0.866),
 }
 MARGIN = 0.05
 

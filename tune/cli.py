@@ -204,7 +204,7 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
 @click.option("--peer", "peers", multiple=True, metavar="NAME=COMMAND", help="Another simulator's, see the README.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of every line.")
 @click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds timed in a run.")
-@click.option("--hosts", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
 @click.option("--out", type=Out(), help="Also draw the ratios: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print all pairs as one JSON object on the last line.")
 @told

@@ -23,8 +23,8 @@ from .progress import Progress
 METHODS: dict[str, tuple[str, ...]] = {
     "FedAvg": ("method.name=fedavg", "method.rule={name: sgd, lr: 0.3}"),
     "SCAFFOLD": ("method.name=scaffold", "method.rule={name: sgd, lr: 0.3}"),
-    "LocalMuon": ("method.name=local_muon", "method.matrices=0.1", "method.vectors=0.1"),
-    "FedMuon-BC": ("method.name=fedmuon_bc", "method.matrices=0.03", "method.vectors=0.1"),
+    "LocalMuon": ("method.name=local_muon", "method.matrix_lr=0.1", "method.vector_lr=0.1"),
+    "FedMuon-BC": ("method.name=fedmuon_bc", "method.matrix_lr=0.03", "method.vector_lr=0.1"),
 }
 COMMON = ("federation.rounds=100", "evaluate.every=5", "tracking.experiment=demo")
 TARGETS = (0.8, 0.9)

@@ -19,17 +19,17 @@ Kind = Literal["client", "memory", "worker"]
 
 
 class Failure(NamedTuple):
-    """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a host that died; `error`: the
+    """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a worker that died; `error`: the
     exception, where it was raised in this process. kind: "client" where its clients may be to blame; "memory" where
     memory ran out; "worker" where the worker's environment is, which fleets deal with: the worker is given up, the task
-    runs elsewhere. host: the number of the worker that says so, -1 where a fleet does."""
+    runs elsewhere. worker: the number of the worker that says so, -1 where a fleet does."""
 
     cause: str
     where: str
     trace: str = ""
     error: BaseException | None = None
     kind: Kind = "client"
-    host: int = -1
+    worker: int = -1
 
     def reason(self) -> BaseException | None:
         """The `__cause__` of an error about it."""
@@ -41,10 +41,10 @@ class Failure(NamedTuple):
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
 
 
-def failure(error: Exception, where: str, host: int = -1) -> Failure:
+def failure(error: Exception, where: str, worker: int = -1) -> Failure:
     """What a method, a workload or a plug-in raised while a task ran, as it travels to another process."""
     kind: Kind = "memory" if exhausted(error) else "worker" if environmental(error) else "client"
-    return Failure(said(error)[:2000], where, whole(error), None, kind, host)
+    return Failure(said(error)[:2000], where, whole(error), None, kind, worker)
 
 
 def environmental(error: BaseException) -> bool:

@@ -18,11 +18,11 @@ from .base import Call, Failure, failure
 
 
 class InProcess:
-    """One host, here. beat: called before every local step; may raise to stop."""
+    """One worker, here. beat: called before every local step; may raise to stop."""
 
     def __init__(self, job: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
         prove_here(job, data)
-        self.host = Worker(job, data, place, beat)
+        self.worker = Worker(job, data, place, beat)
         self.beat = beat
         self.waiting: deque[Any] = deque()
 
@@ -39,7 +39,7 @@ class InProcess:
         self.beat()
         task = self.waiting.popleft()
         try:
-            return task, getattr(self.host, self.call)(task, self.shared)
+            return task, getattr(self.worker, self.call)(task, self.shared)
         except FedFleetError:
             raise
         except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
@@ -60,4 +60,4 @@ class InProcess:
 
     def close(self) -> None:
         """Let go of the data now: driver and fleet refer to each other, and the garbage collector takes its time."""
-        del self.host
+        del self.worker

@@ -1,7 +1,7 @@
 """What a model is worth: the report of the test set, and how it is spread over the clients.
 
 Tasks are cut by the configuration and the data alone, and their rows come in the order of the set: the numbers do not
-depend on hosts.
+depend on workers.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Gradient(torch.autograd.Function):
 
     There, clients being independent, the gradient of the sum of their losses has each one's own in its row: vmap runs
     the forward pass only and plain autograd the backward. (`torch.func.grad` inside vmap gives the same numbers, but
-    loads torch's compiler at its first call: 80 MiB and 0.8 s in every host.)
+    loads torch's compiler at its first call: 80 MiB and 0.8 s in every worker.)
     """
 
     generate_vmap_rule = False

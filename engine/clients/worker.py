@@ -1,6 +1,7 @@
-"""A client host: runs tasks, that is the local work of some clients, and slices of evaluations. Many clients, one host.
+"""A client worker: runs tasks, that is the local work of some clients, and slices of evaluations. Many clients, one
+worker.
 
-A host knows data, model and method; it keeps no client's state (the store does) and nothing from task to task that
+A worker knows data, model and method; it keeps no client's state (the store does) and nothing from task to task that
 matters: the same task gives the same result anywhere, any number of times.
 """
 
@@ -62,12 +63,12 @@ def keep_freed_memory() -> None:
 class StreamedBatches:
     """Batches of the client at a place of a task's stream, see `trip.ClientBatches`."""
 
-    def __init__(self, host: Worker, batches: Stream, at: int) -> None:
-        self.host, self.batches, self.at, self.beat = host, batches, at, host.beat
+    def __init__(self, worker: Worker, batches: Stream, at: int) -> None:
+        self.worker, self.batches, self.at, self.beat = worker, batches, at, worker.beat
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
         rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight
-        return self.host.padded(rows, keys, weight, (self.at, steps))
+        return self.worker.padded(rows, keys, weight, (self.at, steps))
 
 
 class Worker:

@@ -1,8 +1,8 @@
 """Who takes part in a round, and how the cohort is cut into blocks and tasks.
 
-Everything here depends on the configuration and the round alone, never on hosts: that is why one host, eight hosts and
-the in-process backend give the same bits. A block is what runs at once (vectorised); a task is a run of consecutive
-blocks that one host is handed at a time and whose sums come back as one.
+Everything here depends on the configuration and the round alone, never on workers: that is why one worker, eight
+workers and the in-process backend give the same bits. A block is what runs at once (vectorised); a task is a run of
+consecutive blocks that one worker is handed at a time and whose sums come back as one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
 
 
 class CohortSampler:
-    """Who takes part in which round, in which tasks: `drawn` ahead, while hosts are at the round before, or at need."""
+    """Who takes part in which round, in which tasks: `drawn` ahead, while workers are at the round before, or at
+    need."""
 
     def __init__(self, seed: int, plan: Federation, parts: Parts, block: int) -> None:
         self.seed, self.plan, self.parts, self.block = seed, plan, parts, block

@@ -31,7 +31,7 @@ def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
 
 
 def plan_tasks(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[ClientTask]:
-    """Blocks of equal size, but for one client more or less; the longest first, so that no host is left with one at
+    """Blocks of equal size, but for one client more or less; the longest first, so that no worker is left with one at
     the end and clients of like length share a block."""
     steps = steps_of(sizes, local)
     ordered = clients[np.lexsort((clients, -steps))]
@@ -47,7 +47,7 @@ def plan_tasks(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int)
 
 def task_edges(blocks: int) -> list[int]:
     """Where tasks begin among so many blocks: a block each if they are few, else a quarter of the tasks with half of
-    the blocks, a quarter with half of the rest, and so on, so that hosts that pull them finish together."""
+    the blocks, a quarter with half of the rest, and so on, so that workers that pull them finish together."""
     count = min(max(FEWEST, blocks // 8), MOST)
     if blocks <= count:
         return list(range(blocks + 1))

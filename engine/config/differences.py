@@ -8,7 +8,7 @@ from .schedules import has_schedule
 
 FREE = (
     "engine.backend",
-    "engine.hosts",
+    "engine.workers",
     "engine.cpus",
     "engine.gpus",
     "engine.address",

@@ -19,7 +19,7 @@ def remedy(job: RunSpec) -> str:
     layout, engine = job.layout, job.experiment.engine
     parameters = sum(layout.sizes)
     size = job.dtype.itemsize * parameters / 2**20
-    lower = "engine.block, engine.hosts" if engine.backend == "ray" else "engine.block"
+    lower = "engine.block, engine.workers" if engine.backend == "ray" else "engine.block"
     return (
         f"a block has {job.block(parameters)} clients, and the model of workload {named(job)} has {parameters:,} "
         f"parameters, {size:,.1f} MiB for each client; lower {lower} or federation.local.batch, or choose a smaller "

@@ -146,13 +146,13 @@ class RunSpec:
         return torch.device(wanted)
 
     @property
-    def hosts(self) -> int:
+    def workers(self) -> int:
         """Processes that train."""
         engine = self.experiment.engine
-        return engine.count_hosts() if engine.backend == "ray" else 1
+        return engine.count_workers() if engine.backend == "ray" else 1
 
     def on_processor(self) -> RunSpec:
-        """The same for a host without a GPU."""
+        """The same for a worker without a GPU."""
         engine = self.experiment.engine.model_copy(update={"device": "cpu"})
         return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 

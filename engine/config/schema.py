@@ -70,8 +70,8 @@ class Federation(Section):
 
 
 class WorkerGroup(Section):
-    """Hosts that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be on,
-    and what they take there, as Ray has them."""
+    """Workers that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be
+    on, and what they take there, as Ray has them."""
 
     count: int = Field(ge=1, le=MOST)
     cpus: float | None = Field(default=None, gt=0)
@@ -80,37 +80,37 @@ class WorkerGroup(Section):
     resources: dict[str, float] = {}
 
     def needs(self) -> dict[str, float]:
-        """What one host takes of a node, by Ray's names."""
+        """What one worker takes of a node, by Ray's names."""
         return {"CPU": self.cpus or 1.0, **({"GPU": self.gpus} if self.gpus else {}), **self.resources}
 
 
-def kind_of_hosts(value: Any) -> str:
+def kind_of_workers(value: Any) -> str:
     """Which of the three ways to say it."""
     return "tuple[" if isinstance(value, list | tuple) else "literal[" if value == "auto" else "int"
 
 
-Hosts = Annotated[
+Workers = Annotated[
     Annotated[int, Tag("int")]
     | Annotated[Literal["auto"], Tag("literal[")]
     | Annotated[tuple[WorkerGroup, ...], Tag("tuple[")],
-    Discriminator(kind_of_hosts),
+    Discriminator(kind_of_workers),
 ]
 
 
 class Engine(Section):
-    """Where it runs. `hosts`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
+    """Where it runs. `workers`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
     `vectorise`, `threads`, `dtype` and `device` may, within rounding, `precision` within bfloat16's.
 
     `precision`: of the forward and backward passes of training; weights, gradients and all state stay in `dtype`.
 
     `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
     removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
-    from the round. `patience`: seconds without a local step after which a host counts as dead. On a cluster,
-    `placement`: hosts on as few nodes as hold them, or spread over all; `wait`: seconds for what others hold.
+    from the round. `patience`: seconds without a local step after which a worker counts as dead. On a cluster,
+    `placement`: workers on as few nodes as hold them, or spread over all; `wait`: seconds for what others hold.
     """
 
     backend: Literal["ray", "local"] = "ray"
-    hosts: Hosts = "auto"
+    workers: Workers = "auto"
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
@@ -136,7 +136,7 @@ class Engine(Section):
             raise ValueError("must be auto, cpu, cuda or cuda:0")
         return value
 
-    @field_validator("hosts", "block")
+    @field_validator("workers", "block")
     @classmethod
     def _positive(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
@@ -148,17 +148,17 @@ class Engine(Section):
         return value
 
     def groups(self) -> tuple[WorkerGroup, ...]:
-        """Hosts to start: as given, or as many alike as this machine's processors allow."""
-        if isinstance(self.hosts, tuple):
-            return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.hosts)
-        count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.hosts == "auto" else self.hosts
+        """Workers to start: as given, or as many alike as this machine's processors allow."""
+        if isinstance(self.workers, tuple):
+            return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.workers)
+        count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.workers == "auto" else self.workers
         return (WorkerGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
 
-    def count_hosts(self) -> int:
+    def count_workers(self) -> int:
         return sum(group.count for group in self.groups())
 
     def on_gpus(self) -> bool:
-        """Whether any host has one."""
+        """Whether any worker has one."""
         return any(group.gpus > 0 for group in self.groups())
 
 
@@ -259,9 +259,15 @@ def experiment(data: dict[str, Any]) -> Experiment:
         raise ConfigError("; ".join(dict.fromkeys(_sentence(e) for e in error.errors()))) from None
 
 
+RENAMED = {"engine.hosts": "engine.workers"}
+"""Keys of earlier versions, with their names of today."""
+
+
 def _sentence(error: Any) -> str:
     path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "tuple[", "int", "function-"))]
     key = ".".join(path)
+    if key in RENAMED:
+        return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
         return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1]))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
@@ -278,5 +284,5 @@ def _keys(path: list[str]) -> list[str]:
     """The valid keys of a section."""
     model: Any = Experiment
     for part in path:
-        model = WorkerGroup if part.isdigit() or part == "hosts" else model.model_fields[part].annotation
+        model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
     return list(model.model_fields)

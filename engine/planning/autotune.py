@@ -70,13 +70,13 @@ def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     with torch.no_grad():
         method = trial.method()
         public = method.broadcast(method.server_init(trial.start()))
-    host = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
+    worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
     shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, path.block)
-    host.train(work, shared)
+    worker.train(work, shared)
     for _ in range(REPEATS):
         began = time.perf_counter()
-        host.train(work, shared)
+        worker.train(work, shared)
         yield (time.perf_counter() - began) / len(work.task.clients)
 
 

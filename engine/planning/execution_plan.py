@@ -2,7 +2,7 @@
 
 Bits follow from it within rounding, so it is decided once: checkpoints keep it, under their digest, and resuming reads
 it there; path.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
-method, batch, processor and versions, never by hosts, and later runs take it from there. Runs too short to be worth
+method, batch, processor and versions, never by workers, and later runs take it from there. Runs too short to be worth
 measuring go by a rule.
 """
 
@@ -34,7 +34,7 @@ from .kernel_proof import Disagreement, Given, place, prove
 WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
 BLOCKS = (48, 24, 12, 8, 4)
-"""Numbers of blocks a round that are tried: such that two, four or eight hosts end together."""
+"""Numbers of blocks a round that are tried: such that two, four or eight workers end together."""
 RUNS = ("kernels/operators.py", "kernels/fused_chain.py", "clients/local_training.py", "clients/kernel_proof.py")
 MADE_OF = [*SOURCES, *(Path(__file__).parents[1] / name for name in RUNS)]
 """What runs on a path: where it changes, what was measured no longer holds."""

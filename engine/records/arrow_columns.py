@@ -1,6 +1,6 @@
-"""Columns of examples as an Arrow table, and back without a copy: one table a node serves every host on it.
+"""Columns of examples as an Arrow table, and back without a copy: one table a node serves every worker on it.
 
-By buffers, not by pyarrow's conversions, which load pandas into every host.
+By buffers, not by pyarrow's conversions, which load pandas into every worker.
 """
 
 from __future__ import annotations

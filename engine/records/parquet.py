@@ -14,10 +14,10 @@ server/lr                           the method's global learning rate as its pap
                                     the server's rule has none, |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           of this round
 comm/bytes_buffers_down, …_up       running statistics, not counted above; where the model has any
-time/seconds, train, hosts          the round; its local work as the driver waited; the hosts' time added up
-time/state, data, reduce, compute   of the hosts' time: reading, writing and checking clients' states; drawing and
+time/seconds, train, workers          the round; its local work as the driver waited; the workers' time added up
+time/state, data, reduce, compute   of the workers' time: reading, writing and checking clients' states; drawing and
                                     gathering batches; adding up messages; the rest, which is the local steps
-time/wait                           seconds that hosts had no task while the driver waited for local work, added up
+time/wait                           seconds that workers had no task while the driver waited for local work, added up
 time/server, evaluate               the server's step; the evaluation, where the round was evaluated
 """
 

@@ -19,7 +19,7 @@ class RoundTotals(NamedTuple):
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
 
-    def record(self, count: int, train: float, hosts: int) -> dict[str, float]:
+    def record(self, count: int, train: float, workers: int) -> dict[str, float]:
         """A round's columns; count: clients that are in the mean; see `spent`."""
         return {
             "train/loss": self.facts["loss"] / count,
@@ -27,7 +27,7 @@ class RoundTotals(NamedTuple):
             "client/dropped": len(self.dropped),
             "client/steps": self.facts["steps"],
             "client/gradients": self.facts["gradients"],
-            **spent(self.facts, train, hosts),
+            **spent(self.facts, train, workers),
         }
 
     def digests(self, sampled: np.ndarray) -> np.ndarray | None:
@@ -60,9 +60,9 @@ def shape_of(tasks: Sequence[Any]) -> TreeShape:
     return TreeShape([len(task.task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
 
 
-def spent(facts: dict[str, float], train: float, hosts: int) -> dict[str, float]:
-    """Columns of the record: where the hosts' time went; `train`: seconds that the driver waited for them."""
+def spent(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:
+    """Columns of the record: where the workers' time went; `train`: seconds that the driver waited for them."""
     parts = {name: facts[name] for name in ("state", "data", "reduce")}
-    columns = {"train": train, "hosts": facts["seconds"], **parts}
-    columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(hosts * train - facts["seconds"], 0.0)}
+    columns = {"train": train, "workers": facts["seconds"], **parts}
+    columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(workers * train - facts["seconds"], 0.0)}
     return {f"time/{name}": value for name, value in columns.items()}

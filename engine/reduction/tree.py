@@ -1,8 +1,8 @@
 """Sums in one order, whoever adds them up: that of a binary tree over a phase's tasks, and over each task's blocks.
 
 Neighbours are added, two and two, then fours, and so on; what has no neighbour goes up as it is. The tree is cut by the
-configuration alone. So a host may add up its blocks, a node what its hosts have, the driver the rest, and the bits are
-the same wherever and whenever that is done.
+configuration alone. So a worker may add up its blocks, a node what its workers have, the driver the rest, and the bits
+are the same wherever and whenever that is done.
 """
 
 from __future__ import annotations

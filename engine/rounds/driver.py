@@ -1,4 +1,4 @@
-"""The driver: holds the server's state, samples cohorts, adds up what hosts send, applies the rule, commits."""
+"""The driver: holds the server's state, samples cohorts, adds up what workers send, applies the rule, commits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Driver:
         self.records = History(capacity=self.plan.rounds)
 
     def start(self, fleet: Callable[[Table], Fleet]) -> None:
-        """fleet: makes the hosts, given the clients' states."""
+        """fleet: makes the workers, given the clients' states."""
         self.fleet = fleet(self.table)
         self.dispatch = Dispatch(
             self.fleet, self.job.experiment.engine.on_failure, self.tell, partial(remedy, self.job)
@@ -85,8 +85,8 @@ class Driver:
         self.events.append(event)
 
     def close(self) -> None:
-        """Stop the hosts; remove the clients' states unless they are to be kept or the run can be resumed, which is so
-        until its result is on the disk: then it is for `discard`."""
+        """Stop the workers; remove the clients' states unless they are to be kept or the run can be resumed, which is
+        so until its result is on the disk: then it is for `discard`."""
         give_room(self.job, launcher=False)
         if hasattr(self, "fleet"):
             self.fleet.close()
@@ -173,7 +173,7 @@ class Driver:
         updated = time.perf_counter()
         record = {
             "round": number,
-            **totals.record(count, trained - started, self.job.hosts),
+            **totals.record(count, trained - started, self.job.workers),
             **traffic(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in told.items()},
@@ -220,7 +220,7 @@ class Driver:
         works = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
         totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.drawn, number + 1))
         if not totals.leaves:
-            raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "hosts")
+            raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "workers")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         count = len(sampled) - len(totals.dropped)
         return state_spec.mean(leaves, count, totals.facts["weight"]), totals

@@ -1,4 +1,4 @@
-"""Tasks that fail: once is the host's fault, twice is looked into, and a client that fails again alone is named."""
+"""Tasks that fail: once is the worker's fault, twice is looked into, and a client that fails again alone is named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dispatch:
         self, call: Call, tasks: Sequence[Any], shared: Broadcast, meanwhile: Callable[[], Any] | None = None
     ) -> Iterator[TaskResult | PartialSum]:
         """The results of all tasks, in any order, each once; then sums that did not come with them. meanwhile: what
-        this process may do while the hosts work."""
+        this process may do while the workers work."""
         self.fleet.start(call, shared)
         for task in tasks:
             self.fleet.put(task)
@@ -67,7 +67,7 @@ class Dispatch:
         if not isinstance(task, TrainingTask):
             if failure.kind == "memory":
                 what = f"{task.what} failed on {failure.where} for want of memory: {failure.cause}"
-                raise OutOfMemory(f"{what}; lower evaluate.batch or engine.hosts, or choose a smaller model")
+                raise OutOfMemory(f"{what}; lower evaluate.batch or engine.workers, or choose a smaller model")
             raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}") from failure.reason()
         guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
         names = tuple(int(task.task.clients[i]) for i in guilty)

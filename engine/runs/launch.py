@@ -71,7 +71,7 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         )
     if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         gpus = max(group.gpus for group in engine.groups())
-        raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a host: no CUDA device is here; use cpu")
+        raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a worker: no CUDA device is here; use cpu")
     return job
 
 

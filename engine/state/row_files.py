@@ -1,7 +1,7 @@
 """Clients' states in sparse files: a client's state is a row, its leaves one behind the other, as they lie in memory.
 
-Rows lie in turn in several files, since a file system lets one writer at a time into a file: two hosts that wrote 40 kB
-rows to one waited for each other ten times as long as they wrote. They are read and written, not mapped: a mapping
+Rows lie in turn in several files, since a file system lets one writer at a time into a file: two workers that wrote 40
+kB rows to one waited for each other ten times as long as they wrote. They are read and written, not mapped: a mapping
 costs a page fault every 4 KiB, which came to several times the copying.
 """
 
@@ -182,7 +182,7 @@ def remove_files(folder: str) -> None:
     """Remove the files of rows; the folder too, unless there is something else in it."""
     with suppress(OSError):
         stacks = [path for path in Path(folder).glob("stack-*") if path.name[6:].isdigit()] if folder else []
-        for path in [*map(Path, paths(folder)), *stacks]:  # a host that hung leaves its stack here, see agent.py
+        for path in [*map(Path, paths(folder)), *stacks]:  # a worker that hung leaves its stack here, see agent.py
             path.unlink(missing_ok=True)
         if folder:
             Path(folder).rmdir()

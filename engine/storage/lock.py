@@ -93,7 +93,7 @@ class Lock:
         """Which process holds it, as far as the file says so."""
         try:
             said = json.loads(self.path.read_text("utf-8"))
-            return f"process {int(said['pid'])} on {said['host']}"
+            return f"process {int(said['pid'])} on {said['worker']}"
         except (OSError, ValueError, TypeError, KeyError):
             return "another process"
 

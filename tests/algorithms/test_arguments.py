@@ -54,9 +54,9 @@ BASE: dict[str, dict[str, Any]] = {
 
 VALUES: dict[str, Any] = {
     "a": 0.3, "alpha": 0.3, "beta": 0.35, "beta2": 0.5, "betas": (0.5, 0.6), "epsilon": 0.5, "epsilon_g": 0.5,
-    "eps": 50.0, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrices": 0.03, "mu": 0.4, "outer_lr": 0.4,
+    "eps": 50.0, "first_lr": 0.02, "gamma": 0.05, "lr": 0.03, "matrix_lr": 0.03, "mu": 0.4, "outer_lr": 0.4,
     "outer_mu": 0.4, "phi": 0.3, "radius": 0.5, "ratio": 0.5, "rho": 0.3, "server_d": 0.005, "server_lr": 0.4,
-    "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vectors": 0.03, "w": 2.0, "weight_decay": 0.1,
+    "server_u": 0.02, "sigma2": 3.0, "tau": 0.05, "v_init": 0.3, "vector_lr": 0.03, "w": 2.0, "weight_decay": 0.1,
     "c": 0.4, "reset": 2, "scale": "spectral", "aux": ("dense",), "ball": "svd",
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
@@ -100,15 +100,15 @@ INERT = {
     ("fedbat", "rho"): {"phi": 1.0},
     ("fedbat", "feedback"): {"both_ways": False},
     ("ef21_p", "beta"): {"memory": "error"},
-    ("fedmuon_ma", "matrices"): {"parameter_free": True},
-    ("fedmuon_ma", "vectors"): {"parameter_free": True},
+    ("fedmuon_ma", "matrix_lr"): {"parameter_free": True},
+    ("fedmuon_ma", "vector_lr"): {"parameter_free": True},
     ("fedmuon_ma", "beta"): {"parameter_free": True},
     **{(method, "server_lr"): {"gamma": 0.2} for method in ("fedavg_m", "fedavg_vr", "scaffold_m", "scaffold_vr")},
     **{(method, "server_lr"): {"gamma": 0.2} for method in ("padamfed", "padamfed_vr")},
     **{
         (method, name): {"norm": norm}
         for method in ("local_muon", "fedmuon_bc")
-        for name, norm in (("vectors", "max"), ("ball", "max"), ("scale", "euclidean"), ("aux", "euclidean"))
+        for name, norm in (("vector_lr", "max"), ("ball", "max"), ("scale", "euclidean"), ("aux", "euclidean"))
     },
     **{(method, "carry"): {"rule": {"name": "sgd", "lr": 0.1}} for method in ("diloco", "muloco")},
 }

@@ -188,7 +188,7 @@ def test_parameter_free_step_and_weight():
     assert isinstance(deferred, ParameterFree)
     method = deferred.planned(Plan(cohort=16, clients=20, rounds=100, steps=100))
     assert (method.rule.lr, method.beta) == (pytest.approx(2 / 1000), pytest.approx(0.04))
-    assert (method.rule.vectors, method.start) == (Sgd(method.rule.lr), "zeros")
+    assert (method.rule.vector_rule, method.start) == (Sgd(method.rule.lr), "zeros")
     assert local_steps(10_000, 1) == 10
     assert local_steps(10_000, 16) == 1
     with pytest.raises(ValueError, match="steps"):
@@ -197,7 +197,9 @@ def test_parameter_free_step_and_weight():
         deferred.planned(Plan(20, 20, 2, 3))
 
 
-@pytest.mark.parametrize("given", [{"matrices": 0.01}, {"vectors": 0.1}, {"vectors": Sgd(0.1)}, {"beta": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"matrix_lr": 0.01}, {"vector_lr": 0.1}, {"vector_lr": Sgd(0.1)}, {"beta": 0.1}], ids=str
+)
 def test_parameter_free_refuses_what_it_sets_itself(given):
     """Also where the value given is the one that is used without parameter_free."""
     with pytest.raises(ValueError, match=rf"{next(iter(given))} has no effect here, got .*parameter_free"):

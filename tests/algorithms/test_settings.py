@@ -38,8 +38,8 @@ BAD = [
     (muon, "mu", 1.5, "mu"),
     (muon, "scale", "huge", "scale"),
     (lmo, "norm", "nuclear", "norm"),
-    (lmo, "matrices", -0.5, "matrices"),
-    (lmo, "vectors", -0.5, "vectors"),
+    (lmo, "matrix_lr", -0.5, "matrix_lr"),
+    (lmo, "vector_lr", -0.5, "vector_lr"),
     (Mean, "over", "some", "over"),
     (Mean, "lr", -0.5, "lr"),
     (fedavg, "carry", "drop", "carry"),
@@ -58,8 +58,8 @@ BAD = [
             ("start", "warm", "start"),
             ("over", "some", "over"),
             ("scale", "huge", "scale"),
-            ("matrices", -0.5, "matrices"),
-            ("vectors", -0.5, "vectors"),
+            ("matrix_lr", -0.5, "matrix_lr"),
+            ("vector_lr", -0.5, "vector_lr"),
         )
     ],
 ]

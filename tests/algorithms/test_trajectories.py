@@ -132,7 +132,7 @@ def test_scaffold_server_step(problem, over):
 def ball(matrices, vectors, scheme, iterations, scale):
     """Settings of the spectral norm here, and the rule there."""
     exact = Svd() if scheme == "svd" else NewtonSchulz(iterations, scheme)
-    fast = {"matrices": matrices, "vectors": vectors, "norm": "spectral", "ball": exact, "scale": scale}
+    fast = {"matrix_lr": matrices, "vector_lr": vectors, "norm": "spectral", "ball": exact, "scale": scale}
     norms = {"scheme": scheme, "iterations": iterations, "scaling": scale}
     return fast, rules.Lmo("spectral", matrices, vectors, **norms)
 
@@ -142,8 +142,8 @@ NORMS = {
     "classic": ball(0.05, 0.2, "classic", 5, "moonlight"),
     "jordan": ball(0.05, 0.2, "jordan", 5, "jordan"),
     "no iteration": ball(0.05, 0.1, "classic", 0, "none"),
-    "euclidean": ({"matrices": 0.05, "norm": "euclidean"}, rules.Lmo("euclidean", 0.05)),
-    "max": ({"matrices": 0.02, "norm": "max"}, rules.Lmo("max", 0.02)),
+    "euclidean": ({"matrix_lr": 0.05, "norm": "euclidean"}, rules.Lmo("euclidean", 0.05)),
+    "max": ({"matrix_lr": 0.02, "norm": "max"}, rules.Lmo("max", 0.02)),
 }
 
 

@@ -80,7 +80,7 @@ def head() -> Iterator[Head]:
 def test_a_job_runs_what_was_sent(head, tmp_path):
     """The same model as here; its plug-in went with it, and nothing of it is in this folder afterwards."""
     plan(tmp_path / "faults")
-    data = setting(tmp_path / "faults", rounds=2, backend="ray", hosts=1)
+    data = setting(tmp_path / "faults", rounds=2, backend="ray", workers=1)
     (tmp_path / "job.yaml").write_text(json.dumps(data))
     sent = head(tmp_path, "submit", "job.yaml", "--address", head.dashboard, "--out", str(tmp_path / "out"))
     assert sent.returncode == 0, sent.stdout + sent.stderr
@@ -93,7 +93,7 @@ def test_a_job_runs_what_was_sent(head, tmp_path):
 
 
 def test_a_job_that_fails_says_so(head, tmp_path):
-    sent = head(tmp_path, "submit", "digits", "engine.hosts=64", "--address", head.dashboard)
+    sent = head(tmp_path, "submit", "digits", "engine.workers=64", "--address", head.dashboard)
     assert sent.returncode == 1
     assert "got 64 x 1" in sent.stdout
     assert "failed; its log is above" in sent.stderr
@@ -103,7 +103,7 @@ def test_a_detached_run_is_found_again(head, tmp_path):
     """Its launcher is gone before round 1 is over; who attaches gets the result."""
     client, before = visitor(2)
     plan(tmp_path / "faults", rule(client, "gate", before + 1, 1))
-    (tmp_path / "run.yaml").write_text(json.dumps(setting(tmp_path / "faults", backend="ray", hosts=1)))
+    (tmp_path / "run.yaml").write_text(json.dumps(setting(tmp_path / "faults", backend="ray", workers=1)))
     left = head(tmp_path, "run", "run.yaml", "--detach", "--out", "out", "--address", head.address)
     assert left.returncode == 0, left.stderr
     run_id = left.stdout.split()[1]
@@ -121,7 +121,7 @@ def test_a_detached_run_is_found_again(head, tmp_path):
 def test_a_detached_run_is_stopped(head, tmp_path):
     client, before = visitor(3)
     plan(tmp_path / "faults", rule(client, "gate", before + 1, 1))
-    (tmp_path / "run.yaml").write_text(json.dumps(setting(tmp_path / "faults", backend="ray", hosts=1)))
+    (tmp_path / "run.yaml").write_text(json.dumps(setting(tmp_path / "faults", backend="ray", workers=1)))
     run_id = head(tmp_path, "run", "run.yaml", "--detach", "--out", "out", "--address", head.address).stdout.split()[1]
     until((tmp_path / "faults" / "at-0").exists, "round 3", 180)
     stopped = head(tmp_path, "attach", "out", "--stop", "--address", head.address)
@@ -159,14 +159,14 @@ def test_nobody_there(head, tmp_path):
 
 
 def test_the_doctor(head, tmp_path):
-    well = head(tmp_path, "doctor", "digits", "engine.hosts=2", "--address", head.address)
+    well = head(tmp_path, "doctor", "digits", "engine.workers=2", "--address", head.address)
     assert well.returncode == 0, well.stdout + well.stderr
     assert "versions as here" in well.stdout
     assert "authentication: by token" in well.stdout
     assert "2 asked, granted: 2 on" in well.stdout
-    ill = head(tmp_path, "doctor", "digits", "engine.hosts=3", "tracking.uri=sqlite:////no/such/folder/x.db",
+    ill = head(tmp_path, "doctor", "digits", "engine.workers=3", "tracking.uri=sqlite:////no/such/folder/x.db",
                "--address", head.address)  # fmt: skip
     assert ill.returncode == 1
-    assert "PROBLEM hosts: engine.hosts: 1 of 3 hosts fit on no node" in ill.stdout
+    assert "PROBLEM workers: engine.workers: 1 of 3 workers fit on no node" in ill.stdout
     assert "PROBLEM MLflow" in ill.stdout
     assert "2 problems found" in ill.stderr

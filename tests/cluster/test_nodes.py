@@ -17,7 +17,7 @@ from ..faults.runs import METHODS, plan, processes, rule, setting, small, visito
 from ..tune.commands import until
 from .conftest import STORE, ended
 
-ON_TWO = {"backend": "ray", "hosts": 2, "cpus": 1}
+ON_TWO = {"backend": "ray", "workers": 2, "cpus": 1}
 
 
 def rows_of(folder: Path) -> list[dict[str, float]]:
@@ -42,7 +42,7 @@ def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
     faults = tmp_path / "faults"
     result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
     same(tmp_path / "out", result, run(small(faults, method)))
-    assert "2 hosts on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+    assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
 
 
 def test_a_node_adds_up_what_it_has(start, tmp_path):
@@ -60,29 +60,29 @@ def test_a_node_adds_up_what_it_has(start, tmp_path):
         assert row["node/bytes_sums"] == row["node/sums"] * 8 * (64 * 224 + 224 + 2240 + 10 + 1)  # and ‖delta‖²
 
 
-def test_groups_of_hosts(start, tmp_path):
+def test_groups_of_workers(start, tmp_path):
     """Half a processor on either node, spread, and a whole one that has a label."""
     groups = [{"count": 1, "cpus": 0.5}, {"count": 1, "cpus": 0.5, "labels": {"kind": "second"}}]
-    result = ended(start(setting(tmp_path / "faults", backend="ray", hosts=groups, placement="spread")))
+    result = ended(start(setting(tmp_path / "faults", backend="ray", workers=groups, placement="spread")))
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
-    assert "2 hosts on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+    assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
 
 
-def test_all_hosts_at_once_or_none(start, tmp_path):
+def test_all_workers_at_once_or_none(start, tmp_path):
     """While one run holds both nodes, a second one gives up, and a third one waits until the first is over."""
     gates = Gates(tmp_path / "faults", 2)
     first = start(setting(tmp_path / "faults", **ON_TWO), "first")
     gates.reached(0)
-    elsewhere = setting(tmp_path / "none", backend="ray", hosts=1, cpus=1)
+    elsewhere = setting(tmp_path / "none", backend="ray", workers=1, cpus=1)
     second = start({**elsewhere, "engine": {**elsewhere["engine"], "wait": 0.5}}, "second")
     _, said = second.communicate(timeout=240)
     assert second.returncode == 1
     line = said.splitlines()[-1]
-    assert line.startswith("error: engine.hosts: no room for 1 hosts within 0.5 s (engine.wait)")
+    assert line.startswith("error: engine.workers: no room for 1 workers within 0.5 s (engine.wait)")
     assert "they take 1 CPU, free 0;" in line
     third = start({**elsewhere, "engine": {**elsewhere["engine"], "wait": 240}}, "third")
     log = tmp_path / "third" / "run.log"
-    until(lambda: log.is_file() and "waits for room for 1 hosts" in log.read_text(), "the third run to wait", 120)
+    until(lambda: log.is_file() and "waits for room for 1 workers" in log.read_text(), "the third run to wait", 120)
     gates.open(0)
     expected = run(small(tmp_path / "none"))
     same(tmp_path / "first", ended(first), expected)
@@ -108,18 +108,18 @@ def gate(number: int) -> dict:
     return rule(client, "gate", before + 1, 1)
 
 
-def test_a_host_that_dies_on_another_node_costs_its_task_a_retry(start, tmp_path):
+def test_a_worker_that_dies_on_another_node_costs_its_task_a_retry(start, tmp_path):
     (first, before), (second, before_second) = visitor(2), visitor(4, apart=2)
     plan(tmp_path / "faults", rule(first, "kill", before + 1, 1), rule(second, "kill", before_second + 1, 1))
     result = ended(start(setting(tmp_path / "faults", **ON_TWO)))
     log = (tmp_path / "out" / "run.log").read_text()
-    assert log.count("the host died") >= 2
+    assert log.count("the worker died") >= 2
     assert "is lost" not in log
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
 
 
 @pytest.mark.slow
-def test_a_host_that_hangs_on_another_node_is_shot(start, tmp_path):
+def test_a_worker_that_hangs_on_another_node_is_shot(start, tmp_path):
     client, before = visitor(3)
     plan(tmp_path / "faults", rule(client, "sleep", before + 1, 1))
     result = ended(start(setting(tmp_path / "faults", **ON_TWO, patience=3.0)))
@@ -160,20 +160,20 @@ def test_a_lost_node(case, cluster, start, tmp_path):
 @pytest.mark.slow
 def test_a_node_that_joins_is_used(cluster, start, tmp_path):
     gates = Gates(tmp_path / "faults", 2, 4)
-    process = start(setting(tmp_path / "faults", backend="ray", hosts="auto", cpus=1))
+    process = start(setting(tmp_path / "faults", backend="ray", workers="auto", cpus=1))
     gates.reached(0)
     cluster.add_node(num_cpus=1, object_store_memory=STORE)
     gates.open(0)
     log = tmp_path / "out" / "run.log"
     gates.reached(1)
-    until(lambda: len(hosts_of(cluster)) == 3, "the third host", 180)
+    until(lambda: len(workers_of(cluster)) == 3, "the third worker", 180)
     gates.open(1)
     result = ended(process)
-    assert "a host starts on node" in log.read_text()
+    assert "a worker starts on node" in log.read_text()
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
 
 
-def hosts_of(cluster: Any) -> list[psutil.Process]:
+def workers_of(cluster: Any) -> list[psutil.Process]:
     """Those that have started: Ray names a process by what it does."""
     return [process for node in cluster.list_all_nodes() for process in processes("FarHost", raylet(node))]
 

@@ -1,4 +1,4 @@
-"""A task cut into pieces for many hosts: the same bits as in one; and who gets what, without Ray."""
+"""A task cut into pieces for many workers: the same bits as in one; and who gets what, without Ray."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..engine.setups import EPOCHS, digits
 
 
 @pytest.fixture(scope="module")
-def host_and_task(tmp_path_factory):
-    """A host, and the longest task of a round that all clients are in: several blocks of unequal clients."""
+def worker_and_task(tmp_path_factory):
+    """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
     job = prepare(digits("scaffold", EPOCHS), "pieces")
     split, method, x = job.split(), job.method(), job.start()
     table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
-    host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+    worker = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
     everyone = np.arange(30)
     sizes = split.parts.sizes_of(everyone)
     steps = steps_of(sizes, job.experiment.federation.local)
@@ -39,18 +39,18 @@ def host_and_task(tmp_path_factory):
     read, write = table.reserve(everyone)
     columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
     shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
-    yield host, TrainingTask.of(task, (1, False), everyone, columns), shared
+    yield worker, TrainingTask.of(task, (1, False), everyone, columns), shared
     table.remove()
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
-def test_the_bits_of_the_whole(most, host_and_task):
-    host, task, shared = host_and_task
-    whole = host.train(task, shared)
+def test_the_bits_of_the_whole(most, worker_and_task):
+    worker, task, shared = worker_and_task
+    whole = worker.train(task, shared)
     joiner, joined = Joiner(), None
     for piece in reversed(pieces(task, np.ones(30), 4.0 * most)):  # the last one first
         assert joined is None
-        joined = joiner.add(piece, host.train(piece.work, shared))
+        joined = joiner.add(piece, worker.train(piece.work, shared))
     assert joined is not None
     found = joined[1]
     assert isinstance(found, TaskResult)
@@ -63,8 +63,8 @@ def test_the_bits_of_the_whole(most, host_and_task):
         np.testing.assert_array_equal(values, found.clients[name])
 
 
-def test_few_hosts_leave_tasks_whole(host_and_task):
-    _, task, _ = host_and_task
+def test_few_workers_leave_tasks_whole(worker_and_task):
+    _, task, _ = worker_and_task
     tasks = [task._replace(task=task.task._replace(index=i)) for i in range(20)]
     assert cut(tasks, 1, np.ones(30)) == tasks
     many = cut(tasks, 64, np.ones(30))
@@ -72,8 +72,8 @@ def test_few_hosts_leave_tasks_whole(host_and_task):
     assert sum(len(piece.work.task.cuts) for piece in many) == 20 * 8
 
 
-def test_a_piece_that_fails_is_the_tasks_failure_once(host_and_task):
-    _, task, _ = host_and_task
+def test_a_piece_that_fails_is_the_tasks_failure_once(worker_and_task):
+    _, task, _ = worker_and_task
     first, second, *_ = pieces(task, np.ones(30), 1.0)
     joiner = Joiner()
     assert joiner.add(second, Failure("cause", "where")) == (task, Failure("cause", "where"))
@@ -141,27 +141,27 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
     desk.begin(TreeShape([1] * len(steps)), row_bytes=0, sum_bytes=0)
     for index in range(len(steps)):
         desk.put(TrainingTask(ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
-    hosts = [PretendedHost(speed) for speed in told]
+    workers = [PretendedHost(speed) for speed in told]
     under_way: list[tuple[float, PretendedHost, Any]] = []
 
-    def give(host: PretendedHost, task: TrainingTask) -> None:
+    def give(worker: PretendedHost, task: TrainingTask) -> None:
         call = SimpleNamespace(task=task)
-        host.calls.append(call)
-        host.free = max(host.free, now) + steps[task.task.clients[0]] / speeds[hosts.index(host)]
-        under_way.append((host.free, host, call))
+        worker.calls.append(call)
+        worker.free = max(worker.free, now) + steps[task.task.clients[0]] / speeds[workers.index(worker)]
+        under_way.append((worker.free, worker, call))
 
     now = 0.0
-    desk.hand_out(hosts, give)
+    desk.hand_out(workers, give)
     while under_way:
-        now, host, call = under_way.pop(min(range(len(under_way)), key=lambda i: under_way[i][0]))
-        host.calls.remove(call)
-        desk.hand_out(hosts, give)
+        now, worker, call = under_way.pop(min(range(len(under_way)), key=lambda i: under_way[i][0]))
+        worker.calls.remove(call)
+        desk.hand_out(workers, give)
     assert not len(desk)
     return now
 
 
-def test_slow_hosts_take_nothing_that_the_others_would_wait_for():
-    """Three hosts, one of which has an eighth of the others' speed, and tasks of 1 to 40 steps, the longest first."""
+def test_slow_workers_take_nothing_that_the_others_would_wait_for():
+    """Three workers, one of which has an eighth of the others' speed, and tasks of 1 to 40 steps, the longest first."""
     steps = np.arange(40, 0, -1)
     speeds = [1.0, 0.125, 1.0]
     ideal = steps.sum() / sum(speeds)

@@ -59,7 +59,7 @@ def logged(folder: Path) -> str:
 def test_workers_without_a_compiler(on_failure, unfit, cluster, start, tmp_path, own_kernels):
     """One worker has one, two have not: neither do clients fail, nor are any dropped."""
     unfit(NO_COMPILER, 2)
-    data = setting(backend="ray", hosts=3, cpus=1, kernels="native", on_failure=on_failure)
+    data = setting(backend="ray", workers=3, cpus=1, kernels="native", on_failure=on_failure)
     result = ended(start(data))
     assert result["model_sha256"] == alone(data)
     log = logged(tmp_path / "out")
@@ -83,7 +83,7 @@ WAYS = {
 @pytest.mark.parametrize("way", ["package", *(pytest.param(w, marks=pytest.mark.slow) for w in WAYS if w != "package")])
 def test_a_worker_that_is_unfit(way, unfit, start, tmp_path):
     unfit({"FF_UNFIT": way})
-    data = setting(backend="ray", hosts=2, cpus=1, on_failure="drop")
+    data = setting(backend="ray", workers=2, cpus=1, on_failure="drop")
     result = ended(start(data))
     assert result["model_sha256"] == alone(data)
     log = logged(tmp_path / "out")
@@ -93,11 +93,11 @@ def test_a_worker_that_is_unfit(way, unfit, start, tmp_path):
 
 def test_where_no_worker_is_left_the_run_ends_with_a_sentence(unfit, start, tmp_path):
     unfit({"FF_UNFIT": "model"}, 2, labels={"kind": "unfit"})
-    process = start(setting(backend="ray", hosts=[{"count": 2, "cpus": 1, "labels": {"kind": "unfit"}}]))
+    process = start(setting(backend="ray", workers=[{"count": 2, "cpus": 1, "labels": {"kind": "unfit"}}]))
     _, said = process.communicate(timeout=240)
     assert process.returncode == 1
     (line,) = said.splitlines()
-    assert line.startswith("error: no host is left that can run clients, the last: ")
+    assert line.startswith("error: no worker is left that can run clients, the last: ")
     assert line.endswith("RuntimeError: the model cannot be built here")
     assert "Traceback" not in said
 
@@ -105,7 +105,7 @@ def test_where_no_worker_is_left_the_run_ends_with_a_sentence(unfit, start, tmp_
 def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, start, tmp_path, own_kernels):
     """The run is worth measuring, and this machine has kernels of our own; another one has none: torch's are taken."""
     unfit(NO_COMPILER)
-    data = setting(backend="ray", hosts=2, cpus=1)
+    data = setting(backend="ray", workers=2, cpus=1)
     data["engine"]["block"] = "auto"
     data["federation"] |= {"clients": 30, "cohort": 30, "rounds": 10, "local": {"steps": 70, "batch": 4}}
     result = ended(start(data))
@@ -126,7 +126,7 @@ def test_one_worker_of_a_machine_is_given_up_and_not_replaced(tmp_path, ray_here
         folder = tmp_path / way
         folder.mkdir()
         (folder / "unfit").write_text(way)
-        data = setting(backend="ray", hosts=2, cpus=0.5)
+        data = setting(backend="ray", workers=2, cpus=0.5)
         data["workload"]["folder"] = str(folder)
         result = run(experiment(data), folder / "out")
         assert result.model_sha256 == alone({**data, "workload": {**data["workload"], "folder": ""}})

@@ -9,8 +9,8 @@ from fedfleet.engine.config.schema import Experiment, experiment
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
     "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
-    "local_muon": {"name": "local_muon", "matrices": 0.01, "vectors": 0.1},
-    "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
+    "local_muon": {"name": "local_muon", "matrix_lr": 0.01, "vector_lr": 0.1},
+    "fedmuon_bc": {"name": "fedmuon_bc", "matrix_lr": 0.01, "vector_lr": 0.1},
 }
 
 STEPS = {"steps": 3, "batch": 16}

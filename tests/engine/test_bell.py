@@ -1,4 +1,4 @@
-"""A host is woken by its bell, says that it is done, and cannot die unheard; nor can the driver."""
+"""A worker is woken by its bell, says that it is done, and cannot die unheard; nor can the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 60
 
 
 @contextmanager
-def host() -> Iterator[tuple[Bell, subprocess.Popen[str]]]:
+def worker() -> Iterator[tuple[Bell, subprocess.Popen[str]]]:
     """One that has its ends."""
     bell = Bell()
     process = subprocess.Popen([sys.executable, "-c", HOST, *bell.ends], stdout=subprocess.PIPE, text=True)
@@ -47,7 +47,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def test_the_number_comes_and_the_answer():
-    with host() as (bell, process):
+    with worker() as (bell, process):
         for number in (1, 2**40):
             bell.ring(number)
             assert over([bell], SECONDS) == {bell}
@@ -60,7 +60,7 @@ def test_the_number_comes_and_the_answer():
 
 @pytest.mark.parametrize("how", ["by itself", "killed"])
 def test_a_death_is_heard(how):
-    with host() as (bell, process), host() as (other, _):
+    with worker() as (bell, process), worker() as (other, _):
         if how == "killed":
             process.kill()
         else:
@@ -72,7 +72,7 @@ def test_a_death_is_heard(how):
         other.close()
 
 
-def test_a_ring_waits_for_a_host_that_has_yet_to_come():
+def test_a_ring_waits_for_a_worker_that_has_yet_to_come():
     bell = Bell()
     bell.ring(7)
     heard = Heard(Ends(*bell.ends))

@@ -35,7 +35,7 @@ def test_results_are_read_as_they_were_put(board, there):
     other = Board(board.address)
     board.open(range(4))
     for slot in (2, 0):
-        assert other.claim([slot], host=7) == 0
+        assert other.claim([slot], worker=7) == 0
         assert board.claimed_by(slot) == 7
         assert board.get(slot) is None
         result = arrays(slot)
@@ -49,7 +49,7 @@ def test_results_are_read_as_they_were_put(board, there):
         reply, found = board.get(slot)
         assert reply == {"slot": slot}
         assert all(np.array_equal(a, b) for a, b in zip(found, arrays(slot), strict=True))
-    assert board.claim([0, 1, 2, 3], host=8) == 1
+    assert board.claim([0, 1, 2, 3], worker=8) == 1
 
 
 def test_one_array_made_there_and_one_from_elsewhere(board):
@@ -82,7 +82,7 @@ def test_flags_are_set_and_believed_under_the_boards_lock_alone(what, board):
     calls: dict[str, Callable[[], object]] = {
         "put": lambda: other.put(0, "reply", arrays(0.0)),
         "open": lambda: other.open([1]),
-        "claim": lambda: other.claim([0], host=3),
+        "claim": lambda: other.claim([0], worker=3),
         "get": lambda: other.get(1),
     }
     handle = os.open(board.address.path, os.O_RDWR)
@@ -116,15 +116,15 @@ import hashlib, sys
 import numpy as np
 from fedfleet.engine.backends.ray.shared_memory import Address, Board
 
-path, head, sums, reply, slots, host, results = sys.argv[1], *map(int, sys.argv[2:])
-board, drawn, left = Board(Address(path, head, sums, reply, slots)), np.random.default_rng(host), results
+path, head, sums, reply, slots, worker, results = sys.argv[1], *map(int, sys.argv[2:])
+board, drawn, left = Board(Address(path, head, sums, reply, slots)), np.random.default_rng(worker), results
 while left:
-    slot = board.claim(range(slots), host)
+    slot = board.claim(range(slots), worker)
     if slot is None:
         continue
     values = [drawn.standard_normal((64, 96)), drawn.standard_normal(7)]
     told = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
-    board.put(slot, (host, told), values)
+    board.put(slot, (worker, told), values)
     left -= 1
 """
 
@@ -136,7 +136,7 @@ def test_results_are_whole_as_soon_as_they_are_seen():
     board.open(range(8))
     given = [str(each) for each in board.address]
     command = [sys.executable, "-c", WRITER, *given]
-    writers = [subprocess.Popen([*command, str(host), str(results)]) for host in (1, 2)]
+    writers = [subprocess.Popen([*command, str(worker), str(results)]) for worker in (1, 2)]
     seen, deadline = {1: 0, 2: 0}, time.monotonic() + 120
     try:
         while sum(seen.values()) < 2 * results and time.monotonic() < deadline:
@@ -144,9 +144,9 @@ def test_results_are_whole_as_soon_as_they_are_seen():
                 result = board.get(slot)
                 if result is None:
                     continue
-                (host, told), found = result
+                (worker, told), found = result
                 assert hashlib.sha256(b"".join(value.tobytes() for value in found)).hexdigest() == told
-                seen[host] += 1
+                seen[worker] += 1
                 board.open([slot])
         assert seen == {1: results, 2: results}
         assert [writer.wait(30) for writer in writers] == [0, 0]

@@ -1,4 +1,4 @@
-"""Where a round's time goes: the record's parts are the hosts' time, and each holds what it is called after."""
+"""Where a round's time goes: the record's parts are the workers' time, and each holds what it is called after."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def spin() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 4])
-def test_parts_are_the_hosts_time(block):
+def test_parts_are_the_workers_time(block):
     result = run(digits("scaffold", STEPS, block=block))
     for row in result.rows:
         assert all(row[f"time/{part}"] > 0 for part in PARTS)
-        assert sum(row[f"time/{part}"] for part in PARTS) == pytest.approx(row["time/hosts"])
-        assert row["time/hosts"] + row["time/wait"] == pytest.approx(row["time/train"])  # one host
+        assert sum(row[f"time/{part}"] for part in PARTS) == pytest.approx(row["time/workers"])
+        assert row["time/workers"] + row["time/wait"] == pytest.approx(row["time/train"])  # one worker
         assert row["time/train"] + row["time/server"] + row.get("time/evaluate", 0) <= row["time/seconds"]
     assert [int(row["round"]) for row in result.rows if "time/evaluate" in row] == [2, 3]
 
@@ -49,6 +49,6 @@ def test_what_takes_longer_shows_where_it_belongs(part, name, block, monkeypatch
     assert row[f"time/{part}"] >= len(calls) * PAUSE
 
 
-def test_two_hosts_wait_together(ray_here):
-    for row in run(digits("fedavg", STEPS, backend="ray", hosts=2)).rows:
-        assert row["time/hosts"] + row["time/wait"] == pytest.approx(2 * row["time/train"])
+def test_two_workers_wait_together(ray_here):
+    for row in run(digits("fedavg", STEPS, backend="ray", workers=2)).rows:
+        assert row["time/workers"] + row["time/wait"] == pytest.approx(2 * row["time/train"])

@@ -307,8 +307,8 @@ def test_a_run_by_chain_is_the_run_by_torch(ray_here):
     assert not torch.equal(own, torchs)  # it was used
     for other in (own, alone):
         assert float((other - torchs).abs().max() / torchs.abs().max()) < TOLERANCE
-    for hosts in (1, 2):
-        assert run(lenet("ray", hosts, kernels="chain")).model_sha256 == results[0].model_sha256
+    for workers in (1, 2):
+        assert run(lenet("ray", workers, kernels="chain")).model_sha256 == results[0].model_sha256
 
 
 @pytest.mark.parametrize(

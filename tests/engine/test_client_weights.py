@@ -2,7 +2,8 @@
 
 A weighted mean with whole weights is the plain mean over that many copies of each client. So a method whose every mean
 has the weights of x trains the same model on clients of 2, 3 and 7 rows with `weights: examples` as on twelve clients,
-2, 3 and 7 of whom have the same rows, with plain means. This knows nothing of how a method, a block or a host adds up.
+2, 3 and 7 of whom have the same rows, with plain means. This knows nothing of how a method, a block or a worker adds
+up.
 
 TOLERANCE: float64, sums in another order, over three rounds.
 """

@@ -158,7 +158,7 @@ def test_whole_runs(name, local, ray_here):
     own, torchs = (torch.cat([t.flatten() for t in result.model.values()]) for result in results)
     assert not torch.equal(own, torchs)
     assert float((own - torchs).abs().max() / torchs.abs().max()) < 1e-5
-    for hosts in (1, 2):
-        engine = made.engine.model_copy(update={"backend": "ray", "hosts": hosts})
+    for workers in (1, 2):
+        engine = made.engine.model_copy(update={"backend": "ray", "workers": workers})
         again = run(made.model_copy(update={"method": method, "federation": federation, "engine": engine}))
         assert again.model_sha256 == results[0].model_sha256

@@ -19,9 +19,9 @@ def untimed(result):
 
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("method", METHODS)
-def test_one_host_two_hosts_and_in_process_agree_to_the_bit(method, local, ray_here):
+def test_one_worker_two_workers_and_in_process_agree_to_the_bit(method, local, ray_here):
     results = [run(digits(method, LOCALS[local]))]
-    results += [run(digits(method, LOCALS[local], backend="ray", hosts=hosts)) for hosts in (1, 2)]
+    results += [run(digits(method, LOCALS[local], backend="ray", workers=workers)) for workers in (1, 2)]
     assert len({result.model_sha256 for result in results}) == 1
     assert untimed(results[0]) == untimed(results[1]) == untimed(results[2])
 

@@ -1,4 +1,5 @@
-"""Metrics of whole test sets and of clients: exact, the same in process and on Ray, whatever the hosts and batches."""
+"""Metrics of whole test sets and of clients: exact, the same in process and on Ray, whatever the workers and
+batches."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
 
 def test_on_ray_and_in_process(two_classes: Path, ray_here: None):
     local = run(experiment_on(two_classes))
-    for hosts in (1, 2):
-        there = run(experiment_on(two_classes, backend="ray", hosts=hosts))
+    for workers in (1, 2):
+        there = run(experiment_on(two_classes, backend="ray", workers=workers))
         assert measured(there.rows) == measured(local.rows)
         assert there.model_sha256 == local.model_sha256
 

@@ -55,7 +55,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workload": {"name": "mnist", "model": {"name": "femnist_cnn", "dropout": [0.1, "BAD"]}}}, r"dropout\[1\]"),
     ({"engine": {"cpus": "BAD"}}, r"engine.cpus"),
     ({"engine": {"patience": "BAD"}}, r"engine.patience"),
-    ({"engine": {"hosts": [{"count": 1, "gpus": "BAD"}]}}, r"engine.hosts.0.gpus"),
+    ({"engine": {"workers": [{"count": 1, "gpus": "BAD"}]}}, r"engine.workers.0.gpus"),
     ({"evaluate": {"held_out": "BAD"}}, r"evaluate.held_out"),
 ]
 

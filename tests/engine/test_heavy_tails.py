@@ -52,7 +52,7 @@ def norms(method: dict[str, Any], law: str, tail: float, seed: int, plan: dict[s
 
 BICLIP = {"name": "biclip", "lr": 0.05, "u": 0.5}
 BOUNDED = {
-    "fedmuon_ma": {"name": "fedmuon_ma", "matrices": 0.03},
+    "fedmuon_ma": {"name": "fedmuon_ma", "matrix_lr": 0.03},
     "normalised": {"name": "fedavg", "rule": {"name": "normalised", "lr": 0.05}},
     "clip": {"name": "fedavg", "rule": {"name": "clip", "radius": 3.0, "rule": {"name": "sgd", "lr": 0.05}}},
     "avg_biclip": {"name": "avg_biclip", "rule": BICLIP},

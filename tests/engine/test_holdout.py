@@ -149,7 +149,7 @@ def test_clients_with_few_rows(batch):
 def test_on_ray_and_in_process(table, ray_here):
     asked = {"fairness": True, "held_out": 0.25}
     local = run(plan(table, evaluate=asked))
-    there = run(plan(table, evaluate=asked, backend="ray", hosts=2))
+    there = run(plan(table, evaluate=asked, backend="ray", workers=2))
     assert there.model_sha256 == local.model_sha256
     assert there.metrics == local.metrics
 
@@ -186,12 +186,12 @@ def test_mistakes_about_held_out_rows(table):
 # --- rows that nobody has ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_natural_with_fewer_clients_says_how_many_rows_it_leaves_out(backend, table, tmp_path, ray_here):
-    run(plan(table, 5, backend=backend, hosts=1), tmp_path / "out")
+    run(plan(table, 5, backend=backend, workers=1), tmp_path / "out")
     log = (tmp_path / "out/run.log").read_text()
     assert "160 of 240 training rows belong to no client: the partition deals 80 to 5 clients" in log
     assert "rest=merge" in log
     merged = {**table, "partition": {"name": "natural", "rest": "merge"}}
-    run(plan(merged, 5, backend=backend, hosts=1), tmp_path / "merged")
+    run(plan(merged, 5, backend=backend, workers=1), tmp_path / "merged")
     assert "belong to no client" not in (tmp_path / "merged/run.log").read_text()
 
 

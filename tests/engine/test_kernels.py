@@ -130,14 +130,14 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
             F.conv2d(x, weight)
 
 
-def lenet(backend="local", hosts=1, method="scaffold", **engine):
+def lenet(backend="local", workers=1, method="scaffold", **engine):
     """Ten unequal clients of made-up FashionMNIST, four a round."""
     return experiment(
         {
             "workload": {"name": "fashion_mnist", "stand_in": 120, "model": "lenet", "partition": "dirichlet"},
             "method": {"name": method, "rule": {"name": "sgd", "lr": 0.05}},
             "federation": {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": 8}},
-            "engine": {"backend": backend, "hosts": hosts, "block": 2, "kernels": "native", **engine},
+            "engine": {"backend": backend, "workers": workers, "block": 2, "kernels": "native", **engine},
             "evaluate": {"every": 0, "batch": 50},
             "tracking": {"uri": "none"},
         }
@@ -153,7 +153,7 @@ def test_a_run_with_own_kernels_is_the_run_with_torchs():
         assert apart(other, torchs) < TOLERANCE
 
 
-def test_hosts_and_backends_agree_to_the_bit_with_own_kernels(ray_here):
+def test_workers_and_backends_agree_to_the_bit_with_own_kernels(ray_here):
     results = [run(lenet()), run(lenet("ray", 1)), run(lenet("ray", 2))]
     assert len({result.model_sha256 for result in results}) == 1
 

@@ -1,4 +1,4 @@
-"""What a host weighs: under 150 MiB above a bare `import torch`, its block aside; what a run leaves of it."""
+"""What a worker weighs: under 150 MiB above a bare `import torch`, its block aside; what a run leaves of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_MIB = 150
 BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 
 
-def test_a_host_is_light(ray_here):
+def test_a_worker_is_light(ray_here):
     import ray
 
     from fedfleet.engine.backends.ray.driver_actor import examples
@@ -27,7 +27,7 @@ def test_a_host_is_light(ray_here):
     from fedfleet.engine.records.arrow_columns import to_arrow
 
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
-    job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", hosts=1), "test")
+    job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
     split = job.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
     driver = Driver(job, DataSummary(split.parts, examples(split.test)))

@@ -17,7 +17,7 @@ TWO = {"clients": 2, "cohort": 2, "rounds": 400, "local": {"steps": 1, "batch": 
 @pytest.mark.parametrize("lr", [0.01, 0.1])
 def test_local_muon_never_leaves_the_counterexample(alpha, lr):
     """Takezawa et al. 2025, Theorem 1: from x0 = -a/4 = -1 the two clients' normalised momenta cancel, +1 and -1."""
-    method = {"name": "local_muon", "norm": "euclidean", "matrices": lr, "alpha": alpha}
+    method = {"name": "local_muon", "norm": "euclidean", "matrix_lr": lr, "alpha": alpha}
     x = run(quadratic(method, LINE, TWO)).model["x"]
     assert float(x) == pytest.approx(-1.0, abs=1e-12)
 
@@ -26,7 +26,7 @@ def test_local_muon_never_leaves_the_counterexample(alpha, lr):
 @pytest.mark.parametrize("lr", [0.01, 0.1])
 def test_fedmuon_bc_ends_in_a_cycle_around_the_optimum(alpha, cycle, lr):
     """|x - (-2)| <= cycle step sizes over the last 100 rounds; steps have length lr, so it cannot come to rest."""
-    method = {"name": "fedmuon_bc", "norm": "euclidean", "matrices": lr, "alpha": alpha, "start": "gradient"}
+    method = {"name": "fedmuon_bc", "norm": "euclidean", "matrix_lr": lr, "alpha": alpha, "start": "gradient"}
     experiment = quadratic(method, LINE, TWO)
     rows = run(experiment.model_copy(update={"evaluate": experiment.evaluate.model_copy(update={"every": 1})})).rows
     distances = [row["eval/distance"] for row in rows[-100:]]

@@ -82,8 +82,8 @@ def test_resumed(method, tmp_path):
     assert resume(auc(method), tmp_path / "run").model_sha256 == run(auc(method)).model_sha256
 
 
-def test_two_hosts_on_ray(ray_here):
-    on_ray = run(auc("fed_nsgda_m", backend="ray", hosts=2, cpus=1))
+def test_two_workers_on_ray(ray_here):
+    on_ray = run(auc("fed_nsgda_m", backend="ray", workers=2, cpus=1))
     assert on_ray.model_sha256 == run(auc("fed_nsgda_m")).model_sha256
 
 

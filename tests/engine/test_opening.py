@@ -43,9 +43,9 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
     try:
         assert driver._opening()
-        host: Any = driver.fleet.host
+        worker: Any = driver.fleet.worker
         rows = driver.table.row
-        clients = [host.rows.read_one(int(row)) for row in rows] if host.rows else []
+        clients = [worker.rows.read_one(int(row)) for row in rows] if worker.rows else []
         return driver.server, clients
     finally:
         driver.close()

@@ -47,7 +47,7 @@ def test_they_are_used_inside_only_and_for_float32_only():
 
 def muon(**engine):
     made = lenet(**engine)
-    method = {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.05}
+    method = {"name": "fedmuon_bc", "matrix_lr": 0.01, "vector_lr": 0.05}
     return type(made).model_validate({**made.model_dump(), "method": method})
 
 

@@ -74,7 +74,7 @@ def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: P
     assert "path: blocks of" in (tmp_path / "run/run.log").read_text()
 
 
-def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or_host_is_not():
+def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or_worker_is_not():
     asked = []
 
     def measure(job, split, candidates):
@@ -83,7 +83,7 @@ def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or
 
     base = auto()
     method = {**base.method, "rule": {"name": "sgd", "lr": 0.3}}
-    same = [base, base.model_copy(update={"method": method, "seed": 4}), auto(hosts=2, backend="ray")]
+    same = [base, base.model_copy(update={"method": method, "seed": 4}), auto(workers=2, backend="ray")]
     model = {**base.workload, "model": {"name": "mlp", "hidden": [8]}}
     others = [
         base.model_copy(update={"method": {"name": "fedavg"}}),

@@ -1,4 +1,4 @@
-"""Plug-ins: found by path, by name and by entry point; loaded by every host; mistakes told in a sentence."""
+"""Plug-ins: found by path, by name and by entry point; loaded by every worker; mistakes told in a sentence."""
 
 import json
 import os
@@ -190,8 +190,8 @@ class Near(Quadratic):
     "defined in the script itself"
     heterogeneity: float = 0.1
 
-def sha(data, backend, hosts):
-    engine = {"backend": backend, "hosts": hosts, "block": 2}
+def sha(data, backend, workers):
+    engine = {"backend": backend, "workers": workers, "block": 2}
     return run(experiment({**data, "engine": engine})).model_sha256
 
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -212,7 +212,7 @@ def installed(folder: Path, value: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def test_every_host_has_them(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+def test_every_worker_has_them(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     """By path, by name, from a package, and by an entry point that no experiment names; Ray is started in one folder
     and the run in another, of which Ray's processes have not heard. A class of the script's own travels, too."""
     ours, elsewhere = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("elsewhere")

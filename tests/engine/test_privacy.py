@@ -1,4 +1,4 @@
-"""Training is federated: a host that runs some clients reads no row of any other."""
+"""Training is federated: a worker that runs some clients reads no row of any other."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_other_clients_rows_may_be_anything(local, block):
     sums = []
     for train in (split.train, poisoned):
         data = Data.of(train, split.test, split.parts)
-        host = Worker(job, data, StateLayout("", 0, narrow=False, digests=False), lambda: None)
-        leaves = [leaf.numpy() for leaf in pytree.tree_leaves(host.state_spec.server.public)]
-        sums.append(host.train(task_of(job, data, clients), Broadcast(1, leaves)))
+        worker = Worker(job, data, StateLayout("", 0, narrow=False, digests=False), lambda: None)
+        leaves = [leaf.numpy() for leaf in pytree.tree_leaves(worker.state_spec.server.public)]
+        sums.append(worker.train(task_of(job, data, clients), Broadcast(1, leaves)))
     assert all(np.array_equal(a, b) for a, b in zip(sums[0].leaves, sums[1].leaves, strict=True))
     assert np.isfinite(sums[1].leaves[0]).all()
     assert sums[0].facts["loss"] == sums[1].facts["loss"]

@@ -254,7 +254,7 @@ def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.Monke
         execution_plan.proven(other, split, ExecutionPlan(4, "chain"), "as the run began")
 
 
-def test_a_host_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     job = RunSpec.of("run", experiment(made(), kernels="chain"))
     split = job.split()
     planned, _ = execution_plan.plan_execution(job, split, lambda *_: {})

@@ -37,7 +37,7 @@ class Federation:
         self.visits = np.zeros(clients, dtype=np.int64)
 
     def round(self) -> list[TrainingTask]:
-        """The driver's steps, hosts left out."""
+        """The driver's steps, workers left out."""
         self.number += 1
         sampled = sampling.sample(0, self.number, self.clients, COHORT)
         tasks = plan_tasks(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
@@ -129,14 +129,14 @@ def test_time_of_states_is_reading_and_writing(tmp_path, monkeypatch):
     experiment = digits("scaffold", STEPS)
     for out in (None, tmp_path / "run"):
         first, *later = run(experiment, out).rows
-        assert 3 * pause <= first["time/state"] <= first["time/hosts"]
-        assert all(3 * pause < row["time/state"] <= row["time/hosts"] for row in later)
+        assert 3 * pause <= first["time/state"] <= first["time/workers"]
+        assert all(3 * pause < row["time/state"] <= row["time/workers"] for row in later)
         assert later[-1]["time/state"] >= 4 * pause  # one or two blocks may be all newcomers
 
 
 def test_a_method_without_states_takes_no_time_for_them():
     for row in run(digits("fedavg", STEPS)).rows:
-        assert row["time/state"] < row["time/hosts"] / 2
+        assert row["time/state"] < row["time/workers"] / 2
 
 
 def test_packed_records_are_the_records():

@@ -184,7 +184,7 @@ def check_log(folder: Path, plugin: Path) -> None:
 def test_on_ray(tmp_path: Path, where: str):
     plugin = written(tmp_path, where)
     with pytest.raises(LATER.get(where, ConfigError)) as caught:
-        run(described(plugin, backend="ray", hosts=1, cpus=0.5), tmp_path / "run")
+        run(described(plugin, backend="ray", workers=1, cpus=0.5), tmp_path / "run")
     names_the_line(str(caught.value), plugin, where)
     cause = caught.value.__cause__
     assert isinstance(cause, Remote)

@@ -41,8 +41,8 @@ SECONDS = 120
 DRAWS = 12
 """Of a point, until one takes effect."""
 
-KINDS = {"host": 30, "driver": 20, "launcher": 20, "interrupt": 40, "checkpoint": 40, "disk": 20, "oracle": 30}
-SAMPLE = {"host": 2, "driver": 1, "launcher": 3, "interrupt": 4, "checkpoint": 4, "disk": 2, "oracle": 4}
+KINDS = {"worker": 30, "driver": 20, "launcher": 20, "interrupt": 40, "checkpoint": 40, "disk": 20, "oracle": 30}
+SAMPLE = {"worker": 2, "driver": 1, "launcher": 3, "interrupt": 4, "checkpoint": 4, "disk": 2, "oracle": 4}
 
 
 class Point(NamedTuple):
@@ -204,29 +204,29 @@ def disk(case: Case) -> Result:
         return result
 
 
-def host(case: Case) -> Result:
-    """SIGKILL to a host, some milliseconds after some round; the driver must have missed it."""
+def worker(case: Case) -> Result:
+    """SIGKILL to a worker, some milliseconds after some round; the driver must have missed it."""
     with later(case, lambda: kill_one(case)) as watch:
-        result = run(case.chosen(backend="ray", hosts=2), case.out, [watch])
+        result = run(case.chosen(backend="ray", workers=2), case.out, [watch])
     case.meet(watch.told, "another one starts")
     return result
 
 
 def kill_one(case: Case) -> None:
-    hosts = processes("HostProcess")
-    if hosts:
-        hosts[int(case.random.integers(len(hosts)))].kill()
+    workers = processes("HostProcess")
+    if workers:
+        workers[int(case.random.integers(len(workers)))].kill()
 
 
 def driver(case: Case) -> Result:
     """SIGKILL to the driver, some milliseconds after some round; resumed on either backend."""
     try:
         with later(case, kill_driver) as watch:
-            run(case.chosen(backend="ray", hosts=1), case.out, [watch])
+            run(case.chosen(backend="ray", workers=1), case.out, [watch])
         raise Missed
     except DriverDied as error:
         case.met.append(str(error))
-    return case.go_on(backend=str(case.random.choice(["local", "ray"])), hosts=1)
+    return case.go_on(backend=str(case.random.choice(["local", "ray"])), workers=1)
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def later(case: Case, act: Callable[[], None]) -> Iterator[Watch]:
             timer.join()
 
 
-ACTS = {act.__name__: act for act in (host, driver, launcher, interrupt, checkpoint, disk, oracle)}
+ACTS = {act.__name__: act for act in (worker, driver, launcher, interrupt, checkpoint, disk, oracle)}
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def main(kinds: list[str]) -> int:
     import ray
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves hosts on a busy machine
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves workers on a busy machine
     ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet)
     table = {kind: [0, 0, 0, 0.0] for kind in kinds or KINDS}  # points, draws, survived, seconds
     with tempfile.TemporaryDirectory() as scratch:

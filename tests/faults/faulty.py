@@ -1,7 +1,7 @@
 """A plug-in: digits whose clients fail as a plan says. The plan is a file, so that a run can be repaired.
 
 FOLDER/plan.json holds rules, {client, kind, skip, times}: from its `skip`-th call of the loss on, so many `times`, the
-client does what `kind` says. Calls are counted in files, for hosts come and go. Client -1 is anyone, evaluations too.
+client does what `kind` says. Calls are counted in files, for workers come and go. Client -1 is anyone, evaluations too.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Failing:
 
     def init(self, seed: int) -> dict[str, torch.Tensor]:
         if any(rule["kind"] == "start" for rule in self.rules()):
-            assert "HostProcess" not in Path("/proc/self/cmdline").read_text(), "no host can start"
+            assert "HostProcess" not in Path("/proc/self/cmdline").read_text(), "no worker can start"
         return super().init(seed)
 
     def split(self, seed: int, clients: int) -> Split:

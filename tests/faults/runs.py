@@ -28,7 +28,7 @@ ALWAYS = 1 << 30
 
 METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
-    "fedmuon_bc": {"name": "fedmuon_bc", "matrices": 0.01, "vectors": 0.1},
+    "fedmuon_bc": {"name": "fedmuon_bc", "matrix_lr": 0.01, "vector_lr": 0.1},
     "adam": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "keep"},
     "fed_nsgda_m": {"name": "fed_nsgda_m", "lr": {"primal": 0.01, "dual": 0.1}},
 }

@@ -24,7 +24,7 @@ def expected(tmp_path_factory):
 )
 @pytest.mark.timeout(600)
 def test_a_fault_at_random(point, tmp_path, expected, request):
-    if point.kind in ("host", "driver"):
+    if point.kind in ("worker", "driver"):
         request.getfixturevalue("ray_here")
     try:
         survive(point, tmp_path, expected)
@@ -32,7 +32,7 @@ def test_a_fault_at_random(point, tmp_path, expected, request):
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in chaos.KINDS if kind not in ("host", "driver")])
+@pytest.mark.parametrize("kind", [kind for kind in chaos.KINDS if kind not in ("worker", "driver")])
 def test_a_fault_that_never_takes_effect_does_not_pass(kind, tmp_path, expected, monkeypatch):
     """Rules that are never due, a disk that is large enough, damage that changes nothing."""
     monkeypatch.setattr(chaos, "DRAWS", 2)
@@ -50,7 +50,7 @@ def large(folder: Path, size: int) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.parametrize("kind", ["host", "driver"])
+@pytest.mark.parametrize("kind", ["worker", "driver"])
 def test_a_process_that_is_never_killed_does_not_pass(kind, tmp_path, expected, monkeypatch, ray_here):
     monkeypatch.setattr(chaos, "DRAWS", 1)
     monkeypatch.setattr(chaos, "kill_one", lambda case: None)

@@ -222,7 +222,7 @@ def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp
     if backend == "ray":
         request.getfixturevalue("ray_here")
     out, folder = tmp_path / "out", disk(96)
-    chosen = small(tmp_path, store=str(folder), backend=backend, hosts=1)
+    chosen = small(tmp_path, store=str(folder), backend=backend, workers=1)
     with pytest.raises(StoreFull, match=r"^no room for the states of .*No space left.*engine\.store"):
         run(chosen, out)
     assert names(out)
@@ -290,7 +290,7 @@ def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
 def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
     """SIGINT to the whole group, as a terminal's Ctrl-C; SIGTERM to the command alone, as `kill` does."""
     before = set(os.listdir("/dev/shm"))
-    process = start(tmp_path, short, backend=backend, hosts=2)
+    process = start(tmp_path, short, backend=backend, workers=2)
     family: list[psutil.Process] = []
     try:
         log = tmp_path / "out" / "run.log"
@@ -336,7 +336,7 @@ def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
     for backend in ("local", "ray"):
         run_id = f"{backend}-{os.getpid()}"
         with pytest.raises(RuntimeError, match="stop here"):
-            run(small(tmp_path, backend=backend, hosts=1), None, [Watch(r2=stop_here)], run_id)
+            run(small(tmp_path, backend=backend, workers=1), None, [Watch(r2=stop_here)], run_id)
         assert not list(Path(tempfile.gettempdir()).glob(f"fedfleet-*{run_id}*"))
     run(small(tmp_path, rounds=2, store=str(store)))
     assert [path.name for path in store.iterdir()] == ["mine"]

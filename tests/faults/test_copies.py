@@ -43,7 +43,7 @@ def bucket() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
+    worker, port = server.get_worker_and_port()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "ACCESS_KEY_ID": "nobody",
@@ -51,7 +51,7 @@ def bucket() -> Iterator[str]:
             "EC2_METADATA_DISABLED": "true",
         }.items():
             patch.setenv(f"AWS_{name}", value)
-        query = f"?scheme=http&endpoint_override={quote(f'{host}:{port}', safe='')}"
+        query = f"?scheme=http&endpoint_override={quote(f'{worker}:{port}', safe='')}"
         Folder(f"s3://runs{query}&allow_bucket_creation=true").files.create_dir("runs")
         yield f"s3://runs/deep/er{query}"
     server.stop()
@@ -103,7 +103,7 @@ def test_a_driver_killed_on_ray_goes_on_elsewhere_in_one_process(method, tmp_pat
     url, out = str(tmp_path / "shared"), tmp_path / "out"
     chosen = {"checkpoint": {"every": 1, "keep": 2, "folder": url}}
     with pytest.raises(DriverDied):
-        run(small(tmp_path, method, **chosen, backend="ray", hosts=2), out, [Watch(r4=kill_driver)])
+        run(small(tmp_path, method, **chosen, backend="ray", workers=2), out, [Watch(r4=kill_driver)])
     shutil.rmtree(out)
     other = bring(url, tmp_path / "other")
     same(resume(small(tmp_path, method, **chosen), other), run(small(tmp_path / "none", method)))

@@ -175,7 +175,7 @@ def test_a_folder_in_the_way_of_the_result(name, backend, tmp_path, expected, re
     out = tmp_path / "out"
     watch = Watch(r4=lambda: (out / name / "inner").mkdir(parents=True))
     with pytest.raises(NotSaved, match=rf"could not be written to .*out .*kept in .*fedfleet resume {out}") as caught:
-        run(small(tmp_path, backend=backend, hosts=1), out, [watch])
+        run(small(tmp_path, backend=backend, workers=1), out, [watch])
     assert "take away what is in the way" in str(caught.value)
     shutil.rmtree(out / name)
     watch = Watch()

@@ -22,13 +22,13 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_host_killed_in_every_third_round(method, expected, tmp_path, ray_here):
+def test_a_worker_killed_in_every_third_round(method, expected, tmp_path, ray_here):
     """In the middle of a client's steps, by SIGKILL."""
     (first, before), (second, before_second) = visitor(3), visitor(6, apart=3)
     plan(tmp_path, rule(first, "kill", before + 1, 1), rule(second, "kill", before_second + 1, 1))
     watch = Watch()
-    same(run(small(tmp_path, method, ROUNDS, backend="ray", hosts=2), observers=[watch]), expected[method])
-    assert len([text for text in watch.told if "host died" in text and "another one starts" in text]) == 2
+    same(run(small(tmp_path, method, ROUNDS, backend="ray", workers=2), observers=[watch]), expected[method])
+    assert len([text for text in watch.told if "worker died" in text and "another one starts" in text]) == 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -37,13 +37,13 @@ def test_the_driver_killed_and_resumed_on_either_backend(method, expected, tmp_p
     every = {"every": 2, "keep": 2}
     with pytest.raises(DriverDied):
         run(
-            small(tmp_path, method, ROUNDS, backend="ray", hosts=3, checkpoint=every),
+            small(tmp_path, method, ROUNDS, backend="ray", workers=3, checkpoint=every),
             out,
             [Watch(r5=kill_driver)],
         )
     assert not (out / "result.json").exists()
     shutil.copytree(out, copy)
-    same(resume(small(tmp_path, method, ROUNDS, backend="ray", hosts=1, checkpoint=every), out), expected[method])
+    same(resume(small(tmp_path, method, ROUNDS, backend="ray", workers=1, checkpoint=every), out), expected[method])
     same(resume(small(tmp_path, method, ROUNDS, checkpoint=every), copy), expected[method])
     for folder in (out, copy):
         assert not (folder / "checkpoints").exists()
@@ -52,7 +52,7 @@ def test_the_driver_killed_and_resumed_on_either_backend(method, expected, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("hosts", [1, 2, 3])
-def test_any_number_of_hosts(method, hosts, expected, tmp_path, ray_here):
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers(method, workers, expected, tmp_path, ray_here):
     """Undisturbed; the tests above have 2, 3 and 1."""
-    same(run(small(tmp_path, method, ROUNDS, backend="ray", hosts=hosts)), expected[method])
+    same(run(small(tmp_path, method, ROUNDS, backend="ray", workers=workers)), expected[method])

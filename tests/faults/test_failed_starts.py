@@ -64,7 +64,7 @@ def test_what_others_put_there_meanwhile_stays(there, backend, tmp_path, request
     out = tmp_path / "a" / "out"
     if there:
         put(out, ["notes.txt"])
-    chosen = experiment(too_many_clients(tmp_path, backend=backend, hosts=1))
+    chosen = experiment(too_many_clients(tmp_path, backend=backend, workers=1))
     with pytest.raises(ConfigError, match="clients"):
         run(chosen, out, [Meanwhile(lambda: put(out))])
     assert files(out) == MINE

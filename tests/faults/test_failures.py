@@ -1,4 +1,4 @@
-"""Clients, hosts and evaluations that fail: who is named, what it costs, what stays."""
+"""Clients, workers and evaluations that fail: who is named, what it costs, what stays."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def of_round(number: int, apart: int = 0) -> tuple[int, int]:
     return client, before + 1
 
 
-def test_what_ray_says_of_a_dead_host_does_not_mix_with_the_result(tmp_path):
+def test_what_ray_says_of_a_dead_worker_does_not_mix_with_the_result(tmp_path):
     client, skip = of_round(2)
     plan(tmp_path / "faults", rule(client, "kill", skip, 1))
-    done = shell(tmp_path, *command(tmp_path, backend="ray", hosts=2), "--json")
+    done = shell(tmp_path, *command(tmp_path, backend="ray", workers=2), "--json")
     assert (done.returncode, json.loads(done.stdout)["rounds"]) == (0, 6), done.stderr
     assert "another one starts" in (tmp_path / "out" / "run.log").read_text()
 
@@ -89,7 +89,7 @@ def test_the_error_is_typed(backend, tmp_path, request):
     chosen = sorted(newest(2))[:2]
     plan(tmp_path, *[rule(client, "raise", 1) for client in chosen])
     with pytest.raises(ClientFailed) as caught:
-        run(small(tmp_path, backend=backend, hosts=2))
+        run(small(tmp_path, backend=backend, workers=2))
     assert caught.value.clients == tuple(chosen)
     assert caught.value.round == 2
     assert "is broken" in caught.value.cause
@@ -98,13 +98,13 @@ def test_the_error_is_typed(backend, tmp_path, request):
 # --- on_failure: drop -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
-    """One round by hand: the same tasks through a host of our own, without that client."""
+    """One round by hand: the same tasks through a worker of our own, without that client."""
     if backend == "ray":
         request.getfixturevalue("ray_here")
     client = int(cohort_of(1)[4])
     plan(tmp_path, rule(client, "raise", 1))
     watch = Watch()
-    chosen = small(tmp_path, rounds=1, backend=backend, hosts=2, on_failure="drop")
+    chosen = small(tmp_path, rounds=1, backend=backend, workers=2, on_failure="drop")
     result = run(chosen, observers=[watch])
     assert result.rows[0]["client/dropped"] == 1
     assert result.rows[0]["client/count"] == len(cohort_of(1)) - 1
@@ -119,7 +119,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
     table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
     try:
-        host = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+        worker = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
         sizes = np.diff(split.parts.offsets)[sampled]
         tasks = plan_tasks(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)
@@ -130,7 +130,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
             work = TrainingTask(task, 1, False, none, np.ones(count), none - 1, rows)
             rest = np.flatnonzero(task.clients != without)
             shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
-            sums = host.train(work.part(rest) if len(rest) < count else work, shared)
+            sums = worker.train(work.part(rest) if len(rest) < count else work, shared)
             leaves = [a + b for a, b in zip(leaves, sums.leaves, strict=True)] if leaves else sums.leaves
             weight += sums.facts["weight"]
         with torch.no_grad():
@@ -182,25 +182,26 @@ def test_a_client_that_fails_at_first_costs_retries_and_nothing_else(block, time
 def test_the_same_on_ray(tmp_path, expected, ray_here):
     client, skip = of_round(3)
     plan(tmp_path, rule(client, "raise", skip, 1))
-    same(run(small(tmp_path, backend="ray", hosts=2)), expected[4])
+    same(run(small(tmp_path, backend="ray", workers=2)), expected[4])
 
 
 def test_blocks_that_are_too_large_are_run_in_halves_on_either_backend(tmp_path, ray_here):
     plan(tmp_path, rule(2, "crowd"))
-    first, second = (run(small(tmp_path, rounds=3, **engine)) for engine in ({}, {"backend": "ray", "hosts": 2}))
+    first, second = (run(small(tmp_path, rounds=3, **engine)) for engine in ({}, {"backend": "ray", "workers": 2}))
     same(second, first)
     assert [row["client/count"] for row in first.rows] == [9, 9, 9]
 
 
-# --- hosts ------------------------------------------------------------------------------------------------------------
+# --- workers
+# ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [pytest.param("exit", marks=pytest.mark.slow), "kill"])
-def test_a_client_that_ends_its_host_every_time_is_found(kind, tmp_path, ray_here):
+def test_a_client_that_ends_its_worker_every_time_is_found(kind, tmp_path, ray_here):
     client, skip = of_round(2)
     plan(tmp_path, rule(client, kind, skip))
     with pytest.raises(ClientFailed) as caught:
-        run(small(tmp_path, backend="ray", hosts=2))
+        run(small(tmp_path, backend="ray", workers=2))
     assert caught.value.clients == (client,)
-    assert "the host died" in caught.value.cause
+    assert "the worker died" in caught.value.cause
     assert "where memory runs out: then, a block has 4 clients, and the model of workload faulty" in caught.value.cause
 
 
@@ -208,20 +209,20 @@ def test_a_client_that_ends_its_host_every_time_is_found(kind, tmp_path, ray_her
     ("kind", "where"),
     [("sleep", "asleep_in_the_client"), pytest.param("loop", "going_round_in_circles", marks=pytest.mark.slow)],
 )
-def test_a_host_that_is_stuck_is_replaced_and_its_stack_shown(kind, where, tmp_path, expected, ray_here):
+def test_a_worker_that_is_stuck_is_replaced_and_its_stack_shown(kind, where, tmp_path, expected, ray_here):
     client, skip = of_round(3)
     plan(tmp_path / "faults", rule(client, kind, skip, 1))
-    same(run(small(tmp_path / "faults", backend="ray", hosts=2, patience=2), tmp_path / "out"), expected[4])
+    same(run(small(tmp_path / "faults", backend="ray", workers=2, patience=2), tmp_path / "out"), expected[4])
     log = (tmp_path / "out" / "run.log").read_text()
     assert "has taken no step for 2 s; its stack:" in log
     assert f"in {where}" in log
     assert log.count("another one starts") == 1
 
 
-def test_hosts_that_cannot_start_end_the_run(tmp_path, ray_here):
+def test_workers_that_cannot_start_end_the_run(tmp_path, ray_here):
     plan(tmp_path, rule(0, "start"))
-    with pytest.raises(WorkersLost, match=r"no host is left that can run clients, the last: .*no host can start"):
-        run(small(tmp_path, backend="ray", hosts=2))
+    with pytest.raises(WorkersLost, match=r"no worker is left that can run clients, the last: .*no worker can start"):
+        run(small(tmp_path, backend="ray", workers=2))
 
 
 # --- evaluation, divergence -------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def test_an_evaluation_that_fails(backend, tmp_path, expected, request):
     faults, out = tmp_path / "faults", tmp_path / "out"
     with pytest.raises(EvaluationFailed, match=r"evaluation of test rows \d+ to \d+ failed on .*the report is broken"):
         run(
-            small(faults, backend=backend, hosts=2),
+            small(faults, backend=backend, workers=2),
             out,
             [Watch(r3=lambda: plan(faults, rule(0, "evaluate")))],
         )
@@ -246,7 +247,7 @@ def test_one_of_more_slices_than_the_board_has_slots_fails_once(tmp_path, ray_he
     expected = run(small(tmp_path, rounds=2).model_copy(update=slices))
     plan(tmp_path, rule(ANYONE, "raise", 2 * 3 * STEPS + 5, 1))
     watch = Watch()
-    chosen = small(tmp_path, rounds=2, backend="ray", hosts=1).model_copy(update=slices)
+    chosen = small(tmp_path, rounds=2, backend="ray", workers=1).model_copy(update=slices)
     same(run(chosen, observers=[watch]), expected)
     assert len([text for text in watch.told if text.startswith("evaluation of test rows")]) == 1
 

@@ -154,7 +154,7 @@ def test_two_threads_of_one_process(broken_off, tmp_path, expected):
 def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expected):
     """SIGKILL to the launcher alone: on Ray its driver is another process, which may live a little longer."""
     plan(tmp_path, rule(ANYONE, "gate", 60, 1))
-    data = setting(tmp_path, checkpoint={"every": 1}, backend=backend, hosts=1)
+    data = setting(tmp_path, checkpoint={"every": 1}, backend=backend, workers=1)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
     live = command(tmp_path, "run", "run.yaml", "--out", "out")
     at_the_gate(tmp_path)
@@ -200,7 +200,7 @@ def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here,
     from fedfleet.engine.runs.launch import new_run_id, prepare
 
     monkeypatch.setattr(detached, "start_ray", lambda job: False)
-    job = prepare(small(tmp_path, backend="ray", address="auto", hosts=1), new_run_id(), tmp_path / "out")
+    job = prepare(small(tmp_path, backend="ray", address="auto", workers=1), new_run_id(), tmp_path / "out")
     with alone(tmp_path / "out", LAUNCHER), pytest.raises(InUse, match="in use by process"):
         detached.detach(job)
     assert job.run_id not in detached.running()

@@ -126,7 +126,7 @@ BEYOND = 2**70
         *((f"{key}={BEYOND}", f"{key} must be less than") for key in ("seed", "engine.threads", "evaluate.every")),
         *((f"federation.local.{key}={BEYOND}", f"federation.local.{key} must be less") for key in ("steps", "batch")),
         *((f"federation.{key}={BEYOND}", f"federation.{key} must be less") for key in ("rounds", "clients")),
-        *((f"engine.{key}={BEYOND}", f"engine.{key}: must be at most") for key in ("hosts", "block")),
+        *((f"engine.{key}={BEYOND}", f"engine.{key}: must be at most") for key in ("workers", "block")),
         ("workload.model={name: mlp, hidden: [1000000000000]}", "workload.model: the model must fit into memory"),
         ("workload.model={name: mlp, hidden: [1000000000000000000]}", "hidden=1000000000000000000; lower it"),
         *(

@@ -117,7 +117,7 @@ def test_medians_spreads_and_the_cost_of_a_method(tmp_path: Path):
 
 def test_shares_of_a_round_sum_to_one():
     row = {"time/seconds": 2.0, "time/compute": 2.0, "time/data": 0.2, "time/state": 0.1, "time/reduce": 0.3}
-    shares = shares_of({**row, "time/wait": 1.0}, hosts=2)
+    shares = shares_of({**row, "time/wait": 1.0}, workers=2)
     assert shares["compute"] == 0.5
     assert shares["driver"] == pytest.approx(0.1)
     assert sum(shares.values()) == pytest.approx(1)

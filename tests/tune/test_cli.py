@@ -115,16 +115,18 @@ def test_a_tracked_run_that_cannot_start_leaves_no_database(here: Path):
     assert done.stdout == ""
 
 
-def test_more_hosts_than_the_machine_has(here: Path):
-    done = shell(here, "run", "digits", "engine.hosts=4096")
-    says = ["engine.hosts x engine.cpus <=", "got 4096 x 1", "lower engine.hosts"]
+def test_more_workers_than_the_machine_has(here: Path):
+    done = shell(here, "run", "digits", "engine.workers=4096")
+    says = ["engine.workers x engine.cpus <=", "got 4096 x 1", "lower engine.workers"]
     check_refused(done.returncode, done.stderr, says, here, set())
 
 
 def test_a_cluster_that_is_not_asked_for_is_left_alone(here: Path, monkeypatch: pytest.MonkeyPatch):
     """Ray by itself would join the one that this names (where nothing answers), or any other on the machine."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    done = shell(here, "run", "digits", "federation.rounds=1", "tracking.uri=none", "engine.hosts=1", "engine.cpus=0.5")
+    done = shell(
+        here, "run", "digits", "federation.rounds=1", "tracking.uri=none", "engine.workers=1", "engine.cpus=0.5"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -365,7 +367,7 @@ def status_in(database: Path) -> tuple[str, int]:
 
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_interrupted(here: Path, backend: str):
-    status, stderr, last = interrupted(here, signal.SIGINT, f"engine.backend={backend}", "engine.hosts=1")
+    status, stderr, last = interrupted(here, signal.SIGINT, f"engine.backend={backend}", "engine.workers=1")
     assert status == 130
     assert re.fullmatch(r"interrupted; checkpoint after round \d+; to go on: fedfleet resume mine\n", stderr)
     assert "failed: Interrupted" in last

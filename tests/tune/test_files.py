@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         ("tracking.url=x", "tracking.url is not a key; did you mean uri? valid: uri, "),
         ("engine.backend=rey", "engine.backend must be 'ray' or 'local', got 'rey'"),
         ("engine.device=gpu", "engine.device: must be auto, cpu, cuda or cuda:0, got 'gpu'"),
-        ("engine.hosts=0", "engine.hosts: must be a positive integer or auto, got 0"),
+        ("engine.workers=0", "engine.workers: must be a positive integer or auto, got 0"),
         ("federation=5", "federation must be a mapping of keys, got 5"),
         ("plugins=3", "plugins.0 must be a valid string, got 3"),
         ("workload=5", "workload: must be a name or {name: …, arguments}, got 5"),

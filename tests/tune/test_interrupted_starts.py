@@ -28,7 +28,7 @@ SECONDS = 20
 
 
 def begun(folder: Path, backend: str) -> subprocess.Popen[str]:
-    rest = ["federation.rounds=1000000", "evaluate.every=0", "engine.hosts=1", "engine.cpus=0.5", "--out", "mine"]
+    rest = ["federation.rounds=1000000", "evaluate.every=0", "engine.workers=1", "engine.cpus=0.5", "--out", "mine"]
     process = subprocess.Popen(
         [sys.executable, "-c", READY, "run", "digits", f"engine.backend={backend}", *rest],
         cwd=folder,

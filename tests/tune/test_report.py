@@ -74,8 +74,8 @@ def test_reached_and_front():
 def made(method: str, place: str, seed: int, final: float, **more: Any) -> Run:
     values = np.array([final / 2, final])
     points = Points(np.array([1.0, 2.0]), values, np.array([1e6, 2e6]), np.array([0.5, 1.0]))
-    settings = {"method.matrices": 0.1, "method.vectors": 0.01}
-    chosen = "matrices 0.1, vectors 0.01"
+    settings = {"method.matrix_lr": 0.1, "method.vector_lr": 0.01}
+    chosen = "matrix_lr 0.1, vector_lr 0.01"
     run = Run(method, (place,), seed, "finished", "", settings, chosen, points, final, 1e6, 1e6, 1.0)
     return run._replace(**more)
 
@@ -93,7 +93,7 @@ def found() -> Findings:
     bad = {"status": "diverged", "reason": NASTY, "final": math.nan}
     runs[0] = runs[0]._replace(**bad)
     trials = [
-        made("FedMuon-BC", "β = 10", 0, (a + b) / 2, settings={"method.matrices": a, "method.vectors": b})
+        made("FedMuon-BC", "β = 10", 0, (a + b) / 2, settings={"method.matrix_lr": a, "method.vector_lr": b})
         for a in (0.1, 0.2)
         for b in (0.001, 0.4)
     ]

@@ -204,10 +204,10 @@ print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
 """
 
 
-def test_hosts_of_trials_cannot_wait_for_each_other(here: Path):
-    """Two processors, four trials wanted at once, each with two hosts of one processor: were hosts not part of what a
-    trial holds, two trials would have one host each and wait for ever."""
-    asked = {**EXCESS, "hosts": 2, "concurrent": 4}
+def test_workers_of_trials_cannot_wait_for_each_other(here: Path):
+    """Two processors, four trials wanted at once, each with two workers of one processor: were workers not part of what
+    a trial holds, two trials would have one worker each and wait for ever."""
+    asked = {**EXCESS, "workers": 2, "concurrent": 4}
     made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.3, 0.1]}}, 3, search=asked)
     command = [sys.executable, "-c", TWO_CORES, json.dumps(made)]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=500)
@@ -219,6 +219,6 @@ def test_hosts_of_trials_cannot_wait_for_each_other(here: Path):
 
 
 def test_a_trial_that_could_never_be_placed(here: Path, ray_here: None):
-    made = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "hosts": 50})
-    with pytest.raises(ConfigError, match=r"search\.hosts: a trial does not fit: .*50 x 1"):
+    made = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "workers": 50})
+    with pytest.raises(ConfigError, match=r"search\.workers: a trial does not fit: .*50 x 1"):
         search(made, here / "s")

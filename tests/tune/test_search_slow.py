@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def digits(run_seed: int, matrices: Any, vectors: Any, **asked: Any) -> dict[str, Any]:
     data = load_data("digits", ["method.name=fedmuon_bc", "federation.clients=16", "federation.cohort=8"])
     data["federation"]["rounds"] = ROUNDS
-    data["method"] = {"name": "fedmuon_bc", "matrices": matrices, "vectors": vectors}
+    data["method"] = {"name": "fedmuon_bc", "matrix_lr": matrices, "vector_lr": vectors}
     return {
         **data,
         "seed": run_seed,

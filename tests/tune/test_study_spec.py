@@ -78,7 +78,7 @@ def test_trials_may_be_shorter_and_on_other_seeds(tmp_path: Path):
 
 def test_the_key_is_of_what_moves_numbers(tmp_path: Path):
     data = cells(load(written(tmp_path)))[0].data
-    same = {**data, "name": "other", "tracking": {"uri": "auto"}, "engine": {"backend": "ray", "hosts": 3}}
+    same = {**data, "name": "other", "tracking": {"uri": "auto"}, "engine": {"backend": "ray", "workers": 3}}
     assert digest(same) == digest(data)
     for other in ({"seed": 5}, {"evaluate": {"every": 1}}, {"engine": {"backend": "local", "dtype": "float64"}}):
         assert digest({**data, **other}) != digest(data)

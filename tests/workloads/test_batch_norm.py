@@ -111,7 +111,7 @@ def workload(root: Path) -> Parquet:
 
 
 def plan(root: Path, method: str = "fedavg", **engine: Any) -> Experiment:
-    rules = {"fedavg": {"rule": {"name": "sgd", "lr": LR}}, "fedmuon_bc": {"matrices": 0.01, "vectors": 0.1}}
+    rules = {"fedavg": {"rule": {"name": "sgd", "lr": LR}}, "fedmuon_bc": {"matrix_lr": 0.01, "vector_lr": 0.1}}
     spec = {"name": "parquet", "shape": list(SHAPE), "classes": CLASSES, "data_root": str(root)}
     return experiment(
         {
@@ -181,8 +181,8 @@ def test_alone_equals_together(root: Path, method: str):
 
 def test_on_ray_with_a_break_the_same_bits(root: Path, ray_here: None):
     local = run(plan(root, "scaffold"))
-    for hosts in (1, 2):
-        assert run(plan(root, "scaffold", backend="ray", hosts=hosts)).model_sha256 == local.model_sha256
+    for workers in (1, 2):
+        assert run(plan(root, "scaffold", backend="ray", workers=workers)).model_sha256 == local.model_sha256
 
 
 def test_bytes_are_counted_apart(root: Path):

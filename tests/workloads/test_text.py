@@ -138,7 +138,7 @@ def test_frozen_vectors_without_a_file_do_not_depend_on_the_seed(worded):
 
 
 def test_frozen_vectors_on_ray_and_in_process(worded, ray_here):
-    """Hosts find the same vectors; what is sent has none."""
+    """Workers find the same vectors; what is sent has none."""
     spec = {
         "name": "parquet_text",
         "model": {"name": "rnn", "hidden": 4},
@@ -146,7 +146,7 @@ def test_frozen_vectors_on_ray_and_in_process(worded, ray_here):
         "embedding": 3,
     }
     results = []
-    for engine in ({"backend": "local", "dtype": "float64"}, {"backend": "ray", "hosts": 2, "dtype": "float64"}):
+    for engine in ({"backend": "local", "dtype": "float64"}, {"backend": "ray", "workers": 2, "dtype": "float64"}):
         data = {
             "workload": spec,
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},

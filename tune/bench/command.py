@@ -57,7 +57,7 @@ def peer_of(word: str) -> Peer:
 
 
 def bench(lines: list[Line], how: dict[str, int], out: Path | None, tell: Callable[[str], None]) -> Found:
-    """how: repeats, rounds, hosts."""
+    """how: repeats, rounds, workers."""
     found: Found = {}
     for line, pair in alternate(lines, **how, tell=tell):
         found.setdefault(line.name, (line, []))[1].append(pair)

@@ -24,7 +24,7 @@ from .works import FEDERATIONS
 WARMUP = 2
 """Rounds that are not timed."""
 PARTS = ("compute", "data", "state", "reduce", "wait", "driver")
-"""Of a round: the hosts' time by what they did, `wait` with no task; `driver`, between the tasks of two rounds."""
+"""Of a round: the workers' time by what they did, `wait` with no task; `driver`, between the tasks of two rounds."""
 
 SGD = {"rule": {"name": "sgd", "lr": 0.05}}
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ class Pair(NamedTuple):
     plain: float  # clients/s
     ours: float  # or a peer's, of which no more is known
     first: float  # seconds from the call to the end of the first round
-    parts: dict[str, float]  # share of each of PARTS, of hosts x round
+    parts: dict[str, float]  # share of each of PARTS, of workers x round
     chosen: str  # what was measured of the path, nothing where it is given
 
     @property
@@ -112,7 +112,7 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
 
 
-def pair(line: Line, rounds: int, hosts: int) -> Pair:
+def pair(line: Line, rounds: int, workers: int) -> Pair:
     yardstick = plain(line.work, rounds)
     if line.peer:
         words = [word.format(work=line.work, rounds=rounds) for word in shlex.split(line.peer.command)]
@@ -123,35 +123,35 @@ def pair(line: Line, rounds: int, hosts: int) -> Pair:
             "workload": line.work,
             "method": METHODS[line.method],
             "federation": {**FEDERATIONS[line.work], "rounds": rounds + WARMUP + 1},
-            "engine": {"hosts": hosts, **line.engine},
+            "engine": {"workers": workers, **line.engine},
             "evaluate": {"every": 0},
             "tracking": {"uri": "none"},
         }
     )
     made, chosen = settled(made)
-    hosts = made.engine.count_hosts() if made.engine.backend == "ray" else 1
+    workers = made.engine.count_workers() if made.engine.backend == "ray" else 1
     watch = Watch()
     rows = run(made, observers=[watch]).rows[WARMUP:-1]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in rows)
-    shares = [shares_of(row, hosts) for row in rows]
+    shares = [shares_of(row, workers) for row in rows]
     parts = {name: median(share[name] for share in shares) for name in PARTS}
     return Pair(yardstick, speed, watch.first, parts, chosen)
 
 
-def shares_of(row: dict[str, float], hosts: int) -> dict[str, float]:
+def shares_of(row: dict[str, float], workers: int) -> dict[str, float]:
     """A round's time by PARTS, as shares that sum to 1."""
-    whole = hosts * row["time/seconds"]
+    whole = workers * row["time/seconds"]
     shares = {name: row[f"time/{name}"] / whole for name in PARTS[:-1]}
     return {**shares, "driver": 1 - sum(shares.values())}
 
 
 def alternate(
-    lines: list[Line], repeats: int, rounds: int, hosts: int, tell: Callable[[str], None]
+    lines: list[Line], repeats: int, rounds: int, workers: int, tell: Callable[[str], None]
 ) -> Iterator[tuple[Line, Pair]]:
     """Every line once, then every line again: what disturbs the machine disturbs all of them."""
     for number in range(repeats):
         for line in lines:
-            found = pair(line, rounds, hosts)
+            found = pair(line, rounds, workers)
             tell(
                 f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}"
                 + ("" if line.peer else f", first round after {found.first:.1f} s")

@@ -49,7 +49,7 @@ def examine(source: str | None, overrides: Iterable[str], out: Path) -> None:
 
 
 def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding]:
-    """asked: whether there is an experiment, whose hosts are to be placed."""
+    """asked: whether there is an experiment, whose workers are to be placed."""
     ours = look("", PACKAGES)["versions"]
     yield Finding("here", True, told(ours))
     address = experiment.engine.address
@@ -94,7 +94,7 @@ def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: b
         for node, why in kernels_of(there):
             yield of_kernels(f"node {node.name}", why, experiment if asked else None)
         if asked:
-            yield from of_hosts(experiment)
+            yield from of_workers(experiment)
     finally:
         ray.shutdown()
 
@@ -166,7 +166,7 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
     other = [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if theirs[name] != ours[name]]
     if theirs["fedfleet"] == "none":
         other.append("install fedfleet there, or use `fedfleet submit`")
-    yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "versions as here"))
+    yield Finding(what, not other, f"{report['worker']}, {has}; " + ("; ".join(other) or "versions as here"))
     if report["shm"] < ROOM:
         yield Finding(what, False, f"/dev/shm has {report['shm'] >> 20} MiB left; give the container more")
 
@@ -206,22 +206,22 @@ def shared(out: Path, seen: list[bool]) -> Finding:
     return Finding("storage", None, text)
 
 
-def of_hosts(experiment: Experiment) -> Iterator[Finding]:
-    """Where the hosts would go, and whether that is free now."""
+def of_workers(experiment: Experiment) -> Iterator[Finding]:
+    """Where the workers would go, and whether that is free now."""
     from ...engine.backends.ray.nodes import cluster, placed, planned, wanted
 
     try:
         spots = planned(experiment.engine)
     except ConfigError as error:
-        yield Finding("hosts", False, str(error))
+        yield Finding("workers", False, str(error))
         return
     names = {node.id: node.name for node in cluster()}
     counts = {name: sum(spot.node == node for spot in spots) for node, name in names.items()}
     text = ", ".join(f"{count} on {name}" for name, count in counts.items() if count)
     busy = placed(wanted(experiment.engine, cluster()), cluster(free=True))[1]
-    yield Finding("hosts", True, f"{len(spots)} asked, granted: {text}")
+    yield Finding("workers", True, f"{len(spots)} asked, granted: {text}")
     if busy:
-        yield Finding("hosts", None, f"{len(busy)} of them would wait: others hold what they need")
+        yield Finding("workers", None, f"{len(busy)} of them would wait: others hold what they need")
 
 
 # --- the tracker ------------------------------------------------------------------------------------------------------

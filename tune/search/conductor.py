@@ -63,7 +63,7 @@ class Conductor:
             watcher.trial_begins(number, proposal.values, made)
         return {
             "number": number,
-            "experiment": inner(made, self.plan.settings.hosts).plain(),
+            "experiment": inner(made, self.plan.settings.workers).plain(),
             "run_id": f"{self.search_id}-{number:04d}",
             "folder": str(trial_folder(self.folder, number)),
             "columns": self.columns,
@@ -124,9 +124,9 @@ class Conductor:
             watcher.trial_ends(ended)
 
 
-def inner(made: Experiment, hosts: int) -> Experiment:
-    """The experiment as a trial runs it: in its own process or on hosts of its own, MLflow left to the search."""
-    where = {"backend": "ray", "hosts": hosts} if hosts else {"backend": "local"}
+def inner(made: Experiment, workers: int) -> Experiment:
+    """The experiment as a trial runs it: in its own process or on workers of its own, MLflow left to the search."""
+    where = {"backend": "ray", "workers": workers} if workers else {"backend": "local"}
     updates: dict[str, Any] = {"engine": made.engine.model_copy(update=where)}
     if made.tracking.name == "mlflow":
         updates["tracking"] = made.tracking.model_copy(update={"uri": "none"})

@@ -94,8 +94,8 @@ def execute(conductor: Conductor, stop: Callable[[], int]) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     sample = plan.experiment({r.key: r.values[0] for r in plan.ranges})
-    bundles = held(sample, plan.settings.hosts)
-    ours = begin_ray(sample, plan.settings.hosts)
+    bundles = held(sample, plan.settings.workers)
+    ours = begin_ray(sample, plan.settings.workers)
     try:
         logging.getLogger("ray.tune").setLevel(logging.ERROR)
         limit = at_once(bundles) if plan.settings.concurrent == "auto" else plan.settings.concurrent
@@ -131,21 +131,21 @@ def tuner(
     )
 
 
-def held(sample: Experiment, hosts: int) -> list[dict[str, float]]:
-    """What a trial holds from its beginning to its end. Hosts are bundles of its own placement group beside an empty
+def held(sample: Experiment, workers: int) -> list[dict[str, float]]:
+    """What a trial holds from its beginning to its end. Workers are bundles of its own placement group beside an empty
     one for the trial itself, all on one node: it starts only where all fit, so trials cannot wait for each other's
-    hosts."""
+    workers."""
     one = {"CPU": sample.engine.cpus, **({"GPU": sample.engine.gpus} if sample.engine.gpus else {})}
-    return [{}, *[one] * hosts] if hosts else [one]
+    return [{}, *[one] * workers] if workers else [one]
 
 
-def begin_ray(sample: Experiment, hosts: int) -> bool:
+def begin_ray(sample: Experiment, workers: int) -> bool:
     """Connect to Ray or start it; whether it is ours to stop. ConfigError for a trial that could never be placed."""
-    engine = sample.engine.model_copy(update={"backend": "ray", "hosts": max(1, hosts)})
+    engine = sample.engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
     try:
         return start_ray(RunSpec("search", sample.model_copy(update={"engine": engine})))
     except ConfigError as error:
-        raise ConfigError(f"search.hosts: a trial does not fit: {error}") from None
+        raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
 
 
 def at_once(bundles: list[dict[str, float]]) -> int:

@@ -35,7 +35,7 @@ def decades(low: float, high: float) -> tuple[float, ...]:
 
 IMAGES = ("cifar10", "cifar100", "femnist", "tiny_imagenet", "fashion_mnist", "mnist", "svhn")
 TABLE_1 = (0.1, 0.01, 0.001)
-MUON = {"matrices": (0.001, 0.0001), "vectors": (0.1, 0.01)}
+MUON = {"matrix_lr": (0.001, 0.0001), "vector_lr": (0.1, 0.01)}
 
 
 def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[float, float]) -> dict[str, Grid]:
@@ -78,7 +78,7 @@ GRIDS: dict[str, dict[str, Grid]] = {
     "fedmuon_bc": {"fedmuon_bc": Grid(MUON)},
     "fedmuon_ma": {
         "fedmuon_ma": Grid(
-            {"matrices": (0.001, 0.002, 0.005, 0.01, 0.05), "weight_decay": (1e-4, 0.001, 0.01, 0.05, 0.1, 0.2)}
+            {"matrix_lr": (0.001, 0.002, 0.005, 0.01, 0.05), "weight_decay": (1e-4, 0.001, 0.01, 0.05, 0.1, 0.2)}
         )
     },
     "fedprox": {"feddua": Grid({"mu": (0.001, 0.01, 0.1, 1.0), "rule.lr": decades(-2, 0)}, "sgd", IMAGES)},

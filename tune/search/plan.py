@@ -25,9 +25,9 @@ class Search(Section):
     `last` evaluated rounds. `sampler`: who proposes; auto: every point once where all ranges are grids, else tpe.
     `trials`: how many, all points of a grid unless given. `pruner`: asha or median end trials that lag behind, from
     round `grace` on; asha lets the best 1 in `reduction` pass each rung. `concurrent`: trials at once, auto: as many as
-    fit. `hosts`: worker processes of a trial, 0: it runs in its own process alone. `storage`: Optuna's, auto: a SQLite
-    file in the search's folder. `study`: its name there. `start`: points to try first, {key: value}. `keep_models`:
-    leave every trial's final model in its folder."""
+    fit. `workers`: worker processes of a trial, 0: it runs in its own process alone. `storage`: Optuna's, auto: a
+    SQLite file in the search's folder. `study`: its name there. `start`: points to try first, {key: value}.
+    `keep_models`: leave every trial's final model in its folder."""
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
     last: int = Field(default=1, ge=1)
@@ -38,7 +38,7 @@ class Search(Section):
     grace: int = Field(default=1, ge=1)
     reduction: int = Field(default=3, ge=2)
     concurrent: int | Literal["auto"] = "auto"
-    hosts: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0)
     storage: str = "auto"
     study: str = ""
     start: tuple[dict[str, Any], ...] = ()
@@ -120,6 +120,8 @@ def settings(given: Any) -> Search:
 
 def sentence(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int")))
+    if key == "hosts":
+        return f"search.hosts is called search.workers now, got {error['input']!r}; write search.workers"
     if error["type"] == "extra_forbidden":
         return f"search.{key} is not a key; {nearest(key, Search.model_fields)}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)

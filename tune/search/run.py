@@ -241,7 +241,7 @@ def load(folder: Path) -> Plan:
     return plan(parse(read(path), str(path)))
 
 
-FREE = ("trials", "concurrent", "hosts", "keep_models")
+FREE = ("trials", "concurrent", "workers", "keep_models")
 """Settings that may change when a search is resumed."""
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a run that has several: on each a keeper of its rows and some hosts; rows that are brought to them."""
+"""The nodes of a run that has several: on each a keeper of its rows and some workers; rows that are brought to them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Site:
     place: StateLayout
     keeper: Any
     alive: bool = True
-    died: int = 0  # hosts in a row that died there as they started
-    unfit: str = ""  # why no further host is started there
+    died: int = 0  # workers in a row that died there as they started
+    unfit: str = ""  # why no further worker is started there
 
 
 class Given(NamedTuple):
-    """What a host has been given: references to its news and to the sums, and the task."""
+    """What a worker has been given: references to its news and to the sums, and the task."""
 
     news: Any
     sums: Any
@@ -55,7 +55,7 @@ class Given(NamedTuple):
 
 @dataclass
 class Seat:
-    """A host; `calls`: what it has been given, in order."""
+    """A worker; `calls`: what it has been given, in order."""
 
     number: int
     site: Site
@@ -72,11 +72,11 @@ class Seat:
 
     @property
     def name(self) -> str:
-        return f"host {self.number} on node {self.site.name}"
+        return f"worker {self.number} on node {self.site.name}"
 
 
 class Sites:
-    """`seats` are hosts that work, `coming` those that start. tell: is told what a log should have."""
+    """`seats` are workers that work, `coming` those that start. tell: is told what a log should have."""
 
     def __init__(self, job: RunSpec, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
         self.job, self.data, self.table, self.tell = job, data, table, tell
@@ -89,7 +89,7 @@ class Sites:
         self.pace = np.zeros((len(self.groups), 2))  # steps, seconds
         self.made = 0
         self.moved = 0  # rows, since somebody asked
-        self.last = ""  # why the last host was given up
+        self.last = ""  # why the last worker was given up
 
     def site(self, node: Node) -> Site:
         """The node as one of the run's; the first is the driver's."""
@@ -97,7 +97,7 @@ class Sites:
         if known is not None:
             return known
         number, place = self.where.add(), self.table.place
-        mine = number != DRIVER or not place.folder  # where clients keep nothing, there are hosts' stacks to keep
+        mine = number != DRIVER or not place.folder  # where clients keep nothing, there are workers' stacks to keep
         if mine:
             parent = self.job.experiment.engine.store or tempfile.gettempdir()
             folder = Path(parent) / f"fedfleet-{self.job.run_id}-{node.id[:12]}"
@@ -114,9 +114,9 @@ class Sites:
         where = on(site.id) if bundle is None or self.room is None else self.room.of(bundle)
         actor: Any = ray.remote(**options, scheduling_strategy=where)(FarHost)
         job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
-        made = site.keeper.ready.remote()  # the files are there before the host opens them
-        host = actor.remote(job, *self.data, site.place, number, made)
-        return Seat(number, site, group, host, host.ready.remote(), bundle)
+        made = site.keeper.ready.remote()  # the files are there before the worker opens them
+        worker = actor.remote(job, *self.data, site.place, number, made)
+        return Seat(number, site, group, worker, worker.ready.remote(), bundle)
 
     def timed(self, seat: Seat, facts: dict[str, float]) -> None:
         """A task's: where there are several groups, how quick each is."""
@@ -133,7 +133,7 @@ class Sites:
             seat.speed = known[self.groups.index(seat.group)] or max(known) or 1.0
 
     def arrive(self) -> int:
-        """Hosts that have started get work; how many died on the way."""
+        """Workers that have started get work; how many died on the way."""
         failed, still = 0, []
         for seat in self.coming:
             if not ray.wait([seat.ready], timeout=0)[0]:
@@ -159,7 +159,7 @@ class Sites:
             self.tell(f"{seat.name} died as it started: {cause}")
             if site.died < STARTS:
                 return
-            cause = f"{STARTS} hosts in a row died as they started, the last: {cause}"
+            cause = f"{STARTS} workers in a row died as they started, the last: {cause}"
         self.retire(seat, cause)
 
     def retire(self, seat: Seat, cause: str) -> None:
@@ -168,7 +168,7 @@ class Sites:
         self.tell(f"{seat.name} is given up, it cannot run clients: {cause}")
 
     def grow(self, nodes: Sequence[Node]) -> None:
-        """Start what is wanting: hosts for nodes that joined, and for those that were lost."""
+        """Start what is wanting: workers for nodes that joined, and for those that were lost."""
         unfit = {site.id for site in self.sites if site.alive and site.unfit}
         nodes = [node for node in nodes if node.id not in unfit]
         missing = wanted(self.job.experiment.engine, nodes)
@@ -181,7 +181,7 @@ class Sites:
         for spot in placed(missing, [node for node in cluster(free=True) if node.id not in unfit])[0]:
             site = self.site(next(node for node in nodes if node.id == spot.node))
             self.coming.append(self.seat(site, spot.group))
-            self.tell(f"a host starts on node {site.name}")
+            self.tell(f"a worker starts on node {site.name}")
 
     # --- rows ---------------------------------------------------------------------------------------------------------
     def bring(self, task: Any, site: Site) -> list[Any]:

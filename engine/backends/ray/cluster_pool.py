@@ -1,4 +1,4 @@
-"""A run's hosts on several nodes: the driver calls each, brings rows to where they are read, and outlives nodes.
+"""A run's workers on several nodes: the driver calls each, brings rows to where they are read, and outlives nodes.
 
 A node that is lost costs the tasks under way on it, and those of the round whose fresh rows went with it, another run
 elsewhere. Rows that were committed there are on the driver's node too if a checkpoint names them; if some are not,
@@ -56,7 +56,7 @@ class Spread:
         table.brought = lambda rows: self.where.wrote(DRIVER, rows)
 
     def open(self, room: Room) -> None:
-        """Start the first hosts, and wait for them."""
+        """Start the first workers, and wait for them."""
         nodes, sites = {node.id: node for node in cluster()}, self.sites
         sites.site(next(iter(nodes.values())))
         sites.room = room
@@ -73,18 +73,18 @@ class Spread:
                     self._grow()
                 if sites.coming and time.monotonic() > end:
                     raise NoRoom(
-                        f"engine.hosts: {len(sites.coming)} hosts have not started within {limit:g} s, the first is "
-                        f"{sites.coming[0].name}; look at `ray status` on the cluster's head, or raise engine.wait"
+                        f"engine.workers: {len(sites.coming)} workers have not started within {limit:g} s, the first "
+                        f"is {sites.coming[0].name}; look at `ray status` on the cluster's head, or raise engine.wait"
                     )
             if not sites.seats:
-                raise WorkersLost(f"no host is left that can run clients, the last: {sites.last}")
+                raise WorkersLost(f"no worker is left that can run clients, the last: {sites.last}")
         except BaseException:
             sites.close()
             raise
-        self.tell(f"{len(sites.seats)} hosts on {len({seat.site.id for seat in sites.seats})} nodes")
+        self.tell(f"{len(sites.seats)} workers on {len({seat.site.id for seat in sites.seats})} nodes")
 
     def _grow(self) -> None:
-        """Hosts for nodes that joined, and for those that were lost."""
+        """Workers for nodes that joined, and for those that were lost."""
         nodes = cluster()
         for site in self.sites.sites:
             if site.alive and site.id not in {node.id for node in nodes}:
@@ -148,7 +148,7 @@ class Spread:
             self._grow()
             if not self.sites.coming:
                 last = f", the last: {self.sites.last}" if self.sites.last else ""
-                raise WorkersLost(f"no host is left, and no node has room for another{last}")
+                raise WorkersLost(f"no worker is left, and no node has room for another{last}")
             return
         ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
         self.check()
@@ -206,7 +206,7 @@ class Spread:
 
     # --- what is lost -------------------------------------------------------------------------------------------------
     def _lost(self, seat: Seat, why: Failure) -> None:
-        """A host is gone: blame the task that it was at, unless its whole node is gone."""
+        """A worker is gone: blame the task that it was at, unless its whole node is gone."""
         if not answers(seat.site):
             self._lost_node(seat.site)
             return
@@ -228,10 +228,10 @@ class Spread:
     def _died(self, count: int, cause: str) -> None:
         self.deaths += count
         if self.deaths > DEATHS:
-            raise WorkersLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
+            raise WorkersLost(f"{self.deaths} workers died in a row without finishing a task, the last: {cause}")
 
     def _leave(self, seat: Seat) -> list[Given]:
-        """The host is no more; what it had been given."""
+        """The worker is no more; what it had been given."""
         ray.kill(seat.actor)
         if seat in self.sites.seats:
             self.sites.seats.remove(seat)
@@ -265,7 +265,7 @@ class Spread:
             raise RowsLost(f"the states of {len(lost)} clients were lost with node {site.name}")
 
     def _forget(self) -> None:
-        """Let the round go: hosts finish what they have been given, and nobody listens."""
+        """Let the round go: workers finish what they have been given, and nobody listens."""
         self.desk.forget()
         self.phase.clear()
         for seat in self.sites.seats:
@@ -277,7 +277,7 @@ class Spread:
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
-        """Nodes with hosts; bytes of states that were copied between nodes to be read (not for checkpoints); results
+        """Nodes with workers; bytes of states that were copied between nodes to be read (not for checkpoints); results
         on other nodes, sums that came from there, and their bytes."""
         moved, self.sites.moved = self.sites.moved, 0
         nodes = {seat.site.number for seat in self.sites.seats}

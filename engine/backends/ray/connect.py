@@ -46,7 +46,7 @@ def start_ray(job: RunSpec) -> bool:
         if not engine.address:
             _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": gpus_or_cpus(engine, "gpus")})
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # hosts are the work, not a background to it
+        os.environ.setdefault("RAY_worker_niceness", "0")  # workers are the work, not a background to it
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls that nobody looks at
         with same_sigterm():
             if engine.address:
@@ -217,27 +217,27 @@ def _fits(engine: Engine, have: Mapping[str, float]) -> None:
         asked, granted = gpus_or_cpus(engine, key), have.get(resource, 0.0)
         if asked <= granted + 1e-9:
             continue
-        if isinstance(engine.hosts, tuple):
+        if isinstance(engine.workers, tuple):
             raise ConfigError(
-                f"engine.hosts: the groups take {asked:g} {resource} together, there are {granted:g}; lower a count or "
-                f"{key} (fractions are allowed)"
+                f"engine.workers: the groups take {asked:g} {resource} together, there are {granted:g}; lower a "
+                f"count or {key} (fractions are allowed)"
             )
         raise ConfigError(
-            f"engine.hosts x engine.{key} <= {granted:g} must hold, got {engine.count_hosts()} x "
-            f"{getattr(engine, key):g}; lower engine.hosts or engine.{key} (fractions are allowed)"
+            f"engine.workers x engine.{key} <= {granted:g} must hold, got {engine.count_workers()} x "
+            f"{getattr(engine, key):g}; lower engine.workers or engine.{key} (fractions are allowed)"
         )
 
 
 def gpus_or_cpus(engine: Engine, key: str) -> float:
-    """What all hosts take together; auto takes what there is."""
-    if engine.hosts == "auto" and engine.address:
+    """What all workers take together; auto takes what there is."""
+    if engine.workers == "auto" and engine.address:
         return 0.0
     return sum(group.count * getattr(group, key) for group in engine.groups())
 
 
 def here() -> Any:
     """On this node, for files and boards are its own: in the placement group that this process is in, whose bundles
-    are its hosts' processors (a trial of a search), else anywhere on the node."""
+    are its workers' processors (a trial of a search), else anywhere on the node."""
     group = get_current_placement_group()
     if group is not None:
         return PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)

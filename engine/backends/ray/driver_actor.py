@@ -79,15 +79,15 @@ class DriverProcess:
             driver.close()
 
     def _fleet(self, data: list[Any], setup: DataSummary, table: Table, tell: Callable[[str], None]) -> Fleet:
-        """Alike hosts on this node, where they all fit, pull their tasks; else the driver hands them out. On a cluster
-        that was there before they take their room at once (a trial of a search has its own)."""
+        """Alike workers on this node, where they all fit, pull their tasks; else the driver hands them out. On a
+        cluster that was there before they take their room at once (a trial of a search has its own)."""
         engine, calls = self.job.experiment.engine, (self._check, tell)
         alike = len(engine.groups()) == 1
         if (alike and not engine.address) or get_current_placement_group() is not None:
             return RayFleet(self.job, data, table.place, calls)
         room = take(engine, self._check, self.news.tell)  # at once: no round is near
         mine = ray.get_runtime_context().get_node_id()
-        if alike and engine.hosts != "auto" and all(spot.node == mine for spot in room.spots):
+        if alike and engine.workers != "auto" and all(spot.node == mine for spot in room.spots):
             return RayFleet(self.job, data, table.place, calls, room)
         fleet = Spread(self.job, data, table, calls, steps_of(setup.parts.sizes, self.job.experiment.federation.local))
         fleet.open(room)
@@ -119,7 +119,7 @@ class DriverProcess:
 
 
 def lacking_kernels(job: RunSpec, check: Callable[[], None]) -> Iterator[str]:
-    """Why nodes of the cluster that could have hosts of the run cannot have kernels of our own, a sentence each. They
+    """Why nodes of the cluster that could have workers of the run cannot have kernels of our own, a sentence each. They
     build them now, all at once, if need be; one that does not answer in time has none."""
     groups = job.experiment.engine.groups()
     asked: dict[Any, str] = {}

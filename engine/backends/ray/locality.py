@@ -1,7 +1,7 @@
 """Which nodes hold which rows, and who gets which task next. No Ray here: benchmarks/schedule.py drives it, too.
 
 A row has one number everywhere, and each node's files have room for all of them (they are sparse). So a row that moves
-is copied to the same place in another node's file, and the driver's table, the hosts and the checkpoints know nothing
+is copied to the same place in another node's file, and the driver's table, the workers and the checkpoints know nothing
 of nodes. A row's home is wherever a copy is: on the node that wrote it, and on those that it was copied to since.
 """
 
@@ -18,11 +18,11 @@ from ...reduction.tree import TreeNode, TreeShape
 from .task_splitting import Piece, key, place_of
 
 AHEAD = 2
-"""Calls that a host has at a time while there are many tasks: it need not wait for the driver in between."""
+"""Calls that a worker has at a time while there are many tasks: it need not wait for the driver in between."""
 ALIKE = 0.9
 """Share of the longest task's steps from which on another may go before it: one that waits is late at the end."""
 SMALL = 1 / 8
-"""Share of a host's work in a phase: with so much left to do it is given its next task, and need not wait for it."""
+"""Share of a worker's work in a phase: with so much left to do it is given its next task, and need not wait for it."""
 MOST_NODES = 256
 SEVERAL = -1
 DRIVER = 0
@@ -89,7 +89,7 @@ def steps_in(task: Any, steps: np.ndarray | None) -> int:
 class Desk:
     """Hands out tasks, the longest first, as they were put. Among the next few that are nearly as long, a node gets the
     one that spares the most bytes: rows that it has, and sums of neighbours that it can add up by itself. So blocks go
-    home first, and where a node is behind, others take its blocks, rows and all. The quickest hosts choose first;
+    home first, and where a node is behind, others take its blocks, rows and all. The quickest workers choose first;
     slower ones take nothing that would keep the others waiting at the end."""
 
     def __init__(self, where: Whereabouts, steps: np.ndarray | None = None) -> None:
@@ -118,7 +118,7 @@ class Desk:
         self.left += steps
 
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
-        """For a host on a node that is free; among: the next so many, of those nearly as long as the longest; most:
+        """For a worker on a node that is free; among: the next so many, of those nearly as long as the longest; most:
         steps that it may have. None: none has."""
         few = list(islice((i for i, each in enumerate(self.waiting) if each.steps <= most), among))
         if not few:
@@ -144,7 +144,7 @@ class Desk:
         return held * self.row_bytes + share * self.sum_bytes
 
     def hand_out(self, seats: Sequence[Any], give: Callable[[Any, Any], None]) -> None:
-        """seats: hosts with a `node`, a `speed` and `calls`, what they have been given and not returned;
+        """seats: workers with a `node`, a `speed` and `calls`, what they have been given and not returned;
         give(seat, task)."""
         ordered = sorted(seats, key=lambda seat: -seat.speed)
         if not ordered:
@@ -162,7 +162,7 @@ class Desk:
                         give(seat, task)
 
     def _left(self, seats: Sequence[Any]) -> float:
-        """Until the phase would end, if all hosts ended together: steps over speed."""
+        """Until the phase would end, if all workers ended together: steps over speed."""
         left = self.left + sum(map(self._given, seats))
         return left / sum(seat.speed for seat in seats)
 

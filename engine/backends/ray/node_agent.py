@@ -1,7 +1,7 @@
-"""What runs on a node of its own: the keeper of its rows, and hosts that are called from afar.
+"""What runs on a node of its own: the keeper of its rows, and workers that are called from afar.
 
-Hosts of the driver's node pull their tasks from a board in shared memory (hosts.py). Where a run has several nodes, the
-driver calls each host, and Ray carries what is broadcast once to each node, and a task's sums back.
+Workers of the driver's node pull their tasks from a board in shared memory (workers.py). Where a run has several nodes,
+the driver calls each worker, and Ray carries what is broadcast once to each node, and a task's sums back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .worker_process import built
 INLINE = 100 * 1024
 """Bytes of a result that Ray sends along with its news at once (its max_direct_call_object_size)."""
 UNMOVED = "its clients' states could not be brought"
-"""Beginning of the cause of a task that lacked its rows: no fault of its own, nor of its host."""
+"""Beginning of the cause of a task that lacked its rows: no fault of its own, nor of its worker."""
 
 
 class Keeper:
@@ -70,7 +70,7 @@ class Keeper:
         return add_leaves(left, right)
 
     def stack(self, number: int) -> str:
-        """What a host that hung was doing; "" for one that did not."""
+        """What a worker that hung was doing; "" for one that did not."""
         path = stack_file(self.place, number)
         return path.read_text(errors="replace") if path.is_file() else ""
 
@@ -84,8 +84,8 @@ def stack_file(place: StateLayout, number: int) -> Path:
 
 
 class FarHost(Worker):
-    """A host that is called, one task at a time. Nobody can look at it from another node, so it looks after itself: if
-    no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
+    """A worker that is called, one task at a time. Nobody can look at it from another node, so it looks after itself:
+    if no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
 
     def __init__(
         self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout, number: int, made: str
@@ -119,7 +119,7 @@ class FarHost(Worker):
     ) -> tuple[TaskResult | Failure, Leaves]:
         """(the task's Sums or a Failure, its leaves): large leaves stay on this node until somebody asks for them.
         moved: references that are there once the rows that it reads are on this node."""
-        where = f"host {self.number}, process {os.getpid()}"
+        where = f"worker {self.number}, process {os.getpid()}"
         try:
             ray.get(moved)
         except RayError as error:

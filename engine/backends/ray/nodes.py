@@ -1,4 +1,4 @@
-"""Which hosts go to which node."""
+"""Which workers go to which node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Node(NamedTuple):
     labels: dict[str, str]
 
     def fits(self, group: WorkerGroup) -> int:
-        """How many of its hosts the node has room for."""
+        """How many of its workers the node has room for."""
         if any(self.labels.get(key) != value for key, value in group.labels.items()):
             return 0
         return min(int(self.room.get(name, 0.0) / amount + 1e-9) for name, amount in group.needs().items() if amount)
 
 
 class Spot(NamedTuple):
-    """Of a host: its node and its group."""
+    """Of a worker: its node and its group."""
 
     node: str
     group: WorkerGroup
@@ -55,22 +55,22 @@ def cluster(free: bool = False) -> list[Node]:
 
 
 def wanted(engine: Engine, nodes: Sequence[Node]) -> list[WorkerGroup]:
-    """A group a host. `auto` on a cluster that was there before: as many as all nodes have room for."""
-    if engine.hosts != "auto" or not engine.address:
+    """A group a worker. `auto` on a cluster that was there before: as many as all nodes have room for."""
+    if engine.workers != "auto" or not engine.address:
         return [group for group in engine.groups() for _ in range(group.count)]
     one = WorkerGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
     return [one] * sum(node.fits(one) for node in nodes)
 
 
 def placed(
-    hosts: Iterable[WorkerGroup], nodes: Sequence[Node], spread: bool = False
+    workers: Iterable[WorkerGroup], nodes: Sequence[Node], spread: bool = False
 ) -> tuple[list[Spot], list[WorkerGroup]]:
     """(where they go, those that there is no room for): the first nodes are filled first, so that few are used; else
     each goes where the fewest are."""
     room = [node._replace(room=dict(node.room)) for node in nodes]
     spots: list[Spot] = []
     left: list[WorkerGroup] = []
-    for group in hosts:
+    for group in workers:
         fitting = [node for node in room if node.fits(group)]
         if spread:
             fitting.sort(key=lambda node: sum(spot.node == node.id for spot in spots))
@@ -85,23 +85,23 @@ def placed(
 
 
 def planned(engine: Engine) -> list[Spot]:
-    """Where a run's hosts go: on the driver's node if it has room for all (unless they are to be spread), else wherever
-    something is free, else where they will have to wait for it. ConfigError for a host that fits nowhere."""
+    """Where a run's workers go: on the driver's node if it has room for all (unless they are to be spread), else
+    wherever something is free, else where they will have to wait for it. ConfigError for a worker that fits nowhere."""
     nodes = cluster()
-    hosts = wanted(engine, nodes)
-    if not hosts:
-        raise ConfigError(f"engine.hosts=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a host")
+    workers = wanted(engine, nodes)
+    if not workers:
+        raise ConfigError(f"engine.workers=auto: no node has {engine.cpus:g} CPU and {engine.gpus:g} GPU for a worker")
     spread = engine.placement == "spread"
-    spots, left = placed(hosts, [] if spread else nodes[:1])
+    spots, left = placed(workers, [] if spread else nodes[:1])
     if left:
-        spots, left = placed(hosts, cluster(free=True), spread)
+        spots, left = placed(workers, cluster(free=True), spread)
     if left:
-        spots, left = placed(hosts, nodes, spread)
+        spots, left = placed(workers, nodes, spread)
     if left:
         need = ", ".join(f"{amount:g} {name}" for name, amount in left[0].needs().items())
         labels = "".join(f", label {key}={value}" for key, value in left[0].labels.items())
         raise ConfigError(
-            f"engine.hosts: {len(left)} of {len(hosts)} hosts fit on no node, one needs {need}{labels}; lower "
-            "engine.hosts, engine.cpus or engine.gpus (fractions are allowed)"
+            f"engine.workers: {len(left)} of {len(workers)} workers fit on no node, one needs {need}{labels}; lower "
+            "engine.workers, engine.cpus or engine.gpus (fractions are allowed)"
         )
     return spots

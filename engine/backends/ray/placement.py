@@ -1,6 +1,6 @@
-"""All that a run's hosts take of a cluster, at once or not at all: a placement group with a bundle a host.
+"""All that a run's workers take of a cluster, at once or not at all: a placement group with a bundle a worker.
 
-Two runs that start together could otherwise have half of their hosts each, and wait for each other.
+Two runs that start together could otherwise have half of their workers each, and wait for each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODE = "ray.io/node-id"
 
 
 class Room:
-    """`spots`: where each host goes."""
+    """`spots`: where each worker goes."""
 
     def __init__(self, spots: list[Spot]) -> None:
         self.spots = spots
@@ -34,7 +34,7 @@ class Room:
         return bool(ray.wait([self.group.ready()], timeout=seconds)[0])
 
     def of(self, bundle: int) -> Any:
-        """Where an actor goes that is this host."""
+        """Where an actor goes that is this worker."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
     def leave(self) -> None:
@@ -54,16 +54,16 @@ def take(engine: Engine, check: Callable[[], None], tell: Callable[[str], None])
         check()
         if time.monotonic() >= end:
             raise NoRoom(
-                f"engine.hosts: no room for {len(room.spots)} hosts within {engine.wait:g} s (engine.wait); {told}; "
-                "lower engine.hosts, or wait for what others hold"
+                f"engine.workers: no room for {len(room.spots)} workers within {engine.wait:g} s (engine.wait); "
+                f"{told}; lower engine.workers, or wait for what others hold"
             )
         if not waits:
-            tell(f"waits for room for {len(room.spots)} hosts: {told}")
+            tell(f"waits for room for {len(room.spots)} workers: {told}")
         waits = True
 
 
 def lacking(spots: list[Spot]) -> str:
-    """What the hosts would take, and what is free, of what they take all nodes together."""
+    """What the workers would take, and what is free, of what they take all nodes together."""
     asked: dict[str, float] = {}
     for spot in spots:
         for name, amount in spot.group.needs().items():

@@ -1,6 +1,6 @@
-"""Memory that the driver and the hosts of its node share: what is broadcast, and the tasks' results.
+"""Memory that the driver and the workers of its node share: what is broadcast, and the tasks' results.
 
-Hosts pull tasks from it by themselves, so that a round costs a message a host and not two a task, and results of
+Workers pull tasks from it by themselves, so that a round costs a message a worker and not two a task, and results of
 megabytes cost a copy. (Through Ray's calls and its object store, tasks took 10 % of a round of LeNet clients on two
 cores.) The memory has no name in the file system and goes with the last process that has it open.
 
@@ -27,7 +27,7 @@ import numpy as np
 
 ALIGNED = 64  # bytes, a cache line
 FREE, DONE = 0, -1
-"""A slot's owner while nobody has claimed its task, and once its result is there; else the host's number + 1."""
+"""A slot's owner while nobody has claimed its task, and once its result is there; else the worker's number + 1."""
 
 
 class Spec(NamedTuple):
@@ -110,12 +110,12 @@ class Board:
         with self._locked():
             self.owners[list(slots)] = FREE
 
-    def claim(self, slots: Sequence[int], host: int) -> int | None:
+    def claim(self, slots: Sequence[int], worker: int) -> int | None:
         """The first of these slots that nobody has claimed, as its place among them."""
         with self._locked():
             for place, slot in enumerate(slots):
                 if self.owners[slot] == FREE:
-                    self.owners[slot] = host + 1
+                    self.owners[slot] = worker + 1
                     return place
             return None
 
@@ -129,7 +129,7 @@ class Board:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
 
     def claimed_by(self, slot: int) -> int:
-        """The number of the host that has claimed it and not finished; -1 for none."""
+        """The number of the worker that has claimed it and not finished; -1 for none."""
         return int(self.owners[slot]) - 1 if self.owners[slot] > 0 else -1
 
     def room(self, slot: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:

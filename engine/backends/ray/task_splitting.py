@@ -1,8 +1,8 @@
-"""Tasks cut finer, where there are more hosts than tasks for them.
+"""Tasks cut finer, where there are more workers than tasks for them.
 
-Tasks are cut by the configuration, never by hosts, and a task's blocks are added up in the order of a tree (`sums`):
-that is why the bits do not depend on hosts. So a branch of that tree may run anywhere by itself. It costs a message as
-long as the model for each piece instead of each task, and is done where hosts would be idle otherwise.
+Tasks are cut by the configuration, never by workers, and a task's blocks are added up in the order of a tree (`sums`):
+that is why the bits do not depend on workers. So a branch of that tree may run anywhere by itself. It costs a message
+as long as the model for each piece instead of each task, and is done where workers would be idle otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape, add_
 from ..base import Failure
 
 FINE = 16
-"""A task with more than 1/FINE of a host's share of the phase is cut into pieces of about so much."""
+"""A task with more than 1/FINE of a worker's share of the phase is cut into pieces of about so much."""
 
 
 class Piece(NamedTuple):
@@ -57,12 +57,12 @@ def place_of(task: Any, shape: TreeShape) -> TreeNode:
     return shape.inside(task.index, task.at) if isinstance(task, Piece) else shape.task(task.index)
 
 
-def cut(tasks: Sequence[Any], hosts: int, steps: np.ndarray) -> list[Any]:
-    """The tasks of a phase, those in pieces that are large for so many hosts. steps: (N,) of each client."""
+def cut(tasks: Sequence[Any], workers: int, steps: np.ndarray) -> list[Any]:
+    """The tasks of a phase, those in pieces that are large for so many workers. steps: (N,) of each client."""
     if not all(isinstance(task, TrainingTask) for task in tasks):
         return list(tasks)
     weights = [int(steps[task.task.clients].sum()) for task in tasks]
-    share = sum(weights) / max(1, hosts)
+    share = sum(weights) / max(1, workers)
     found: list[Any] = []
     for task, weight in zip(tasks, weights, strict=True):
         found += [task] if weight * FINE <= share else pieces(task, steps, share / FINE)

@@ -1,7 +1,7 @@
-"""How the driver wakes a host of its node and hears that it is done: a pipe each way.
+"""How the driver wakes a worker of its node and hears that it is done: a pipe each way.
 
-A call of Ray's a round and host had hosts wait 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md), a pipe 11 to 12. A
-host alone writes to its pipe, so that its end tells of its death.
+A call of Ray's a round and worker had workers wait 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md), a pipe 11 to 12. A
+worker alone writes to its pipe, so that its end tells of its death.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NUMBER = 8  # bytes
 
 
 class Ends(NamedTuple):
-    """How the host's process opens its ends."""
+    """How the worker's process opens its ends."""
 
     orders: str
     news: str
@@ -28,22 +28,22 @@ class Bell:
     def __init__(self) -> None:
         theirs, self.orders = os.pipe()
         self.news, done = os.pipe()
-        self.lent = [theirs, done]  # kept open until the host has opened them
+        self.lent = [theirs, done]  # kept open until the worker has opened them
         self.ends = Ends(*(f"/proc/{os.getpid()}/fd/{end}" for end in self.lent))
 
     def taken(self) -> None:
-        """The host has its ends: from now on they go with it."""
+        """The worker has its ends: from now on they go with it."""
         for end in self.lent:
             os.close(end)
         self.lent = []
 
     def ring(self, number: int) -> None:
-        """Tell the host a number, not 0. One that is dead is told nothing: `over` finds it."""
+        """Tell the worker a number, not 0. One that is dead is told nothing: `over` finds it."""
         with suppress(BrokenPipeError):
             os.write(self.orders, number.to_bytes(NUMBER, "little"))
 
     def answer(self) -> bool:
-        """Of a bell that `over` gave: whether the host is done; else it is dead."""
+        """Of a bell that `over` gave: whether the worker is done; else it is dead."""
         return bool(os.read(self.news, 1))
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Bell:
 
 
 def over(bells: Iterable[Bell], seconds: float) -> set[Bell]:
-    """Those whose host is done or dead, as soon as there is one, else none after `seconds`."""
+    """Those whose worker is done or dead, as soon as there is one, else none after `seconds`."""
     waiting, asked = {bell.news: bell for bell in bells}, select.poll()
     for handle in waiting:
         asked.register(handle, select.POLLIN)
@@ -61,7 +61,7 @@ def over(bells: Iterable[Bell], seconds: float) -> set[Bell]:
 
 
 class Heard:
-    """The host's side."""
+    """The worker's side."""
 
     def __init__(self, ends: Ends) -> None:
         self.orders, self.news = os.open(ends.orders, os.O_RDONLY), os.open(ends.news, os.O_WRONLY)

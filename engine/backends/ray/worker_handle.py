@@ -1,4 +1,4 @@
-"""A client host of the driver's node, as the driver holds it: an actor of Ray's, its bell, what tells of its life."""
+"""A client worker of the driver's node, as the driver holds it: an actor of Ray's, its bell, what tells of its life."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Seat(NamedTuple):
     @property
     def name(self) -> str:
         try:
-            return f"host {self.number}, process {ray.get(self.pid, timeout=0)}"
+            return f"worker {self.number}, process {ray.get(self.pid, timeout=0)}"
         except RayError:
-            return f"host {self.number}"
+            return f"worker {self.number}"
 
     def up(self, seconds: float) -> bool:
         """Whether it has started, `seconds` from now at most. RayError: it died of that."""
@@ -48,7 +48,7 @@ class Seat(NamedTuple):
         return True
 
     def told(self) -> str:
-        """Its stack: what the host is doing, by its own account; Python need not be running for it."""
+        """Its stack: what the worker is doing, by its own account; Python need not be running for it."""
         try:
             os.kill(ray.get(self.pid, timeout=1), signal.SIGUSR1)
         except (OSError, RayError):
@@ -60,7 +60,7 @@ class Seat(NamedTuple):
         return os.pread(self.stack, max(size, 0), 0).decode(errors="replace") or "(it does not answer)"
 
     def kill(self) -> None:
-        """Gone when this returns, or as good as: a host that writes on could spoil a later task."""
+        """Gone when this returns, or as good as: a worker that writes on could spoil a later task."""
         try:
             os.kill(ray.get(self.pid, timeout=1), signal.SIGKILL)
         except (OSError, RayError):
@@ -83,8 +83,8 @@ def why_unfit(error: Exception) -> str:
 def death(error: Exception, job: RunSpec) -> Failure:
     """A task's failure by its worker's death, as Ray tells it; with what to change where memory may be the reason."""
     if isinstance(error, OutOfMemoryError):
-        return Failure("the host died: Ray ended it, for its machine's memory ran out", "", kind="memory")
-    cause = f"the host died: {type(error).__name__}"
+        return Failure("the worker died: Ray ended it, for its machine's memory ran out", "", kind="memory")
+    cause = f"the worker died: {type(error).__name__}"
     if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
         cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy(job)})"
     return Failure(cause, "")

@@ -1,4 +1,4 @@
-"""Client hosts as Ray actors: they pull tasks, are watched, and replaced when they die or hang."""
+"""Client workers as Ray actors: they pull tasks, are watched, and replaced when they die or hang."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from .worker_handle import Seat, death, death_at_start, why_unfit
 from .worker_process import HostProcess, Order, Signs, board_sizes, slot_of
 
 LOOK_SECONDS = 0.5
-"""How often hosts are looked at while nothing comes."""
+"""How often workers are looked at while nothing comes."""
 DEATHS = 20
-"""Hosts lost in a row, with no task done in between, before the run is given up."""
+"""Workers lost in a row, with no task done in between, before the run is given up."""
 STARTS = 3
 """Processes that may die in a row as they start in one worker's place, before that worker is given up."""
 START_SECONDS = 120.0
@@ -89,7 +89,7 @@ class RayFleet:
         return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle, tries)
 
     def _started(self, seat: Seat) -> None:
-        """Wait for a first host; some may die on the way, and it may be given up."""
+        """Wait for a first worker; some may die on the way, and it may be given up."""
         limit = self.job.experiment.engine.wait + start_seconds(self.job)
         end = time.monotonic() + limit
         while True:
@@ -105,8 +105,8 @@ class RayFleet:
             if time.monotonic() > end:
                 needs = ", ".join(f"{amount:g} {name}" for name, amount in seat.group.needs().items())
                 raise NoRoom(
-                    f"engine.hosts: host {seat.number} has not started within {limit:g} s, it waits for {needs} or for "
-                    "its process; lower engine.hosts, or raise engine.wait"
+                    f"engine.workers: worker {seat.number} has not started within {limit:g} s, it waits for {needs} "
+                    "or for its process; lower engine.workers, or raise engine.wait"
                 )
 
     def _died_starting(self, seat: Seat, error: RayError) -> Seat | None:
@@ -115,13 +115,13 @@ class RayFleet:
         cause = why_unfit(error)
         if not cause:
             cause = death_at_start(error, self.job)
-            self.tell(f"host {seat.number} died as it started: {cause}")
+            self.tell(f"worker {seat.number} died as it started: {cause}")
             if seat.tries + 1 < STARTS:
                 seat.leave()
                 another = self._seat(seat.group, seat.bundle, seat.tries + 1)
                 self.seats[self.seats.index(seat)] = another
                 return another
-            cause = f"{STARTS} hosts in a row died as they started, the last: {cause}"
+            cause = f"{STARTS} workers in a row died as they started, the last: {cause}"
         self._retire(seat, cause)
         return None
 
@@ -132,7 +132,7 @@ class RayFleet:
         self.seats.remove(seat)
         seat.leave()
         if not self.seats:
-            raise WorkersLost(f"no host is left that can run clients, the last: {cause}")
+            raise WorkersLost(f"no worker is left that can run clients, the last: {cause}")
 
     def start(self, call: Call, shared: Broadcast) -> None:
         self.call: Call = call
@@ -143,7 +143,7 @@ class RayFleet:
         self.waiting.append(task)
 
     def go(self) -> None:
-        while self.working:  # hosts that had the last results of the phase before: about to say that they are done
+        while self.working:  # workers that had the last results of the phase before: about to say that they are done
             self._listen()
         self._begin()
 
@@ -155,18 +155,18 @@ class RayFleet:
         return self.over.popleft()
 
     def _listen(self) -> None:
-        """Wait for hosts that are done or gone, for a while; take what results there are."""
+        """Wait for workers that are done or gone, for a while; take what results there are."""
         ready = over(self.working, LOOK_SECONDS)
         self.check()
         for bell in ready:
-            if bell in self.working:  # else its host was given up meanwhile
+            if bell in self.working:  # else its worker was given up meanwhile
                 self._returned(bell)
         if not ready:
             self._look()
         self._gather()
 
     def _begin(self) -> None:
-        """Have all hosts work on what waits."""
+        """Have all workers work on what waits."""
         taken, later = {slot_of(task) for task in self.batch}, []
         while self.waiting and len(self.batch) < MOST:
             task = self.waiting.popleft()
@@ -203,11 +203,11 @@ class RayFleet:
             self.over.append((task, reply if isinstance(reply, Failure) else reply._replace(leaves=leaves)))
         self.batch = left
         for reply in unfit:
-            for seat in [seat for seat in self.seats if seat.number == reply.host]:
+            for seat in [seat for seat in self.seats if seat.number == reply.worker]:
                 self._retire(seat, reply.cause)
 
     def _returned(self, bell: Bell) -> None:
-        """A host has found nothing more to do, or is gone."""
+        """A worker has found nothing more to do, or is gone."""
         seat = self.working.pop(bell)
         if bell.answer():
             return
@@ -220,11 +220,11 @@ class RayFleet:
             self._lost(seat, death(error, self.job))
 
     def _lost(self, seat: Seat, why: Failure) -> None:
-        """Replace a host; blame the task that it had claimed."""
+        """Replace a worker; blame the task that it had claimed."""
         where, cause = seat.name, why.cause
         self.deaths += 1
         if self.deaths > DEATHS:
-            raise WorkersLost(f"{self.deaths} hosts died in a row without finishing a task, the last: {cause}")
+            raise WorkersLost(f"{self.deaths} workers died in a row without finishing a task, the last: {cause}")
         self.tell(f"{where}: {cause}; another one starts")
         seat.leave()
         another = self._seat(seat.group, seat.bundle)
@@ -236,7 +236,7 @@ class RayFleet:
         if self.batch:
             self._ring(another)
 
-    # --- hosts that hang --------------------------------------------------------------------------------------------
+    # --- workers that hang --------------------------------------------------------------------------------------------
     def _look(self) -> None:
         patience = self.job.experiment.engine.patience
         for seat in list(self.working.values()):

@@ -1,4 +1,4 @@
-"""A client host as a process of its own: pulls tasks from the board until none is left, and shows that it lives."""
+"""A client worker as a process of its own: pulls tasks from the board until none is left, and shows that it lives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .wakeup import Ends, Heard
 
 
 class Order(NamedTuple):
-    """What every host is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
+    """What every worker is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
 
     call: Call
     slots: list[int]
@@ -43,8 +43,8 @@ class Order(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """Of a host's life: its number, the file with the times of all hosts' last steps, the one for its stack; what wakes
-    it, and the file in which the order then is, as pickle gives it."""
+    """Of a worker's life: its number, the file with the times of all workers' last steps, the one for its stack; what
+    wakes it, and the file in which the order then is, as pickle gives it."""
 
     number: int
     beats: str
@@ -102,7 +102,7 @@ class HostProcess(Worker):
             try:
                 sums: TaskResult | Failure = getattr(self, order.call)(order.tasks[place], self.read)
             except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-                sums = failure(error, f"host {self.number}, process {os.getpid()}", self.number)
+                sums = failure(error, f"worker {self.number}, process {os.getpid()}", self.number)
             if isinstance(sums, Failure):
                 if sums.kind == "memory":
                     give_back()
