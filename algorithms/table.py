@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..workloads.entry import Entry
+
 
 class Recipe(NamedTuple):
     """A method: where its recipe is; its paper; trees kept per client; trees down and up; gradients per step. "ratio":
@@ -20,11 +22,6 @@ class Recipe(NamedTuple):
     down: str
     up: str
     gradients: str
-
-
-class Part(NamedTuple):
-    build: str
-    summary: str
 
 
 _HERE = "fedfleet.algorithms."
@@ -202,29 +199,29 @@ METHODS = {
 }
 
 RULES = {
-    "sgd": Part(_HERE + "rules:Sgd", "y - lr v"),
-    "momentum": Part(_HERE + "rules:Momentum", "heavy ball, Nesterov optional"),
-    "adam": Part(_HERE + "rules:Adam", "Adam with bias correction"),
-    "adamw": Part(_HERE + "rules:adamw", "Adam with decoupled weight decay"),
-    "muon": Part(_HERE + "muon:muon", "orthogonalised momentum on matrices, a rule of its own on vectors"),
-    "lmo": Part(_HERE + "muon:lmo", "step along a norm's ball: spectral, euclidean or max; no momentum"),
-    "normalised": Part(_HERE + "rules:Normalised", "y - lr v / |v|"),
-    "clip": Part(_HERE + "rules:Clip", "another rule on v clipped to a radius"),
-    "biclip": Part(_HERE + "biclip:BiClip", "v with magnitudes kept between two thresholds"),
-    "muon_adamw": Part(_HERE + "muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
+    "sgd": Entry(_HERE + "rules:Sgd", "y - lr v"),
+    "momentum": Entry(_HERE + "rules:Momentum", "heavy ball, Nesterov optional"),
+    "adam": Entry(_HERE + "rules:Adam", "Adam with bias correction"),
+    "adamw": Entry(_HERE + "rules:adamw", "Adam with decoupled weight decay"),
+    "muon": Entry(_HERE + "muon:muon", "orthogonalised momentum on matrices, a rule of its own on vectors"),
+    "lmo": Entry(_HERE + "muon:lmo", "step along a norm's ball: spectral, euclidean or max; no momentum"),
+    "normalised": Entry(_HERE + "rules:Normalised", "y - lr v / |v|"),
+    "clip": Entry(_HERE + "rules:Clip", "another rule on v clipped to a radius"),
+    "biclip": Entry(_HERE + "biclip:BiClip", "v with magnitudes kept between two thresholds"),
+    "muon_adamw": Entry(_HERE + "muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
 }
 
 COMPRESSIONS = {
-    "updates": Part(_HERE + "compression:updates", "factored changes of frozen weights, as in FedMUD"),
-    "factors": Part(_HERE + "compression:factors", "weights that are low-rank products, as in FedLMT"),
-    "hadamard": Part(_HERE + "compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"),
-    "decomposition": Part(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
-    "sparsification": Part(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
-    "binarisation": Part(_HERE + "fedbat:Binarisation", "one bit a weight, scales learned, as in FedBAT"),
+    "updates": Entry(_HERE + "compression:updates", "factored changes of frozen weights, as in FedMUD"),
+    "factors": Entry(_HERE + "compression:factors", "weights that are low-rank products, as in FedLMT"),
+    "hadamard": Entry(_HERE + "compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"),
+    "decomposition": Entry(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
+    "sparsification": Entry(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
+    "binarisation": Entry(_HERE + "fedbat:Binarisation", "one bit a weight, scales learned, as in FedBAT"),
 }
 
 BALLS = {
-    "newton_schulz": Part(_HERE + "muon:NewtonSchulz", "0 to 10 iterations, coefficients by scheme"),
-    "svd": Part(_HERE + "muon:Svd", "exact"),
-    "identity": Part(_HERE + "muon:Identity", "no orthogonalisation"),
+    "newton_schulz": Entry(_HERE + "muon:NewtonSchulz", "0 to 10 iterations, coefficients by scheme"),
+    "svd": Entry(_HERE + "muon:Svd", "exact"),
+    "identity": Entry(_HERE + "muon:Identity", "no orthogonalisation"),
 }

@@ -50,7 +50,7 @@ def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
         "processor": round(time.process_time() - processor, 2),
         "mib": round(peak()),
         "mib_before": round(before),
-        "rows": len(split.parts.rows),
+        "rows": len(split.client_index.rows),
     }
 
 

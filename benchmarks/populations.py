@@ -51,8 +51,8 @@ def job_of(clients: int, asked: argparse.Namespace) -> RunSpec:
 def play(job: RunSpec) -> Iterator[dict[str, float]]:
     """The records of a run whose driver is this process."""
     split = job.split()
-    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-    driver = Driver(job, DataSummary(split.parts, examples(split.test)))
+    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
+    driver = Driver(job, DataSummary(split.client_index, examples(split.test)))
     driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
     try:
         for told in driver.rounds():

@@ -37,7 +37,7 @@ from fedfleet.engine.reduction.tree import TaskResult
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 
 RECORDED = Path(__file__).parent / "block_times.json"
 CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes a second
@@ -71,18 +71,18 @@ def record(asked: argparse.Namespace) -> None:
     partition = {"name": "quantity", "beta": asked.beta}
     job = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = job.split(), job.start()
-    driver = Driver(job, DataSummary(split.parts, 1))
-    worker = Worker(job, Data.of(split.train, split.test, split.parts), driver.table.place, lambda: None)
+    driver = Driver(job, DataSummary(split.client_index, 1))
+    worker = Worker(job, Data.of(split.train, split.test, split.client_index), driver.table.place, lambda: None)
     everyone = np.arange(160)
     local = job.experiment.federation.local
-    sizes = split.parts.sizes_of(everyone)
+    sizes = split.client_index.sizes_of(everyone)
     read, write = driver.table.reserve(everyone)
     columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
     shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(driver.server.public)])
     times = []
     for task in plan_tasks(everyone, sizes, local, BLOCK):
         for work in whole_blocks(TrainingTask.of(task, (1, False), everyone, columns)):
-            steps = int(steps_of(split.parts.sizes_of(work.task.clients), local).max())
+            steps = int(steps_of(split.client_index.sizes_of(work.task.clients), local).max())
             times.append([steps, min(seconds_of(worker, work, shared) for _ in range(TIMES))])
     driver.table.remove()
     found = {"parameters": x.flat.numel(), "sizes": sizes.tolist(), "blocks": sorted(times)}
@@ -210,7 +210,7 @@ def simulate(asked: argparse.Namespace) -> None:
     recorded = json.loads(asked.times.read_text())
     draw = np.random.default_rng(asked.seed)
     sizes = draw.choice(np.array(recorded["sizes"]), asked.clients)
-    parts = Parts(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
+    parts = ClientIndex(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
     job = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked), "schedule")
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)

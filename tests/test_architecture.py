@@ -13,7 +13,7 @@ from fedfleet.algorithms.table import METHODS
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
-    "algorithms": (r"algorithms\b", r"workloads\.counted$"),
+    "algorithms": (r"algorithms\b", r"workloads\.(counted|entry)$"),
     "workloads": (r"workloads\b",),
     "engine": (r"engine\b", r"algorithms\.(contract|orthogonal|tree)$", r"workloads\.(base|counted)$"),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),

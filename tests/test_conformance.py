@@ -24,14 +24,14 @@ from fedfleet.algorithms.contract import Deferred, Plan
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts import tasks
-from fedfleet.engine.config.registry import Parts as Tables
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.runs.result import Result
-from fedfleet.workloads.base import Model, Partition, Parts
+from fedfleet.workloads.base import ClientIndex, Model, Partition
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Mlp
 from tests.algorithms.driver import run as play
@@ -75,9 +75,9 @@ class Hands(Partition):
 
     order: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         hands = np.split(np.arange(60), np.cumsum([3, 5, 8, 11, 14]))
-        return Parts.of([hands[i] for i in self.order])
+        return ClientIndex.of([hands[i] for i in self.order])
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def spec(method: str) -> dict[str, Any]:
 
 
 def made(method: str) -> Any:
-    return Tables().build("METHODS", spec(method), "method")
+    return Registry().build("METHODS", spec(method), "method")
 
 
 def by_rounds(method: str) -> bool:

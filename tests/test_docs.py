@@ -17,7 +17,7 @@ import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from fedfleet.engine.config.registry import Parts
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.tune.cli import main
 from fedfleet.tune.files import shipped
@@ -133,7 +133,7 @@ def test_script_gives_the_files_model(folder: Path, runs: dict[str, dict[str, An
 def test_the_pages_parts_shadow_nothing():
     """Reading on, a reader must not wonder which of two methods of one name a run used."""
     mine = {name for path in FILES if path.startswith("my_") and path.endswith(".py") for name in tables_of(path)}
-    built_in = {name for table in Parts().tables.values() for name in table}
+    built_in = {name for table in Registry().tables.values() for name in table}
     assert mine
     assert not mine & built_in
 
@@ -176,7 +176,7 @@ def test_readme_commands():
 
 
 def test_readme_names_what_exists():
-    tables = Parts().tables
+    tables = Registry().tables
     for header, table in (("method", "METHODS"), ("workload", "WORKLOADS"), ("rule", "RULES")):
         names = {row[0] for row in rows(header)}
         assert names

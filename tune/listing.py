@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.config.registry import Parts, find_plugin, summary
+from ..engine.config.registry import Registry, find_plugin, summary
 
 COSTS = ("paper", "state", "down", "up", "gradients")
 HEADS = ("name", "what it is", "paper", "state/client", "down", "up", "gradients/step")
@@ -15,7 +15,7 @@ def listing(kind: str, table: str, plugins: tuple[str, ...] = ()) -> str:
 
         shipped = experiments if kind == "experiments" else studies
         return columns([("name", "first line"), *((n, headline(p.read_text())) for n, p in shipped().items())])
-    entries = Parts(find_plugin(name) for name in plugins).tables[table]
+    entries = Registry(find_plugin(name) for name in plugins).tables[table]
     if kind == "methods":
         rows = [(n, summary(e), *(str(getattr(e, c, "?")) for c in COSTS)) for n, e in entries.items()]
         note = "state, down, up: trees of the model's size, per client and round"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ..engine.config.registry import Parts, resolve, signature, summary
+from ..engine.config.registry import Registry, resolve, signature, summary
 from . import measured
 
 COMMON = {
@@ -46,7 +46,7 @@ has the equations, what is uncertain about them, and every departure from the pa
 
 
 def page() -> str:
-    tables = Parts().tables
+    tables = Registry().tables
     sections = [section(name, entry, tables) for name, entry in tables["METHODS"].items()]
     return "\n".join([HEAD, *sections, measured.section(tables["METHODS"])])
 

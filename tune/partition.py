@@ -12,7 +12,7 @@ from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.records.partition_file import digest
-from ..workloads.base import Parts
+from ..workloads.base import ClientIndex
 from .listing import columns
 
 SEVERAL = 100
@@ -25,7 +25,7 @@ BLUE = "#08519c"
 class Dealt(NamedTuple):
     """`counts`: (N, C) rows of each class, None where rows have no labels; `tests`: rows of the test set."""
 
-    parts: Parts
+    client_index: ClientIndex
     counts: np.ndarray | None
     tests: int
     left: str = ""  # on training rows that no client has
@@ -37,16 +37,16 @@ class Dealt(NamedTuple):
         tests = len(next(iter(split.test.values())))
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-            return Dealt(split.parts, None, tests, left_out(split))
-        sizes, classes = split.parts.sizes, int(label.max()) + 1
+            return Dealt(split.client_index, None, tests, left_out(split))
+        sizes, classes = split.client_index.sizes, int(label.max()) + 1
         client = np.repeat(np.arange(len(sizes)), sizes)
-        counts = np.bincount(client * classes + label[split.parts.rows], minlength=len(sizes) * classes)
-        return Dealt(split.parts, counts.reshape(len(sizes), classes), tests, left_out(split))
+        counts = np.bincount(client * classes + label[split.client_index.rows], minlength=len(sizes) * classes)
+        return Dealt(split.client_index, counts.reshape(len(sizes), classes), tests, left_out(split))
 
 
 def measures(dealt: Dealt) -> dict[str, np.ndarray]:
     """What each client (N,) has; the law of its labels against that of all clients' rows together."""
-    found: dict[str, np.ndarray] = {"rows": dealt.parts.sizes}
+    found: dict[str, np.ndarray] = {"rows": dealt.client_index.sizes}
     if dealt.counts is None:
         return found
     law = dealt.counts / dealt.counts.sum(1, keepdims=True)
@@ -62,11 +62,12 @@ def told(dealt: Dealt) -> str:
     for name, values in measures(dealt).items():
         numbers = (values.min(), np.median(values), values.mean(), values.max())
         rows.append((name, *(f"{number:,.0f}" if number == int(number) else f"{number:,.3f}" for number in numbers)))
-    about = f"{len(dealt.parts.sizes):,} clients, {len(dealt.parts.rows):,} training rows, {dealt.tests:,} test rows"
-    if dealt.parts.held is not None:
-        about += f", {len(dealt.parts.held.rows):,} rows held out by clients"
+    about = f"{len(dealt.client_index.sizes):,} clients, {len(dealt.client_index.rows):,} training rows"
+    about += f", {dealt.tests:,} test rows"
+    if dealt.client_index.held is not None:
+        about += f", {len(dealt.client_index.held.rows):,} rows held out by clients"
     about += f"\n{dealt.left}" if dealt.left else ""
-    return f"{about}\n{columns(rows)}\npartition sha256 {digest(dealt.parts)[:16]}…"
+    return f"{about}\n{columns(rows)}\npartition sha256 {digest(dealt.client_index)[:16]}…"
 
 
 def describe(experiment: Experiment, out: Path) -> str:
@@ -103,13 +104,13 @@ def draw(dealt: Dealt, job: RunSpec, out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    counts, clients = dealt.counts, len(dealt.parts.sizes)
+    counts, clients = dealt.counts, len(dealt.client_index.sizes)
     order = np.arange(clients) if counts is None else ordered(counts)
     heights = [1] if counts is None else [1, 2.6]
     size = (10, 2.4 if counts is None else 6)
     figure, axes = plt.subplots(len(heights), 1, figsize=size, dpi=120, sharex=True, height_ratios=heights)
     panels = [axes] if counts is None else list(axes)
-    rows_of(panels[0], dealt.parts.sizes[order])
+    rows_of(panels[0], dealt.client_index.sizes[order])
     panels[0].set_title(title(job, dealt), loc="left", fontsize=11)
     if counts is not None:
         classes_of(panels[1], (counts / counts.sum(1, keepdims=True))[order].T)
@@ -153,4 +154,4 @@ def title(job: RunSpec, dealt: Dealt) -> str:
     if isinstance(part, dict):
         part = ", ".join([str(part["name"]), *(f"{k} {v}" for k, v in part.items() if k != "name")])
     part = part or repr(getattr(job.workload, "partition", "clients of its own"))
-    return f"{named}: {part}; {len(dealt.parts.sizes):,} clients, seed {job.experiment.seed}"
+    return f"{named}: {part}; {len(dealt.client_index.sizes):,} clients, seed {job.experiment.seed}"

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ..workloads.entry import Entry
 
-
-class Part(NamedTuple):
-    build: str
-    summary: str
-
-
-TRACKERS = {"mlflow": Part("fedfleet.tune.tracking:MlflowTracker", "an MLflow run for each run")}
+TRACKERS = {"mlflow": Entry("fedfleet.tune.tracking:MlflowTracker", "an MLflow run for each run")}

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .base import Batch, Columns, Params, Parts, Split, Workload
+from .base import Batch, ClientIndex, Columns, Params, Split, Workload
 from .digits import Digits
 from .minimax import OverClassification
 from .skew import PositiveRatio
@@ -67,12 +67,12 @@ class Auc(OverClassification):
     def split(self, seed: int, clients: int) -> Split:
         """With a column `prior`; a test example has that of all training examples together."""
         split = self.of.split(seed, clients)
-        label, parts = split.train["label"], split.parts
-        own, pooled = priors(label == self.positive, parts)
+        label, client_index = split.train["label"], split.client_index
+        own, pooled = priors(label == self.positive, client_index)
         check_both(own if self.prior == "local" else np.array([pooled]))
         prior = np.full(len(label), pooled)
         if self.prior == "local":
-            prior[parts.rows] = np.repeat(own, parts.sizes)
+            prior[client_index.rows] = np.repeat(own, client_index.sizes)
         test = {**split.test, "prior": np.full(len(split.test["label"]), pooled)}
         return split._replace(train={**split.train, "prior": prior}, test=test)
 
@@ -109,10 +109,10 @@ class Auc(OverClassification):
         return {"auc": metrics.auc(scores, positive), "w_gap": gap}
 
 
-def priors(positive: np.ndarray, parts: Parts) -> tuple[np.ndarray, float]:
+def priors(positive: np.ndarray, client_index: ClientIndex) -> tuple[np.ndarray, float]:
     """((N,) share of positives of each client, that of all their rows together). positive: (n,) bool."""
-    dealt = positive[parts.rows].astype(np.float64)
-    own = np.add.reduceat(dealt, parts.offsets[:-1]) / np.maximum(parts.sizes, 1)
+    dealt = positive[client_index.rows].astype(np.float64)
+    own = np.add.reduceat(dealt, client_index.offsets[:-1]) / np.maximum(client_index.sizes, 1)
     return own, float(dealt.mean())
 
 

@@ -38,7 +38,7 @@ HELD_OUT = "held_out"
 """A column of training rows, (n,) bool: rows that the client who has them keeps for testing. No batch sees it."""
 
 
-class Parts(NamedTuple):
+class ClientIndex(NamedTuple):
     """Who has which rows of the training set: client i has rows[offsets[i] : offsets[i + 1]].
 
     `held`: the rows that each client has but does not train on, its own test set; None where there are none.
@@ -46,19 +46,21 @@ class Parts(NamedTuple):
 
     offsets: np.ndarray  # (N + 1,) int64
     rows: np.ndarray  # int64
-    held: Parts | None = None
+    held: ClientIndex | None = None
 
     @staticmethod
-    def of(clients: list[np.ndarray]) -> Parts:
+    def of(clients: list[np.ndarray]) -> ClientIndex:
         sizes = [len(rows) for rows in clients]
-        return Parts(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate(clients).astype(np.int64))
+        return ClientIndex(
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate(clients).astype(np.int64)
+        )
 
     @staticmethod
-    def equal(rows: np.ndarray, clients: int) -> Parts:
+    def equal(rows: np.ndarray, clients: int) -> ClientIndex:
         """`rows` in their order, in equal parts; the first ones have one more where they do not divide."""
         each, more = divmod(len(rows), clients)
         places = np.arange(clients + 1, dtype=np.int64)
-        return Parts(places * each + np.minimum(places, more), rows.astype(np.int64))
+        return ClientIndex(places * each + np.minimum(places, more), rows.astype(np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -73,7 +75,7 @@ class Parts(NamedTuple):
 class Split(NamedTuple):
     train: Columns
     test: Columns
-    parts: Parts
+    client_index: ClientIndex
 
 
 class Partition(ABC):
@@ -84,7 +86,7 @@ class Partition(ABC):
     """What `deal` goes by; a column "client", where a set has one, says whose a row is by nature."""
 
     @abstractmethod
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         """labels: (n,) class (or what `column` names) of each training row. The same seed deals the same rows."""
 
 
@@ -297,9 +299,9 @@ class Classification(Workload):
         column = self.partition.column
         if column not in train:
             raise ValueError(f"the partition goes by a column {column!r}, got a data set with {', '.join(train)}")
-        parts = self.partition.deal(train[column], clients, seed)
+        client_index = self.partition.deal(train[column], clients, seed)
         train, test = ({k: v for k, v in columns.items() if k != "client"} for columns in (train, test))
-        return Split(train, test, parts)
+        return Split(train, test, client_index)
 
     def check_split(self, split: Split, most: float) -> None:
         super().check_split(split, most)

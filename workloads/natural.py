@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from . import counted
-from .base import Partition, Parts
+from .base import ClientIndex, Partition
 from .partitions import dealt
 
 
@@ -31,7 +31,7 @@ class Natural(Partition):
         if self.rest not in ("drop", "merge"):
             raise ValueError(f"rest must be drop or merge, got rest={self.rest!r}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         """labels: (n,) whose each row is."""
         random = counted.numpy_generator(seed, "partition", "natural")
         order = np.argsort(labels, kind="stable")

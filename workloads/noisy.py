@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import counted, noise
-from .base import Batch, Params, Parts, Split
+from .base import Batch, ClientIndex, Params, Split
 from .wrapped import Wrapped, unseen
 
 
@@ -54,7 +54,7 @@ class Noisy(Wrapped):
         if self.features:
             if "input" not in train or train["input"].dtype not in (np.uint8, np.float32, np.float64):
                 raise ValueError(f"features needs inputs that are numbers or images, got {type(self.of).__name__}")
-            train["noise"] = levels(split.parts, len(train["input"]), self.features)
+            train["noise"] = levels(split.client_index, len(train["input"]), self.features)
         return split._replace(train=train)
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
@@ -69,7 +69,7 @@ class Noisy(Wrapped):
         return losses + unseen(self.scale * torch.stack(terms).sum())
 
 
-def levels(parts: Parts, rows: int, most: float) -> np.ndarray:
+def levels(parts: ClientIndex, rows: int, most: float) -> np.ndarray:
     """(rows,) float32, of client i of N most * (i + 1) / N; 0 of rows that nobody has."""
     clients = len(parts.sizes)
     deviation = np.zeros(rows, dtype=np.float32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import counted
-from .base import Partition, Parts
+from .base import ClientIndex, Partition
 
 
 def enough(rows: int, clients: int, each: int = 1) -> None:
@@ -21,9 +21,9 @@ def enough(rows: int, clients: int, each: int = 1) -> None:
         )
 
 
-def dealt(clients: list[np.ndarray], random: np.random.Generator) -> Parts:
+def dealt(clients: list[np.ndarray], random: np.random.Generator) -> ClientIndex:
     """The parts, each client's rows in random order."""
-    return Parts.of([random.permutation(rows) for rows in clients])
+    return ClientIndex.of([random.permutation(rows) for rows in clients])
 
 
 def repaired(hands: list[np.ndarray], minimum: int) -> list[np.ndarray]:
@@ -47,10 +47,10 @@ def repaired(hands: list[np.ndarray], minimum: int) -> list[np.ndarray]:
 class Iid(Partition):
     """All rows at random, in equal parts (sizes differ by one at most)."""
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)
         rows = counted.numpy_generator(seed, "partition", "iid").permutation(len(labels))
-        return Parts.equal(rows, clients)
+        return ClientIndex.equal(rows, clients)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Shards(Partition):
         if self.per_client < 1:
             raise ValueError(f"per_client >= 1 must hold, got per_client={self.per_client}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients, self.per_client)
         random = counted.numpy_generator(seed, "partition", "shards")
         rows = random.permutation(len(labels))
@@ -96,7 +96,7 @@ class Dirichlet(Partition):
         if self.minimum < 1:
             raise ValueError(f"minimum >= 1 must hold, got minimum={self.minimum}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients, self.minimum)
         random = counted.numpy_generator(seed, "partition", "dirichlet")
         hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -108,7 +108,7 @@ class Dirichlet(Partition):
             for client, piece in enumerate(np.split(rows, cuts)):
                 hands[client].append(piece)
                 sizes[client] += len(piece)
-        return Parts.of(repaired([random.permutation(np.concatenate(hand)) for hand in hands], self.minimum))
+        return ClientIndex.of(repaired([random.permutation(np.concatenate(hand)) for hand in hands], self.minimum))
 
     def _shares(self, random: np.random.Generator, sizes: np.ndarray, full: float) -> np.ndarray:
         """(clients,) summing to 1; `full`: the size from which `cap` shuts a client out."""

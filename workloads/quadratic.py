@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import counted
-from .base import Batch, Params, Parts, Split, Workload
+from .base import Batch, ClientIndex, Params, Split, Workload
 
 GAP = 4.0
 """a of the counterexample: the distance between the two clients' optima."""
@@ -94,7 +94,7 @@ class Quadratic(Workload):
         system = self.system(seed, clients)
         x = system.optimum
         test = {"hessian": system.hessian[None], "optimum": x[None], "floor": np.array([system.objective(x)])}
-        own = Parts(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
+        own = ClientIndex(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
         return Split({"a": system.a, "b": system.b}, test, own)
 
     def init(self, seed: int) -> dict[str, Tensor]:

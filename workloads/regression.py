@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import counted
-from .base import Batch, Classification, Columns, Model, Params, Partition, Parts, Split, Workload
+from .base import Batch, Classification, ClientIndex, Columns, Model, Params, Partition, Split, Workload
 from .models import Logistic
 from .partitions import Iid
 
@@ -31,9 +31,9 @@ def normals(seed: int, what: str, client: int, count: int) -> np.ndarray:
     return counted.normal(counted.key(seed, what, client), count).numpy()
 
 
-def in_turn(clients: int, each: int) -> Parts:
+def in_turn(clients: int, each: int) -> ClientIndex:
     """Client i has rows i x each … (i + 1) x each - 1."""
-    return Parts(np.arange(clients + 1, dtype=np.int64) * each, np.arange(clients * each, dtype=np.int64))
+    return ClientIndex(np.arange(clients + 1, dtype=np.int64) * each, np.arange(clients * each, dtype=np.int64))
 
 
 @dataclass(frozen=True)

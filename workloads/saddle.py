@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import counted
-from .base import Batch, Params, Parts, Split
+from .base import Batch, ClientIndex, Params, Split
 from .minimax import MinMax
 
 
@@ -103,7 +103,7 @@ class Saddle(MinMax):
         train = {"h": system.h, "g": system.g, "b": one * system.b, "p": system.p, "q": system.q}
         test = {"h": system.h.mean(0)[None], "g": system.g.mean(0)[None], "b": system.b[None]}
         test |= {"p": z[None, : self.dim], "q": z[None, self.dim :], "floor": np.array([system.objective(z)])}
-        own = Parts(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
+        own = ClientIndex(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
         return Split(train, test, own)
 
     def init(self, seed: int) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from . import counted
-from .base import Partition, Parts
+from .base import ClientIndex, Partition
 from .partitions import dealt, enough, repaired
 
 
@@ -28,13 +28,13 @@ class DirichletPrior(Partition):
         if not 0 < self.beta < np.inf:
             raise ValueError(f"0 < beta < infinity must hold, got beta={self.beta}; for equal shares choose iid")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)
         random = counted.numpy_generator(seed, "partition", "dirichlet prior")
         classes, places = np.unique(labels, return_inverse=True)
         pools = [random.permutation(np.flatnonzero(places == c)).tolist() for c in range(len(classes))]
         shares = random.dirichlet(np.full(len(classes), self.beta), clients)
-        sizes = np.diff(Parts.equal(np.arange(len(labels)), clients).offsets)
+        sizes = np.diff(ClientIndex.equal(np.arange(len(labels)), clients).offsets)
         return dealt(_fill(pools, shares, sizes, random), random)
 
 
@@ -87,7 +87,7 @@ class Labels(Partition):
         if self.assign not in ("least_used", "niid_bench"):
             raise ValueError(f"assign must be least_used or niid_bench, got assign={self.assign!r}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)
         random = counted.numpy_generator(seed, "partition", "labels")
         classes, places = np.unique(labels, return_inverse=True)
@@ -140,13 +140,13 @@ class Quantity(Partition):
         if self.minimum < 1:
             raise ValueError(f"minimum >= 1 must hold, got minimum={self.minimum}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients, self.minimum)
         random = counted.numpy_generator(seed, "partition", "quantity")
         rows = random.permutation(len(labels))
         share = random.dirichlet(np.full(clients, self.beta))
         cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
-        return Parts.of(repaired(np.split(rows, cuts), self.minimum))
+        return ClientIndex.of(repaired(np.split(rows, cuts), self.minimum))
 
 
 @dataclass(frozen=True)
@@ -164,21 +164,23 @@ class PositiveRatio(Partition):
         if not self.ratios or not all(0 < ratio < 1 for ratio in self.ratios):
             raise ValueError(f"0 < ratio < 1 must hold for each of one or more, got ratios={self.ratios}")
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         random = counted.numpy_generator(seed, "partition", "positive ratio")
         rows = random.permutation(len(labels))
         if len(self.ratios) == 1:
             kept = self._thinned(rows, labels, self.ratios[0])
             enough(len(kept), clients)
-            return Parts.equal(kept, clients)
+            return ClientIndex.equal(kept, clients)
         if len(self.ratios) != clients:
             raise ValueError(
                 f"one ratio for all or one a client must be given, got {len(self.ratios)} ratios, clients={clients}; "
                 "set federation.clients to as many"
             )
         enough(len(rows), clients)
-        own = np.split(rows, Parts.equal(rows, clients).offsets[1:-1])
-        return Parts.of([self._thinned(hand, labels, ratio) for hand, ratio in zip(own, self.ratios, strict=True)])
+        own = np.split(rows, ClientIndex.equal(rows, clients).offsets[1:-1])
+        return ClientIndex.of(
+            [self._thinned(hand, labels, ratio) for hand, ratio in zip(own, self.ratios, strict=True)]
+        )
 
     def _thinned(self, rows: np.ndarray, labels: np.ndarray, ratio: float) -> np.ndarray:
         """Rows, in random order as they came, without the last positives that are too many."""

@@ -2,72 +2,64 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Part(NamedTuple):
-    """Where a part is, and one line on what it is."""
-
-    build: str
-    summary: str
-
+from .entry import Entry
 
 _HERE = "fedfleet.workloads."
 
 WORKLOADS = {
-    "digits": Part(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; shipped, no download"),
-    "fashion_mnist": Part(_HERE + "fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"),
-    "mnist": Part(_HERE + "mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
-    "cifar10": Part(_HERE + "cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
-    "cifar100": Part(_HERE + "cifar:Cifar100", "CIFAR-100, 32 x 32 colour, 100 classes; from data_root"),
-    "svhn": Part(_HERE + "svhn:Svhn", "SVHN, 32 x 32 colour, 10 classes; from data_root, needs scipy"),
-    "tiny_imagenet": Part(
+    "digits": Entry(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; shipped, no download"),
+    "fashion_mnist": Entry(_HERE + "fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"),
+    "mnist": Entry(_HERE + "mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
+    "cifar10": Entry(_HERE + "cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
+    "cifar100": Entry(_HERE + "cifar:Cifar100", "CIFAR-100, 32 x 32 colour, 100 classes; from data_root"),
+    "svhn": Entry(_HERE + "svhn:Svhn", "SVHN, 32 x 32 colour, 10 classes; from data_root, needs scipy"),
+    "tiny_imagenet": Entry(
         _HERE + "tiny_imagenet:TinyImagenet", "Tiny ImageNet, 64 x 64 colour, 200 classes; from data_root"
     ),
-    "femnist": Part(_HERE + "femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"),
-    "shakespeare": Part(
+    "femnist": Entry(_HERE + "femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"),
+    "shakespeare": Entry(
         _HERE + "shakespeare:Shakespeare", "next of 79 characters, by speaking role; LEAF's files in data_root"
     ),
-    "sst2": Part(_HERE + "sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
-    "sentiment140": Part(_HERE + "sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
-    "yelp": Part(_HERE + "sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
-    "imdb": Part(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
-    "parquet": Part(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
-    "parquet_text": Part(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
-    "idx": Part(_HERE + "idx_files:IdxFiles", "idx files of your own, as MNIST's: images, labels"),
-    "quadratic": Part(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
-    "linear": Part(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
-    "logistic": Part(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),
-    "noisy": Part(_HERE + "noisy:Noisy", "another workload (of) with gradient noise by law, or labels flipped"),
-    "regularised": Part(_HERE + "regularised:Regularised", "another workload (of) with coupled weight decay"),
-    "auc": Part(_HERE + "auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"),
-    "robust": Part(_HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload"),
-    "saddle": Part(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL by copies"),
+    "sst2": Entry(_HERE + "sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
+    "sentiment140": Entry(_HERE + "sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
+    "yelp": Entry(_HERE + "sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
+    "imdb": Entry(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
+    "parquet": Entry(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
+    "parquet_text": Entry(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
+    "idx": Entry(_HERE + "idx_files:IdxFiles", "idx files of your own, as MNIST's: images, labels"),
+    "quadratic": Entry(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
+    "linear": Entry(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
+    "logistic": Entry(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),
+    "noisy": Entry(_HERE + "noisy:Noisy", "another workload (of) with gradient noise by law, or labels flipped"),
+    "regularised": Entry(_HERE + "regularised:Regularised", "another workload (of) with coupled weight decay"),
+    "auc": Entry(_HERE + "auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"),
+    "robust": Entry(_HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload"),
+    "saddle": Entry(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL by copies"),
 }
 
 MODELS = {
-    "logistic": Part(_HERE + "models:Logistic", "one linear layer"),
-    "mlp": Part(_HERE + "models:Mlp", "linear layers with ReLU, widths by hidden"),
-    "lenet": Part(_HERE + "models:LeNet", "LeNet-5 with ReLU and max pooling"),
-    "cnn4": Part(_HERE + "convolutional:Cnn4", "4 convolutions, 32 to 256 channels, BatchNorm"),
-    "cnn8": Part(_HERE + "convolutional:Cnn8", "8 convolutions, 32 to 256 channels, BatchNorm"),
-    "cnn10": Part(_HERE + "convolutional:Cnn10", "10 convolutions, 32 to 512 channels, BatchNorm"),
-    "femnist_cnn": Part(_HERE + "convolutional:FemnistCnn", "2 convolutions and 128, as for FEMNIST"),
-    "resnet18": Part(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and CIFAR's stem"),
-    "vit": Part(_HERE + "transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
-    "rnn": Part(_HERE + "recurrent:Rnn", "tanh cells over a text, largest outputs, 300 -> 4096 -> classes"),
-    "lstm": Part(_HERE + "recurrent:Lstm", "LSTM cells over a text, last output"),
+    "logistic": Entry(_HERE + "models:Logistic", "one linear layer"),
+    "mlp": Entry(_HERE + "models:Mlp", "linear layers with ReLU, widths by hidden"),
+    "lenet": Entry(_HERE + "models:LeNet", "LeNet-5 with ReLU and max pooling"),
+    "cnn4": Entry(_HERE + "convolutional:Cnn4", "4 convolutions, 32 to 256 channels, BatchNorm"),
+    "cnn8": Entry(_HERE + "convolutional:Cnn8", "8 convolutions, 32 to 256 channels, BatchNorm"),
+    "cnn10": Entry(_HERE + "convolutional:Cnn10", "10 convolutions, 32 to 512 channels, BatchNorm"),
+    "femnist_cnn": Entry(_HERE + "convolutional:FemnistCnn", "2 convolutions and 128, as for FEMNIST"),
+    "resnet18": Entry(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and CIFAR's stem"),
+    "vit": Entry(_HERE + "transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
+    "rnn": Entry(_HERE + "recurrent:Rnn", "tanh cells over a text, largest outputs, 300 -> 4096 -> classes"),
+    "lstm": Entry(_HERE + "recurrent:Lstm", "LSTM cells over a text, last output"),
 }
 
 PARTITIONS = {
-    "iid": Part(_HERE + "partitions:Iid", "equal parts at random"),
-    "dirichlet": Part(_HERE + "partitions:Dirichlet", "label skew: classes cut by Dirichlet(beta) proportions"),
-    "shards": Part(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards each"),
-    "dirichlet_prior": Part(
+    "iid": Entry(_HERE + "partitions:Iid", "equal parts at random"),
+    "dirichlet": Entry(_HERE + "partitions:Dirichlet", "label skew: classes cut by Dirichlet(beta) proportions"),
+    "shards": Entry(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards each"),
+    "dirichlet_prior": Entry(
         _HERE + "skew:DirichletPrior", "label skew: each client's own Dirichlet(beta); equal sizes"
     ),
-    "labels": Part(_HERE + "skew:Labels", "label skew: per_client labels each, least used first or as NIID-Bench"),
-    "quantity": Part(_HERE + "skew:Quantity", "size skew: shares of all rows by Dirichlet(beta)"),
-    "natural": Part(_HERE + "natural:Natural", "the set's own clients: writers, roles, users"),
-    "positive_ratio": Part(_HERE + "skew:PositiveRatio", "rare positives: their share overall, or of each client"),
+    "labels": Entry(_HERE + "skew:Labels", "label skew: per_client labels each, least used first or as NIID-Bench"),
+    "quantity": Entry(_HERE + "skew:Quantity", "size skew: shares of all rows by Dirichlet(beta)"),
+    "natural": Entry(_HERE + "natural:Natural", "the set's own clients: writers, roles, users"),
+    "positive_ratio": Entry(_HERE + "skew:PositiveRatio", "rare positives: their share overall, or of each client"),
 }

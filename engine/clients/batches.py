@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...workloads import counted
-from ...workloads.base import Parts
+from ...workloads.base import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import library
@@ -30,15 +30,17 @@ class Stream(NamedTuple):
     keys: Tensor  # (c, K) int64, this step's source of randomness
 
 
-def stream(parts: Parts, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, own: bool = False) -> Stream:
+def stream(
+    client_index: ClientIndex, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, own: bool = False
+) -> Stream:
     """`visits`: (c,) how often each client took part before; own: by draw.cpp, which gives the same."""
     who, visits = clients.astype(np.int64), visits.astype(np.int64)
-    offsets, ends = (parts.offsets[clients + beyond].astype(np.int64) for beyond in (0, 1))
+    offsets, ends = (client_index.offsets[clients + beyond].astype(np.int64) for beyond in (0, 1))
     sizes = ends - offsets
     steps = steps_of(sizes, local).astype(np.int64)
     shape = (len(who), int(steps.max()), min(local.batch, int(sizes.max())))
     each = (who, offsets, sizes, visits, steps)
-    rows, weight, keys = (_drawn if own else _shuffled)(parts.rows, each, shape, local.batch, seed)
+    rows, weight, keys = (_drawn if own else _shuffled)(client_index.rows, each, shape, local.batch, seed)
     return Stream(rows, weight, torch.from_numpy(steps), keys)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...workloads.base import Params, Parts, Workload
+from ...workloads.base import ClientIndex, Params, Workload
 from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
 from ..user_code import blamed
@@ -56,12 +56,12 @@ def slices(rows: int, size: int) -> list[TestSlice]:
     return [TestSlice(i, at, min(at + size, rows)) for i, at in enumerate(range(0, rows, size))]
 
 
-def groups(parts: Parts, size: int, held: bool = False) -> list[ClientGroup]:
+def groups(client_index: ClientIndex, size: int, held: bool = False) -> list[ClientGroup]:
     """Consecutive clients with `size` rows or fewer in all, or one that has more; held: parts are the rows held out."""
     cuts = [0]
-    while cuts[-1] < len(parts.sizes):
-        most = parts.offsets[cuts[-1]] + size
-        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(parts.offsets, most, "right")) - 1))
+    while cuts[-1] < len(client_index.sizes):
+        most = client_index.offsets[cuts[-1]] + size
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(client_index.offsets, most, "right")) - 1))
     return [ClientGroup(i, *cut, held) for i, cut in enumerate(pairwise(cuts))]
 
 
@@ -75,14 +75,20 @@ def of_rows(workload: Workload, p: Params, test: Columns, part: TestSlice, devic
 
 
 def of_clients(
-    workload: Workload, p: Params, train: Columns, parts: Parts, part: ClientGroup, size: int, device: torch.device
+    workload: Workload,
+    p: Params,
+    train: Columns,
+    client_index: ClientIndex,
+    part: ClientGroup,
+    size: int,
+    device: torch.device,
 ) -> Found:
     """Each client's means of the report over its own rows, (c,); a client that holds out no row is left out."""
     if part.held:
-        assert parts.held is not None  # else there is no such task
-        parts = parts.held
-    starts = parts.offsets[part.begin : part.end + 1]
-    rows, sizes = torch.from_numpy(parts.rows[starts[0] : starts[-1]]), np.diff(starts)
+        assert client_index.held is not None  # else there is no such task
+        client_index = client_index.held
+    starts = client_index.offsets[part.begin : part.end + 1]
+    rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
     found: dict[str, list[np.ndarray]] = {}
     for some in rows.split(size) if len(rows) else ():
         batch = {name: column.index_select(0, some).to(device) for name, column in train.items()}
@@ -94,16 +100,16 @@ def of_clients(
 
 
 def measured(
-    workload: Workload, asked: Evaluate, data: tuple[int, Parts], run: Callable[[list[Any]], Any]
+    workload: Workload, asked: Evaluate, data: tuple[int, ClientIndex], run: Callable[[list[Any]], Any]
 ) -> dict[str, float]:
     """The record's columns. data: test rows and who has which training rows; run: tasks -> their `RoundTotals`."""
-    rows, parts = data
+    rows, client_index = data
     found = run(slices(rows, asked.batch))
     record = summed_up(workload, found.facts, found.clients)
     if asked.fairness:
-        record |= spread(workload, run(groups(parts, asked.batch)).clients)
-    if parts.held is not None:
-        record |= spread(workload, run(groups(parts.held, asked.batch, held=True)).clients, "test_")
+        record |= spread(workload, run(groups(client_index, asked.batch)).clients)
+    if client_index.held is not None:
+        record |= spread(workload, run(groups(client_index.held, asked.batch, held=True)).clients, "test_")
     return record
 
 

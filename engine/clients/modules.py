@@ -61,7 +61,7 @@ def check_draws(workload: Workload, x: Tree, split: Split) -> None:
     x: the model before round 1; one batch of the first client's rows goes through it. An exception of the workload's
     own code is not reported here: the first round meets it again, and says whose it is.
     """
-    rows = split.parts.rows[:ROWS]
+    rows = split.client_index.rows[:ROWS]
     batch = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
     batch["key"] = counted.key(0, "trial")
     p = {name: value.detach().cpu() for name, value in x.items()}

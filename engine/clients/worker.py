@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
-from ...workloads.base import Columns, Parts
+from ...workloads.base import ClientIndex, Columns
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
@@ -39,11 +39,11 @@ class Data(NamedTuple):
 
     train: dict[str, Tensor]
     test: dict[str, Tensor]
-    parts: Parts
+    client_index: ClientIndex
 
     @staticmethod
-    def of(train: Columns, test: Columns, parts: Parts) -> Data:
-        return Data(_tensors(train), _tensors(test), parts)
+    def of(train: Columns, test: Columns, client_index: ClientIndex) -> Data:
+        return Data(_tensors(train), _tensors(test), client_index)
 
 
 def _tensors(columns: Columns) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class Worker:
         if work.opening:
             local = Local(epochs=1, batch=local.batch)
         self.gathering, began = 0.0, time.perf_counter()
-        given = (self.data.parts, work.task.clients, work.visits, local, self.job.experiment.seed)
+        given = (self.data.client_index, work.task.clients, work.visits, local, self.job.experiment.seed)
         batches = stream(*given, own=self.kernels != "torch")
         drawn = time.perf_counter() - began
         total = Accumulator(trainer.state_spec, len(work.task.cuts), self.kernels, self.memory)
@@ -230,8 +230,8 @@ class Worker:
     def evaluate(self, part: TestSlice | ClientGroup, shared: Broadcast) -> TaskResult:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.job.workload, dict(model.items())
-        train, parts, size = self.data.train, self.data.parts, self.job.experiment.evaluate.batch
+        train, client_index, size = self.data.train, self.data.client_index, self.job.experiment.evaluate.batch
         with kernels(self.kernels), evaluating():
             if isinstance(part, TestSlice):
                 return TaskResult(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
-            return TaskResult(part.index, [], *of_clients(workload, p, train, parts, part, size, self.device))
+            return TaskResult(part.index, [], *of_clients(workload, p, train, client_index, part, size, self.device))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...workloads import counted
-from ...workloads.base import Parts
+from ...workloads.base import ClientIndex
 from ..config.schema import Federation, Local
 from .tasks import ClientTask, plan_tasks
 
@@ -32,8 +32,8 @@ class CohortSampler:
     """Who takes part in which round, in which tasks: `drawn` ahead, while workers are at the round before, or at
     need."""
 
-    def __init__(self, seed: int, plan: Federation, parts: Parts, block: int) -> None:
-        self.seed, self.plan, self.parts, self.block = seed, plan, parts, block
+    def __init__(self, seed: int, plan: Federation, client_index: ClientIndex, block: int) -> None:
+        self.seed, self.plan, self.client_index, self.block = seed, plan, client_index, block
         self.last: tuple[int, tuple[np.ndarray, list[ClientTask]]] | None = None
 
     def drawn(self, round: int) -> tuple[np.ndarray, list[ClientTask]]:
@@ -49,4 +49,4 @@ class CohortSampler:
         return clients, self._tasks(clients, Local(epochs=1, batch=self.plan.local.batch))
 
     def _tasks(self, clients: np.ndarray, local: Local) -> list[ClientTask]:
-        return plan_tasks(clients, self.parts.sizes_of(clients), local, self.block)
+        return plan_tasks(clients, self.client_index.sizes_of(clients), local, self.block)

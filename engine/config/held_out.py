@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...workloads import counted
-from ...workloads.base import HELD_OUT, Parts, Split
+from ...workloads.base import HELD_OUT, ClientIndex, Split
 from ..errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
     one; a client of one row trains on it. The rows follow from the seed and the client's number. Raises ConfigError
     where both are given, or where no client has a row to hold out.
     """
-    train, parts = dict(split.train), split.parts
+    train, client_index = dict(split.train), split.client_index
     marks = train.pop(HELD_OUT, None)
     if marks is None and not fraction:
         return split
@@ -25,12 +25,16 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
             f"evaluate.held_out: the workload's column {HELD_OUT} already says which rows clients hold out, got "
             f"held_out={fraction}; set it to 0"
         )
-    held = drawn(parts.sizes, fraction, seed) if marks is None else np.asarray(marks)[parts.rows].astype(bool)
-    owner = np.repeat(np.arange(len(parts.sizes)), parts.sizes)
+    held = (
+        drawn(client_index.sizes, fraction, seed)
+        if marks is None
+        else np.asarray(marks)[client_index.rows].astype(bool)
+    )
+    owner = np.repeat(np.arange(len(client_index.sizes)), client_index.sizes)
     if not held.any():
         raise ConfigError(
-            f"evaluate.held_out: no client has a row to hold out, got clients of {parts.sizes.max()} rows at most; "
-            "lower federation.clients or set it to 0"
+            f"evaluate.held_out: no client has a row to hold out, got clients of {client_index.sizes.max()} rows "
+            "at most; lower federation.clients or set it to 0"
         )
     lacking = np.setdiff1d(owner[held], owner[~held])
     if len(lacking):
@@ -38,8 +42,8 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
             f"workload: every client must have a row to train on, got {len(lacking)} clients whose rows are all held "
             f"out (client {lacking[0]}); change the column {HELD_OUT} or lower federation.clients"
         )
-    tests = some(parts.rows, owner, held, len(parts.sizes))
-    return Split(train, split.test, some(parts.rows, owner, ~held, len(parts.sizes))._replace(held=tests))
+    tests = some(client_index.rows, owner, held, len(client_index.sizes))
+    return Split(train, split.test, some(client_index.rows, owner, ~held, len(client_index.sizes))._replace(held=tests))
 
 
 def drawn(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
@@ -54,19 +58,20 @@ def drawn(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     return held
 
 
-def some(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients: int) -> Parts:
+def some(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients: int) -> ClientIndex:
     """The parts of the chosen rows; rows, owner, chosen: (n,), in the order of the clients."""
     sizes = np.bincount(owner[chosen], minlength=clients)
-    return Parts(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[chosen])
+    return ClientIndex(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[chosen])
 
 
 def left_out(split: Split) -> str:
     """A sentence on training rows that no client has, "" where all are dealt."""
-    parts, rows = split.parts, len(next(iter(split.train.values())))
-    used = len(parts.rows) + (0 if parts.held is None else len(parts.held.rows))
+    client_index, rows = split.client_index, len(next(iter(split.train.values())))
+    used = len(client_index.rows) + (0 if client_index.held is None else len(client_index.held.rows))
     if used >= rows:
         return ""
     return (
         f"{rows - used:,} of {rows:,} training rows belong to no client: the partition deals {used:,} to "
-        f"{len(parts.sizes):,} clients; raise federation.clients, or set partition.rest=merge where it is natural"
+        f"{len(client_index.sizes):,} clients; raise federation.clients, or set partition.rest=merge where it "
+        "is natural"
     )

@@ -121,7 +121,7 @@ def _installed() -> tuple[Any, ...]:
     return tuple(found)
 
 
-class Parts:
+class Registry:
     """All tables, with the plug-ins of one experiment."""
 
     def __init__(self, plugins: Iterable[Plugin] = ()) -> None:

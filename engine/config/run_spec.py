@@ -20,8 +20,7 @@ from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
 from .memory_errors import building
-from .registry import Parts as Registry
-from .registry import Plugin, find_plugin
+from .registry import Plugin, Registry, find_plugin
 from .schema import Experiment
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -75,12 +74,12 @@ class RunSpec:
         return {}
 
     @cached_property
-    def parts(self) -> Registry:
+    def registry(self) -> Registry:
         return Registry(self.plugins)
 
     @cached_property
     def workload(self) -> Workload:
-        built = self.parts.build("WORKLOADS", self.experiment.workload, "workload")
+        built = self.registry.build("WORKLOADS", self.experiment.workload, "workload")
         if not isinstance(self.experiment.workload, str | dict):
             check_finite(built, "workload")
         if not isinstance(built, Workload):
@@ -90,7 +89,7 @@ class RunSpec:
     def method(self, round: int = 1) -> Algorithm:
         """The method with its schedules resolved for a round (1 … R)."""
         spec = schedules.at(self.experiment.method, round, self.experiment.federation.rounds, "method")
-        built = self.parts.build("METHODS", spec, "method")
+        built = self.registry.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
             with blamed("method"):
                 built = built.planned(self.plan)
@@ -194,13 +193,13 @@ class RunSpec:
             raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
         with blamed("workload"):
             self.workload.check_split(split, torch.finfo(self.dtype).max)
-        sizes = split.parts.sizes
+        sizes = split.client_index.sizes
         if len(sizes) != clients or not sizes.all():
             got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
             raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
         asked = self.experiment.evaluate
         split = hold_out(split, asked.held_out, self.experiment.seed)
-        by_client = "fairness" if asked.fairness else "held_out" if split.parts.held is not None else ""
+        by_client = "fairness" if asked.fairness else "held_out" if split.client_index.held is not None else ""
         if by_client and (lacking := set(split.test) - set(split.train)):
             raise ConfigError(
                 f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(lacking))}, which training "

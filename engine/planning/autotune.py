@@ -32,7 +32,7 @@ def measure(job: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict
     """Seconds a client of the candidates that ran, in their order. A block for which there is no memory, or that fails
     otherwise, ends the larger ones of its kernels; what is wrong with a method or a workload shows in the run."""
     threads, began = torch.get_num_threads(), time.perf_counter()
-    data = Data.of(split.train, split.test, split.parts)
+    data = Data.of(split.train, split.test, split.client_index)
     found: dict[ExecutionPlan, float] = {}
     best: dict[str, float] = {}  # of the blocks so far; one client alone is run otherwise, and says nothing of blocks
     done: set[str] = set()
@@ -56,7 +56,7 @@ def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     """Seconds a client, after a first pass that does not count."""
     experiment = job.experiment
     plan = experiment.federation
-    steps = int(steps_of(np.asarray(data.parts.sizes), plan.local).max())
+    steps = int(steps_of(np.asarray(data.client_index.sizes), plan.local).max())
     short = plan.local
     if steps > STEPS:
         short = Local(steps=STEPS, batch=plan.local.batch)
@@ -84,7 +84,7 @@ def first_clients(job: RunSpec, data: Data, block: int) -> TrainingTask:
     """Whole blocks of round 1's cohort, the clients with most steps first, on their first visits."""
     plan, seed = job.experiment.federation, job.experiment.seed
     sampled = sampling.sample(seed, 1, plan.clients, plan.cohort)
-    tasks = plan_tasks(sampled, data.parts.sizes_of(sampled), plan.local, block)
+    tasks = plan_tasks(sampled, data.client_index.sizes_of(sampled), plan.local, block)
     ordered = np.concatenate([task.clients for task in tasks])
     size = tasks[0].cuts[0]
     clients = ordered[: min(size * -(-CLIENTS // size), len(ordered))]

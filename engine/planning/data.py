@@ -18,7 +18,7 @@ def checked_split(job: RunSpec) -> Split:
     """
     split = job.split()
     if job.directory is not None and not job.resume:
-        keep(split.parts, Path(job.directory))
+        keep(split.client_index, Path(job.directory))
     check_draws(job.workload, job.started(), split)
     try_step(job, split)
     return split

@@ -1,7 +1,7 @@
 """How clients are run, blocks of how many by which kernels: as given, as recorded, by a rule, or as measured before.
 
 Bits follow from it within rounding, so it is decided once: checkpoints keep it, under their digest, and resuming reads
-it there; path.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
+it there; plan.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
 method, batch, processor and versions, never by workers, and later runs take it from there. Runs too short to be worth
 measuring go by a rule.
 """
@@ -46,7 +46,7 @@ Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, fl
 def plan_execution(job: RunSpec, split: Split, measure: Measure) -> tuple[RunSpec, str]:
     """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
     engine = job.experiment.engine
-    kept = Path(job.directory) / "path.json" if job.directory is not None else None
+    kept = Path(job.directory) / "plan.json" if job.directory is not None else None
     if job.resume:
         path, how = resumed(job, kept)
         if path is None:  # there is no sound checkpoint, as the driver will say: nothing is touched
@@ -67,7 +67,7 @@ def plan_execution(job: RunSpec, split: Split, measure: Measure) -> tuple[RunSpe
     if job.lacking and path.kernels == "torch":
         how += f"; no kernels of our own, which not every machine can have: {job.lacking[0]}"
     proved = place() if path.kernels != "torch" else None
-    return job.by(path, proved), f"path: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+    return job.by(path, proved), f"plan: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
 
 def proven(job: RunSpec, split: Split, path: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
@@ -97,19 +97,19 @@ def disproof(job: RunSpec, split: Split, kernels: str) -> Disagreement | None:
     if kernels not in job.proofs:
         job.proofs[kernels] = None
         try:
-            prove(job, Given(split.train, split.parts), kernels)
+            prove(job, Given(split.train, split.client_index), kernels)
         except Disagreement as error:
             job.proofs[kernels] = error
     return job.proofs[kernels]
 
 
 def resumed(job: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]:
-    """What the run's checkpoints say, which their digests cover; path.json is written again where it says otherwise."""
+    """What the run's checkpoints say, which their digests cover; plan.json is written again where it says otherwise."""
     sealed = sealed_plan(job.directory) if job.directory is not None else None
     if sealed is None and (folder := job.experiment.checkpoint.folder):
         sealed = copied_plan(folder, job.run_id)
     if sealed is None:
-        return None, "path: no checkpoint says how the run began"
+        return None, "plan: no checkpoint says how the run began"
     path = chosen(sealed)
     if kept is None:
         return path, "as the run began"
@@ -117,7 +117,7 @@ def resumed(job: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]
         wrong = "" if read(kept) == path else "said otherwise"
     except ConfigError:
         wrong = "was damaged" if kept.exists() else "was missing"
-    return path, f"as the run began{f'; path.json {wrong} and is restored from the checkpoint' if wrong else ''}"
+    return path, f"as the run began{f'; plan.json {wrong} and is restored from the checkpoint' if wrong else ''}"
 
 
 def asks_for_kernels(job: RunSpec, split: Split) -> bool:
@@ -133,7 +133,7 @@ def ruled(job: RunSpec) -> ExecutionPlan:
 
 def worth(job: RunSpec, split: Split) -> bool:
     plan = job.experiment.federation
-    steps = float(steps_of(np.asarray(split.parts.sizes), plan.local).mean()) * plan.cohort * plan.rounds
+    steps = float(steps_of(np.asarray(split.client_index.sizes), plan.local).mean()) * plan.cohort * plan.rounds
     return job.device.type == "cpu" and steps >= WORTH
 
 

@@ -26,7 +26,7 @@ from torch.func import vmap
 from ...algorithms.orthogonal import FASTER, Triple, iterate
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
-from ...workloads.base import Parts
+from ...workloads.base import ClientIndex
 from ..clients.batches import stream
 from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.worker import Data
@@ -63,7 +63,7 @@ class Given(NamedTuple):
     """What a run trains on: columns (n, …) of all rows, as arrays of numpy or as tensors."""
 
     train: Any
-    parts: Parts
+    client_index: ClientIndex
 
 
 def place() -> str:
@@ -78,7 +78,7 @@ def prove_here(job: RunSpec, data: Data) -> None:
     """
     if job.kernels != "torch" and job.proved != place():
         try:
-            prove(job, Given(data.train, data.parts), job.kernels)
+            prove(job, Given(data.train, data.client_index), job.kernels)
         except Disagreement as error:
             raise NoKernels(f"{job.kernels} kernels do not do here what torch's do: {error}") from error
 
@@ -132,12 +132,16 @@ class Proof:
     def streams(self) -> None:
         """The batches of some clients, the one with the fewest rows and the one with the most among them, on their
         first visits and on later ones."""
-        parts, seed, local = self.given.parts, self.job.experiment.seed, self.job.experiment.federation.local
-        sizes = parts.sizes
+        client_index, seed, local = (
+            self.given.client_index,
+            self.job.experiment.seed,
+            self.job.experiment.federation.local,
+        )
+        sizes = client_index.sizes
         some = np.unique([*self.clients(), int(sizes.argmin()), int(sizes.argmax())])
         for visits in (np.zeros(len(some), np.int64), np.arange(1, len(some) + 1)):
-            expected = stream(parts, some, visits, local, seed)
-            found = stream(parts, some, visits, local, seed, own=True)
+            expected = stream(client_index, some, visits, local, seed)
+            found = stream(client_index, some, visits, local, seed, own=True)
             for name, a, b in zip(expected._fields, expected, found, strict=True):
                 if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
                     raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
@@ -153,7 +157,9 @@ class Proof:
         short where their rows do not divide."""
         experiment = self.job.experiment
         clients, fewer = self.clients(), max(FEWEST, NUMBERS // max(self.x.flat.numel(), 1))
-        drawn = stream(self.given.parts, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed)
+        drawn = stream(
+            self.given.client_index, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed
+        )
         pairs = []
         for step in (lambda last: 0, lambda last: min(1, last), lambda last: last):
             pair = []

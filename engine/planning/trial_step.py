@@ -289,7 +289,7 @@ class Trial:
         plan, seed, train = self.job.experiment.federation, self.job.experiment.seed, self.split.train
         clients = sample(seed, 1, plan.clients, plan.cohort)[:CLIENTS]
         local = Local(steps=1, batch=plan.local.batch)
-        drawn: Stream = stream(self.split.parts, clients, np.zeros(len(clients)), local, seed)
+        drawn: Stream = stream(self.split.client_index, clients, np.zeros(len(clients)), local, seed)
         rows = drawn.rows[:, 0, :EXAMPLES].numpy()
         columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in train.items()}
         columns["key"] = drawn.keys[:, 0]

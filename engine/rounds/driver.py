@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Message, Round, Server
 from ...algorithms.tree import Tree
-from ...workloads.base import Parts
+from ...workloads.base import ClientIndex
 from ..backends.base import Fleet
 from ..clients.evaluation import measured
 from ..clients.worker import keep_freed_memory
@@ -39,7 +39,7 @@ from .retry import Dispatch
 class DataSummary(NamedTuple):
     """What the driver has to know of the data."""
 
-    parts: Parts
+    client_index: ClientIndex
     examples: int  # in the test set
 
 
@@ -55,7 +55,7 @@ class Driver:
         self.method = job.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.parts, job.block(x.flat.numel()))
+        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.client_index, job.block(x.flat.numel()))
         self._begin()
         self.version = 0
         self.events: list[str] = []
@@ -211,7 +211,7 @@ class Driver:
     ) -> tuple[Message, RoundTotals]:
         """method: as its settings are in this round; number: 0 for the pass over all clients; sampled: (S,)
         ascending."""
-        sizes = self.setup.parts.sizes_of(sampled)
+        sizes = self.setup.client_index.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
         if self.plan.weights == "examples" and self.method.weighted:
@@ -239,7 +239,7 @@ class Driver:
     def _evaluate(self, x: Tree) -> Record:
         asked, setup = self.job.experiment.evaluate, self.setup
         run = partial(self._run, "evaluate", state=x.flat)
-        record = measured(self.job.workload, asked, (setup.examples, setup.parts), run)
+        record = measured(self.job.workload, asked, (setup.examples, setup.client_index), run)
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.tell(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
         return record

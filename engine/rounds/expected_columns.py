@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...workloads.base import Parts, Split
+from ...workloads.base import ClientIndex, Split
 from ..backends.local import InProcess
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
@@ -38,8 +38,8 @@ def columns(experiment: Experiment) -> list[str] | None:
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
         job, split = whole.by(ExecutionPlan(1, "torch")), little(whole.split())
-        driver = Driver(job, DataSummary(split.parts, len(next(iter(split.test.values())))))
-        data = Data.of(split.train, split.test, split.parts)
+        driver = Driver(job, DataSummary(split.client_index, len(next(iter(split.test.values())))))
+        data = Data.of(split.train, split.test, split.client_index)
         driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
         return list(driver.first())
     except FedFleetError:
@@ -52,11 +52,11 @@ def columns(experiment: Experiment) -> list[str] | None:
 
 def little(split: Split) -> Split:
     """Each client's first training row, and some test rows."""
-    offsets, rows = split.parts.offsets, split.parts.rows
-    parts = Parts(np.arange(len(offsets), dtype=np.int64), rows[offsets[:-1]])
+    offsets, rows = split.client_index.offsets, split.client_index.rows
+    client_index = ClientIndex(np.arange(len(offsets), dtype=np.int64), rows[offsets[:-1]])
     count = len(next(iter(split.test.values())))
     chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(np.int64))
-    return split._replace(test={name: column[chosen] for name, column in split.test.items()}, parts=parts)
+    return split._replace(test={name: column[chosen] for name, column in split.test.items()}, client_index=client_index)
 
 
 def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:

@@ -113,7 +113,7 @@ def _watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Call
     tracking = job.experiment.tracking
     if tracking.uri != "none":
         spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
-        observers.append(job.parts.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
+        observers.append(job.registry.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
     started, rows = time.perf_counter(), History()
     begun: list[Observer] = []
     try:
@@ -184,8 +184,8 @@ def in_process(job: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[E
     beat()
     job, told = plan_execution(job, split, measure)
     beat()
-    data = Data.of(split.train, split.test, split.parts)
-    setup = DataSummary(split.parts, len(next(iter(split.test.values()))))
+    data = Data.of(split.train, split.test, split.client_index)
+    setup = DataSummary(split.client_index, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
     driver = Driver(job, setup)
     driver.tell(told)

@@ -42,7 +42,7 @@ FILES = (
     "environment.json",
     "run.json",
     "run.log",
-    "path.json",
+    "plan.json",
     "partition.json",
     "partition.arrow",
     "rounds.parquet",

@@ -19,7 +19,7 @@ import torch
 
 from fedfleet.algorithms.contract import Deferred, Plan
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.errors import ConfigError
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic
@@ -39,7 +39,7 @@ class Mixed(Quadratic):
 
 
 PROBLEM = Mixed()
-TABLES = Parts()
+TABLES = Registry()
 
 RATIO = {"ratio": 0.8}
 NEAREST = {"ratio": 0.8, "nearest": True}

@@ -21,7 +21,7 @@ from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.config.registry import Parts
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic, everyone, partial
@@ -210,7 +210,7 @@ def test_the_old_name_of_parameter_free_is_refused():
     with pytest.raises(ValueError, match="problem_free is called parameter_free now"):
         fedmuon_ma(problem_free=True)
     with pytest.raises(ConfigError, match=r"method.problem_free is called parameter_free now, got True; write"):
-        Parts().build("METHODS", {"name": "fedmuon_ma", "problem_free": True}, "method")
+        Registry().build("METHODS", {"name": "fedmuon_ma", "problem_free": True}, "method")
 
 
 NAMED = {
@@ -222,7 +222,7 @@ NAMED = {
 
 def test_methods_whose_papers_name_no_coefficients_share_one_default():
     """Every method that steps by Newton-Schulz has the coefficients of its paper, or all others the same ones."""
-    tables, found = Parts(), {}
+    tables, found = Registry(), {}
     for name in METHODS:
         built = tables.build("METHODS", name, "method")
         schemes = {part.scheme for part in parts_of(built) if isinstance(part, NewtonSchulz)}

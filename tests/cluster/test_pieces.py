@@ -30,9 +30,9 @@ def worker_and_task(tmp_path_factory):
     job = prepare(digits("scaffold", EPOCHS), "pieces")
     split, method, x = job.split(), job.method(), job.start()
     table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
-    worker = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
+    worker = Worker(job, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
     everyone = np.arange(30)
-    sizes = split.parts.sizes_of(everyone)
+    sizes = split.client_index.sizes_of(everyone)
     steps = steps_of(sizes, job.experiment.federation.local)
     ordered = everyone[np.lexsort((everyone, -steps))]
     task = ClientTask(0, ordered, (*range(4, 29, 4), 30))

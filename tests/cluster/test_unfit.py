@@ -110,7 +110,7 @@ def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, s
     data["federation"] |= {"clients": 30, "cohort": 30, "rounds": 10, "local": {"steps": 70, "batch": 4}}
     result = ended(start(data))
     log = logged(tmp_path / "out")
-    (line,) = [line for line in log.splitlines() if "path: blocks of" in line]
+    (line,) = [line for line in log.splitlines() if "plan: blocks of" in line]
     assert "torch kernels (measured" in line
     assert "no kernels of our own, which not every machine can have: node " in line
     assert "no C++ compiler: none of /no/such/compiler is here" in line

@@ -18,9 +18,9 @@ from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.operators import FOUR, add_up, kernels, polynomials
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 
-from .test_chain import CHAINS, at, batch_of, both, workload
+from .test_fused_chain import CHAINS, at, batch_of, both, workload
 from .test_kernels import CONVS, drawn, gradients
 
 ODD = (torch.nan, torch.inf, -torch.inf)
@@ -109,7 +109,7 @@ def rest() -> None:
             for more in (False, True):
                 add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, "native")
     sizes = np.array([1, 2, 5, 16, 17, 40])
-    parts = Parts.of([np.arange(size) + sizes[:i].sum() for i, size in enumerate(sizes)])
+    parts = ClientIndex.of([np.arange(size) + sizes[:i].sum() for i, size in enumerate(sizes)])
     for batch in (1, 4, 16, 100):
         for local in (Local(epochs=2, batch=batch), Local(steps=7, batch=batch)):
             for visits in (0, 3):

@@ -8,10 +8,10 @@ import torch
 
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 
 SIZES = [1, 5, 7, 16, 30]
-PARTS = Parts.of(np.array_split(np.random.default_rng(0).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+PARTS = ClientIndex.of(np.array_split(np.random.default_rng(0).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1]))
 
 
 def rows_of(client: int) -> list[int]:
@@ -67,9 +67,9 @@ def test_keys_differ_by_client_and_step_and_visit():
 
 def test_every_order_is_about_as_likely():
     """720 shuffles of three rows: each of the six orders 120 times, give or take 4 standard deviations (10 each)."""
-    parts = Parts.of([np.arange(3)])
+    client_index = ClientIndex.of([np.arange(3)])
     found = [
-        tuple(stream(parts, np.array([0]), np.array([v]), Local(epochs=1, batch=3), seed=0).rows[0, 0].tolist())
+        tuple(stream(client_index, np.array([0]), np.array([v]), Local(epochs=1, batch=3), seed=0).rows[0, 0].tolist())
         for v in range(720)
     ]
     counts = [found.count(order) for order in set(found)]
@@ -81,10 +81,15 @@ def test_drawn_by_our_own_code_they_are_the_same(own_kernels):
     rng = np.random.default_rng(1)
     for case in range(300):
         sizes = rng.integers(1, 60, int(rng.integers(1, 12)))
-        parts = Parts.of(np.array_split(rng.permutation(int(sizes.sum())), np.cumsum(sizes)[:-1]))
+        client_index = ClientIndex.of(np.array_split(rng.permutation(int(sizes.sum())), np.cumsum(sizes)[:-1]))
         clients = rng.permutation(len(sizes))[: int(rng.integers(1, len(sizes) + 1))]
         length = {"steps" if case % 2 else "epochs": int(rng.integers(1, 9))}
-        asked = (parts, clients, rng.integers(0, 50, len(clients)), Local(batch=int(rng.integers(1, 40)), **length))
+        asked = (
+            client_index,
+            clients,
+            rng.integers(0, 50, len(clients)),
+            Local(batch=int(rng.integers(1, 40)), **length),
+        )
         slow, quick = (stream(*asked, seed=case - 150, own=own) for own in (False, True))
         for mine, theirs in zip(quick, slow, strict=True):
             if theirs is None:

@@ -27,10 +27,10 @@ from fedfleet.algorithms.rules import Momentum, Sgd
 from fedfleet.algorithms.table import COMPRESSIONS, METHODS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run
-from fedfleet.engine.config.registry import Parts as Tables
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.workloads.base import Model, Partition, Parts
+from fedfleet.workloads.base import ClientIndex, Model, Partition
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic, Mlp
 from tests.engine.test_compressed import Pictures
@@ -48,9 +48,9 @@ class Hands(Partition):
     sizes: tuple[int, ...]
     of: tuple[int, ...]
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         ends = np.cumsum((0, *self.sizes))
-        return Parts.of([np.arange(ends[i], ends[i + 1]) for i in self.of])
+        return ClientIndex.of([np.arange(ends[i], ends[i + 1]) for i in self.of])
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def test_every_compression_is_tried():
 
 def spread(part: Any, cohort: int, weights: str = "examples") -> list[float]:
     """server/lr of every round: the quotient above. Pictures has running statistics, which no norm counts."""
-    chosen = None if part is None else Tables().build("COMPRESSIONS", part, "method.compression")
+    chosen = None if part is None else Registry().build("COMPRESSIONS", part, "method.compression")
     method = compressed(LocalMethod(Momentum(0.05), Plain(), Spread()), chosen)
     asked = {"plan": {"cohort": cohort, "rounds": 4, "local": {"epochs": 2, "batch": 4}}}
     workload = Pictures(partition=Hands((2, 4, 6, 12), (0, 1, 2, 3)))

@@ -1,7 +1,7 @@
 """Plain descent at once (`Visit.descend`) is its steps one after the other, and is taken where it is meant only.
 
-TOLERANCE: float32 sums in another order, as in test_chain, some steps on. Where there are many, there is no ReLU: one
-that opens for the one and stays shut for the other is no rounding any more.
+TOLERANCE: float32 sums in another order, as in test_fused_chain, some steps on. Where there are many, there is no ReLU:
+one that opens for the one and stays shut for the other is no rounding any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import AT_ONCE, LocalTrainer
 
-from .test_chain import CHAINS, workload
+from .test_fused_chain import CHAINS, workload
 from .test_kernels import lenet
 
 TOLERANCE = 2e-5

@@ -17,7 +17,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients.evaluation import groups, spread
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.metrics import perplexity
 from fedfleet.workloads.noisy import Noisy
 from fedfleet.workloads.parquet import Parquet
@@ -101,7 +101,7 @@ def test_ranks_do_not_depend_on_batches(two_classes: Path):
 
 def test_groups_hold_whole_clients():
     sizes = [3, 4, 3, 1, 12, 1, 9, 1]
-    parts = Parts(np.cumsum([0, *sizes]), np.arange(sum(sizes)))
+    parts = ClientIndex(np.cumsum([0, *sizes]), np.arange(sum(sizes)))
     assert [(g.begin, g.end) for g in groups(parts, 10)] == [(0, 3), (3, 4), (4, 5), (5, 7), (7, 8)]
     assert [(g.begin, g.end) for g in groups(parts, 1)] == [(i, i + 1) for i in range(8)]
 

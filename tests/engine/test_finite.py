@@ -150,7 +150,7 @@ def test_a_few_clients_whose_rows_are_wrong():
     data = plan(workload)
     data["federation"] |= {"cohort": 10}
     split = workload.split(0, 10)
-    parts = split.parts
+    parts = split.client_index
     wrong = [i for i in range(10) if 3 in split.train["label"][parts.rows[parts.offsets[i] : parts.offsets[i + 1]]]]
     assert 0 < len(wrong) <= 5
     said = diverged(data)

@@ -18,7 +18,7 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.partition_file import digest
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import Dealt, told
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic
 from fedfleet.workloads.partitions import Dirichlet, Iid
@@ -58,12 +58,12 @@ def plan(workload: Any, clients: int = OWNERS, evaluate: Any = None, **engine: A
     )
 
 
-def on_clients(result: Result, columns: Any, parts: Parts) -> np.ndarray:
+def on_clients(result: Result, columns: Any, client_index: ClientIndex) -> np.ndarray:
     """Each client's accuracy on rows of its own, by the final model, in float64; NaN where it has none."""
     weight, bias = result.model["out.weight"].double().numpy(), result.model["out.bias"].double().numpy()
     x = columns["input"].reshape(len(columns["label"]), -1).astype(np.float64)
     right = (x @ weight.T + bias).argmax(1) == columns["label"]
-    own = np.split(right[parts.rows], parts.offsets[1:-1])
+    own = np.split(right[client_index.rows], client_index.offsets[1:-1])
     return np.array([each.mean() if len(each) else np.nan for each in own])
 
 
@@ -77,7 +77,7 @@ def test_fairness_with_natural_clients(table):
     split = RunSpec.of("again", experiment).split()
     assert "client" not in split.train
     assert "client" not in split.test
-    own = on_clients(result, split.train, split.parts)
+    own = on_clients(result, split.train, split.client_index)
     assert result.metrics["eval/clients/accuracy"] == pytest.approx(own.mean(), abs=1e-12)
     assert result.metrics["eval/clients/accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
 
@@ -89,12 +89,12 @@ def test_accuracy_on_rows_that_clients_hold_out(way, table):
     workload = {**table, "held_out": "mine"} if way == "column" else table
     experiment = plan(workload, evaluate={"fairness": True, **asked})
     result, split = run(experiment), RunSpec.of("again", experiment).split()
-    held = split.parts.held
+    held = split.client_index.held
     assert held is not None
     assert held.sizes.tolist() == [4] * OWNERS
-    assert split.parts.sizes.tolist() == [12] * OWNERS
-    for prefix, parts in (("", split.parts), ("test_", held)):
-        own = on_clients(result, split.train, parts)
+    assert split.client_index.sizes.tolist() == [12] * OWNERS
+    for prefix, client_index in (("", split.client_index), ("test_", held)):
+        own = on_clients(result, split.train, client_index)
         assert result.metrics[f"eval/clients/{prefix}accuracy"] == pytest.approx(own.mean(), abs=1e-12)
         assert result.metrics[f"eval/clients/{prefix}accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
     alone = run(plan(workload, evaluate=asked))
@@ -105,26 +105,28 @@ def test_accuracy_on_rows_that_clients_hold_out(way, table):
 
 def test_held_out_rows_are_not_trained_on(table):
     """Each row is either trained on or held out, by the client that had it; the same rows for the same seed."""
-    whole = RunSpec.of("all", plan(table)).split().parts
+    whole = RunSpec.of("all", plan(table)).split().client_index
     asked = plan(table, evaluate={"held_out": 0.3})
-    parts, again = (RunSpec.of("some", asked).split().parts for _ in range(2))
-    assert parts.held is not None
-    assert digest(parts) == digest(again)
-    assert digest(parts) != digest(Parts(parts.offsets, parts.rows))
+    client_index, again = (RunSpec.of("some", asked).split().client_index for _ in range(2))
+    assert client_index.held is not None
+    assert digest(client_index) == digest(again)
+    assert digest(client_index) != digest(ClientIndex(client_index.offsets, client_index.rows))
     for client in range(OWNERS):
-        trained, held, both = (p.rows[p.offsets[client] : p.offsets[client + 1]] for p in (parts, parts.held, whole))
+        trained, held, both = (
+            p.rows[p.offsets[client] : p.offsets[client + 1]] for p in (client_index, client_index.held, whole)
+        )
         assert len(held) == round(0.3 * 16)
         assert sorted([*trained, *held]) == sorted(both)
     column = RunSpec.of("column", plan({**table, "held_out": "mine"})).split()
     assert "held_out" not in column.train
-    assert column.parts.held is not None
-    assert set(column.parts.held.rows.tolist()) == {i for i in range(ROWS) if i // OWNERS % 4 == 0}
+    assert column.client_index.held is not None
+    assert set(column.client_index.held.rows.tolist()) == {i for i in range(ROWS) if i // OWNERS % 4 == 0}
 
 
 def test_without_held_out_rows_nothing_moves(table):
     experiment = plan(table)
-    parts = RunSpec.of("plain", experiment).split().parts
-    assert parts.held is None
+    client_index = RunSpec.of("plain", experiment).split().client_index
+    assert client_index.held is None
     assert not [name for name in run(experiment).metrics if name.startswith("eval/clients")]
 
 
@@ -133,12 +135,12 @@ def test_clients_with_few_rows(batch):
     """A client of one row trains on it and is left out of the mean; one of two rows holds out one."""
     workload = Digits(model=Logistic(), partition=Dirichlet(0.1))
     experiment = plan(workload, 200, {"held_out": 0.1, "batch": batch})
-    whole, split = RunSpec.of("w", plan(workload, 200)).split().parts, RunSpec.of("s", experiment).split()
-    held = split.parts.held
+    whole, split = RunSpec.of("w", plan(workload, 200)).split().client_index, RunSpec.of("s", experiment).split()
+    held = split.client_index.held
     assert held is not None
     assert (whole.sizes == 1).any()
     assert np.array_equal(held.sizes == 0, whole.sizes == 1)
-    assert split.parts.sizes.min() >= 1
+    assert split.client_index.sizes.min() >= 1
     result = run(experiment)
     own = on_clients(result, split.train, held)
     own = own[~np.isnan(own)]
@@ -177,7 +179,7 @@ def test_mistakes_about_held_out_rows(table):
     ):
         job = RunSpec.of("mistake", experiment)
         if words is None:
-            assert job.split().parts.held is not None
+            assert job.split().client_index.held is not None
         else:
             with pytest.raises(ConfigError, match=words):
                 job.split()

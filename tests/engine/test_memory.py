@@ -29,8 +29,8 @@ def test_a_worker_is_light(ray_here):
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
     job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
     split = job.split()
-    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-    driver = Driver(job, DataSummary(split.parts, examples(split.test)))
+    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
+    driver = Driver(job, DataSummary(split.client_index, examples(split.test)))
     try:
         driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
         assert len(list(driver.rounds())) == 3

@@ -38,8 +38,8 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     base = few(method, plan={"local": {"steps": 3, "batch": batch}}, engine=engine)
     job = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
     split = job.split()
-    data = Data.of(split.train, split.test, split.parts)
-    driver = Driver(job, DataSummary(split.parts, 1))
+    data = Data.of(split.train, split.test, split.client_index)
+    driver = Driver(job, DataSummary(split.client_index, 1))
     driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
     try:
         assert driver._opening()
@@ -58,7 +58,7 @@ def gradients() -> list[dict[str, torch.Tensor]]:
     x = {name: value.double().requires_grad_() for name, value in workload.init(0).items()}
     network = Stateless(workload.build())
     found = []
-    for rows in np.split(split.parts.rows, split.parts.offsets[1:-1]):
+    for rows in np.split(split.client_index.rows, split.client_index.offsets[1:-1]):
         image, label = torch.from_numpy(split.train["input"][rows]), torch.from_numpy(split.train["label"][rows])
         scaled = workload.inputs({"input": image}, torch.float64)
         loss = torch.nn.functional.cross_entropy(network(x, scaled), label)

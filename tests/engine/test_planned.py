@@ -61,7 +61,7 @@ def test_gradients_are_counted(name, gradients):
     experiment = digits(name, STEPS)
     warm = 0
     if prepare(experiment, "test").method().opening is not None:
-        sizes = prepare(experiment, "test").split().parts.sizes
+        sizes = prepare(experiment, "test").split().client_index.sizes
         warm = int((-(-sizes // STEPS["batch"])).sum())
     for row in run(experiment).rows:
         assert row["client/gradients"] == gradients * row["client/steps"] + (warm if row["round"] == 1 else 0)

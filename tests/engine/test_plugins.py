@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedfleet.engine.api import run
-from fedfleet.engine.config.registry import Parts, find_plugin
+from fedfleet.engine.config.registry import Registry, find_plugin
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
@@ -242,12 +242,12 @@ def test_tables_are_extended_and_shadowed(folder: Path):
     """The last plug-in named wins, others keep the package's."""
     (folder / "first.py").write_text(METHOD.replace('{"halved": halved}', '{"fedavg": halved, "halved": halved}'))
     (folder / "last.py").write_text(METHOD.replace("0.5", "0.25"))
-    own = Parts([find_plugin("first.py"), find_plugin("last.py")])
-    for table, entries in Parts().tables.items():
+    own = Registry([find_plugin("first.py"), find_plugin("last.py")])
+    for table, entries in Registry().tables.items():
         assert entries.keys() <= own.tables[table].keys()
     assert own.build("METHODS", "fedavg", "method").server.lr == 0.5
     assert own.build("METHODS", "halved", "method").server.lr == 0.25
-    assert Parts().build("METHODS", "fedavg", "method").server.lr == 1.0
+    assert Registry().build("METHODS", "fedavg", "method").server.lr == 1.0
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_tables_are_extended_and_shadowed(folder: Path):
 )
 def test_kinds_of_entries(folder: Path, entry: str, built: float):
     (folder / "kinds.py").write_text(f"import functools\n{METHOD}\nMETHODS = {{'k': {entry}}}\n")
-    parts = Parts([find_plugin("kinds.py"), find_plugin("own_method")])
+    parts = Registry([find_plugin("kinds.py"), find_plugin("own_method")])
     assert parts.build("METHODS", "k", "method").rule.lr == built
 
 
@@ -270,7 +270,7 @@ def test_a_class_with_an_init_of_its_own(folder: Path):
         "    lr: float = 0.01\n", "    def __init__(self, lr: float = 0.01):\n        self.lr = lr\n"
     )
     (folder / "init.py").write_text(own)
-    parts = Parts([find_plugin("init.py")])
+    parts = Registry([find_plugin("init.py")])
     assert parts.build("RULES", {"name": "signed", "lr": 1}, "rule").lr == 1.0
     with pytest.raises(ConfigError, match=r"rule\.lr must be a valid number"):
         parts.build("RULES", {"name": "signed", "lr": "much"}, "rule")

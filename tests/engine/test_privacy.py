@@ -18,7 +18,7 @@ from .setups import EPOCHS, STEPS, digits
 
 def task_of(job: RunSpec, data: Data, clients: np.ndarray) -> TrainingTask:
     plan = job.experiment.federation
-    tasks = plan_tasks(clients, data.parts.sizes[clients], plan.local, len(clients))
+    tasks = plan_tasks(clients, data.client_index.sizes[clients], plan.local, len(clients))
     none = np.full(len(clients), -1)
     return TrainingTask(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
 
@@ -30,14 +30,16 @@ def test_other_clients_rows_may_be_anything(local, block):
     job = prepare(digits("fedavg", local, block=block), "test")
     split = job.split()
     clients = np.array([3, 8, 11, 20])
-    own = np.concatenate([split.parts.rows[split.parts.offsets[c] : split.parts.offsets[c + 1]] for c in clients])
+    own = np.concatenate(
+        [split.client_index.rows[split.client_index.offsets[c] : split.client_index.offsets[c + 1]] for c in clients]
+    )
     poisoned = {name: column.copy() for name, column in split.train.items()}
     others = np.setdiff1d(np.arange(len(split.train["label"])), own)
     poisoned["input"][others] = np.nan
     assert len(others) > len(own) > 0
     sums = []
     for train in (split.train, poisoned):
-        data = Data.of(train, split.test, split.parts)
+        data = Data.of(train, split.test, split.client_index)
         worker = Worker(job, data, StateLayout("", 0, narrow=False, digests=False), lambda: None)
         leaves = [leaf.numpy() for leaf in pytree.tree_leaves(worker.state_spec.server.public)]
         sums.append(worker.train(task_of(job, data, clients), Broadcast(1, leaves)))

@@ -31,7 +31,7 @@ from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.partitions import Iid
 
 from .setups import STEPS, digits
-from .test_path import Log
+from .test_execution_plan import Log
 
 pytestmark = pytest.mark.usefixtures("own_kernels")
 
@@ -189,9 +189,9 @@ def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(mak
     by_torch = run(experiment(workload, kernels="torch"))
     auto = run(experiment(workload), tmp_path / "run", [log])
     assert far(auto.model, by_torch.model) < TOLERANCE
-    kept = json.loads((tmp_path / "run/path.json").read_text())
+    kept = json.loads((tmp_path / "run/plan.json").read_text())
     assert kept["kernels"] != "chain"
-    (line,) = [text for text in log.told if text.startswith("path: ")]
+    (line,) = [text for text in log.told if text.startswith("plan: ")]
     assert "chain kernels refused: " in line
     assert "chain kernels refused: " in kept["how"]
     assert "\n" not in line
@@ -258,7 +258,7 @@ def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     job = RunSpec.of("run", experiment(made(), kernels="chain"))
     split = job.split()
     planned, _ = execution_plan.plan_execution(job, split, lambda *_: {})
-    data, rows = Data.of(split.train, split.test, split.parts), StateLayout("", 0, False, False)
+    data, rows = Data.of(split.train, split.test, split.client_index), StateLayout("", 0, False, False)
     proofs = []
     real = kernel_proof.prove
     monkeypatch.setattr(kernel_proof, "prove", lambda *given: proofs.append(given) or real(*given))
@@ -314,7 +314,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 
     job = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = job.split()
-    return job, kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), kernels)
+    return job, kernel_proof.Proof(job, kernel_proof.Given(split.train, split.client_index), kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -338,7 +338,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     job = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = job.split()
-    proving = kernel_proof.Proof(job, kernel_proof.Given(split.train, split.parts), "native")
+    proving = kernel_proof.Proof(job, kernel_proof.Given(split.train, split.client_index), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -358,7 +358,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = job.split()
-        kernel_proof.prove(job, kernel_proof.Given(split.train, split.parts), kernels)
+        kernel_proof.prove(job, kernel_proof.Given(split.train, split.client_index), kernels)
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -375,6 +375,6 @@ def test_a_dead_start_proves_nothing_by_itself():
     job = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = job.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
-    kernel_proof.prove(right, kernel_proof.Given(split.train, split.parts), "chain")
+    kernel_proof.prove(right, kernel_proof.Given(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(job, kernel_proof.Given(split.train, split.parts), "chain")
+        kernel_proof.prove(job, kernel_proof.Given(split.train, split.client_index), "chain")

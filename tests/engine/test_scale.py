@@ -18,7 +18,7 @@ from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
 from fedfleet.engine.state.row_files import DIGEST, RowFiles
 from fedfleet.engine.state.table import Table
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.partitions import Iid
 
 from .setups import STEPS, digits
@@ -32,7 +32,7 @@ class Federation:
 
     def __init__(self, clients: int, folder: str) -> None:
         self.clients, self.number = clients, 0
-        self.parts = Parts.equal(np.arange(3 * clients), clients)
+        self.parts = ClientIndex.equal(np.arange(3 * clients), clients)
         self.table = Table(SAMPLE, clients, COHORT, (folder, False, True))
         self.visits = np.zeros(clients, dtype=np.int64)
 
@@ -107,7 +107,7 @@ def test_a_hundred_thousand_clients_are_two_arrays():
 @pytest.mark.parametrize(("rows", "clients"), [(10, 10), (10, 3), (7, 4), (100, 1)])
 def test_equal_parts_are_numpys(rows, clients):
     rows = np.random.default_rng(0).permutation(rows)
-    ours, theirs = Parts.equal(rows, clients), Parts.of(np.array_split(rows, clients))
+    ours, theirs = ClientIndex.equal(rows, clients), ClientIndex.of(np.array_split(rows, clients))
     assert (ours.offsets == theirs.offsets).all()
     assert (ours.rows == theirs.rows).all()
     some = np.arange(clients)[::2]

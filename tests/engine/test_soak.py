@@ -25,7 +25,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
     job = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
     split = job.split()
-    driver = Driver(job, DataSummary(split.parts, len(split.test["label"])))
+    driver = Driver(job, DataSummary(split.client_index, len(split.test["label"])))
     found = []
     tracemalloc.start()
     try:

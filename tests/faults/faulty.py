@@ -95,8 +95,8 @@ class Failing:
     def split(self, seed: int, clients: int) -> Split:
         split = super().split(seed, clients)
         who = np.zeros(len(split.train["label"]), dtype=np.int64)
-        who[split.parts.rows] = np.repeat(np.arange(clients), split.parts.sizes)
-        return Split({**split.train, "client": who}, split.test, split.parts)
+        who[split.client_index.rows] = np.repeat(np.arange(clients), split.client_index.sizes)
+        return Split({**split.train, "client": who}, split.test, split.client_index)
 
     def losses(self, p: Any, batch: Any) -> torch.Tensor:
         losses = super().losses(p, batch)

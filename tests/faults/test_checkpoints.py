@@ -324,7 +324,7 @@ def test_nothing_is_left_of_a_run_that_finishes_or_fails(tmp_path, ray_here):
         "model.safetensors",
         "partition.arrow",
         "partition.json",
-        "path.json",
+        "plan.json",
         "result.json",
         "rounds.parquet",
         "run.json",

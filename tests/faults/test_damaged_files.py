@@ -123,9 +123,9 @@ BLOCKS = {f"a block of {block}": f'{{"block": {block}, "kernels": "torch"}}' for
 @pytest.mark.parametrize("content", [*ANYTHING.values(), *BLOCKS.values()], ids=[*ANYTHING, *BLOCKS])
 def test_what_path_json_says_does_not_matter_to_resuming(content, out, broken_off, expected):
     """Blocks and kernels are in the checkpoint, which has digests; the file is for people to read."""
-    put(out / "path.json", content)
+    put(out / "plan.json", content)
     same(resume(small(broken_off, checkpoint=EVERY), out), expected)
-    assert json.loads((out / "path.json").read_text())["block"] == 4
+    assert json.loads((out / "plan.json").read_text())["block"] == 4
 
 
 @pytest.mark.parametrize("command", ["resume", "attach"])

@@ -119,8 +119,8 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
     table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
     try:
-        worker = Worker(job, Data.of(split.train, split.test, split.parts), table.place, lambda: None)
-        sizes = np.diff(split.parts.offsets)[sampled]
+        worker = Worker(job, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+        sizes = np.diff(split.client_index.offsets)[sampled]
         tasks = plan_tasks(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)
         leaves, weight = [], 0.0

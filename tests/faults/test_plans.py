@@ -1,5 +1,5 @@
 """The plan of a run, its block and its kernels, is what its checkpoints say: resuming moves no bit, whatever becomes of
-path.json."""
+plan.json."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_becomes_of_path_json_resuming_moves_no_bit(damage, out, broken_off, expected):
-    before = json.loads((out / "path.json").read_text())
-    DAMAGES[damage](out / "path.json")
+    before = json.loads((out / "plan.json").read_text())
+    DAMAGES[damage](out / "plan.json")
     same(resume(chosen(broken_off), out), expected)
-    after = json.loads((out / "path.json").read_text())
+    after = json.loads((out / "plan.json").read_text())
     assert {after[key] == before[key] for key in ("block", "kernels")} == {True}
     log = (out / "run.log").read_text()
     assert "blocks of 5 clients" in log
@@ -81,9 +81,9 @@ def test_whatever_becomes_of_path_json_resuming_moves_no_bit(damage, out, broken
 
 
 def test_a_path_json_that_is_a_folder_is_told(out, broken_off):
-    (out / "path.json").unlink()
-    (out / "path.json").mkdir()
-    with pytest.raises(ConfigError, match=r"path.json cannot be written"):
+    (out / "plan.json").unlink()
+    (out / "plan.json").mkdir()
+    with pytest.raises(ConfigError, match=r"plan.json cannot be written"):
         resume(chosen(broken_off), out)
 
 
@@ -117,13 +117,13 @@ def test_a_run_that_another_machine_goes_on_with(tmp_path, expected):
         run(chosen(tmp_path, **copies), tmp_path / "out", [Watch(r5=interrupt)])
     for name in ("checkpoints", "state"):
         shutil.rmtree(tmp_path / "out" / name)
-    (tmp_path / "out" / "path.json").unlink()
+    (tmp_path / "out" / "plan.json").unlink()
     same(resume(chosen(tmp_path, **copies), tmp_path / "out"), expected)
 
 
 def test_without_a_checkpoint_nothing_is_touched(out, broken_off):
     shutil.rmtree(out / "checkpoints")
-    (out / "path.json").unlink()
+    (out / "plan.json").unlink()
     with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         resume(chosen(broken_off), out)
-    assert not (out / "path.json").exists()
+    assert not (out / "plan.json").exists()

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.limits import check_folder, check_size
-from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, Section
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.digits import Digits
@@ -43,7 +43,7 @@ def keys(section: type[Section] = Experiment, path: tuple[str, ...] = ()) -> lis
 
 
 def arguments(table: str, name: str) -> list[str]:
-    return list(signature(resolve(Parts().tables[table][name]))[1])
+    return list(signature(resolve(Registry().tables[table][name]))[1])
 
 
 def one_sentence(done: Result, what: str) -> None:
@@ -87,7 +87,7 @@ def test_any_value_for_any_argument_of_a_part(table: str, here: Path):
     place = {"METHODS": "method", "WORKLOADS": "workload", "MODELS": "workload.model"}
     where = {**place, "PARTITIONS": "workload.partition", "RULES": "method.rule"}[table]
     names = [
-        name for name in Parts().tables[table] if table != "WORKLOADS" or name in ("digits", "quadratic", "saddle")
+        name for name in Registry().tables[table] if table != "WORKLOADS" or name in ("digits", "quadratic", "saddle")
     ]
     pairs = [(name, key, value) for name in names for key in arguments(table, name) for value in VALUES]
     base = ("method=fedavg",) if table == "RULES" else ()
@@ -104,7 +104,7 @@ def test_runs_of_any_argument_end_in_a_sentence(table: str):
     where = "method" if table == "METHODS" else "method.rule"
     base = ("method=fedavg",) if table == "RULES" else ()
     tiny = ("federation.clients=4", "federation.cohort=2", "federation.rounds=1", "federation.local.steps=1")
-    names = list(Parts().tables[table])
+    names = list(Registry().tables[table])
     pairs = [(name, key, value) for name in names for key in arguments(table, name) for value in VALUES]
     for number, (name, key, value) in enumerate(drawn.sample(pairs, 40)):
         what = (f"{where}.name={name}", f"{where}.{key}={value}", "workload.model={name: mlp, hidden: [4]}")

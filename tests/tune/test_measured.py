@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.config.registry import Parts
+from fedfleet.engine.config.registry import Registry
 from fedfleet.tune import measured
 from tests.algorithms.test_resting_points import HERE, IN_MOMENTA, IN_STATIONARY
 
@@ -29,7 +29,7 @@ def test_every_point_builds(name):
     methods = list(command["points"](name, GRIDS[name]))
     assert len({json.dumps(method) for method in methods}) == len(methods) >= 2
     for method in methods:
-        Parts().build("METHODS", method, "method")
+        Registry().build("METHODS", method, "method")
 
 
 def test_what_is_stored_is_of_the_grids_and_trains():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.tune import methods
 
 PAGE = Path(__file__).parents[2] / "docs/methods.md"
@@ -24,7 +24,7 @@ def test_the_page_names_its_command():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_argument_is_explained(name):
-    tables = Parts().tables
+    tables = Registry().tables
     text = methods.section(name, METHODS[name], tables)
     for key in signature(resolve(METHODS[name]))[1]:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
@@ -48,7 +48,7 @@ def test_sentences():
 def test_defaults_are_shown_as_an_experiment_has_them():
     from fedfleet.algorithms.rules import Clip, Sgd
 
-    tables = Parts().tables
+    tables = Registry().tables
     assert methods.shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"
     assert [methods.shown(v, tables) for v in (True, None, (0.9, 0.99), "mean")] == ["true", "", "[0.9, 0.99]", "mean"]
 

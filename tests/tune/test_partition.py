@@ -13,7 +13,7 @@ from fedfleet.engine.config.run_spec import Job
 from fedfleet.engine.records.partition_file import digest, keep, kept
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import Dealt, measures, ordered
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from tests.tune.commands import invoke
 
 LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")
@@ -22,7 +22,7 @@ LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")
 def test_measures_by_hand():
     """Two clients, four labels: one has 4 rows of a single label, one has 2 of each of two. Of all 8 rows, half have
     label 0 and a quarter each 1 and 3: total variation 1/2 of both."""
-    dealt = Dealt(Parts(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1)
+    dealt = Dealt(ClientIndex(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1)
     found = {name: values.tolist() for name, values in measures(dealt).items()}
     assert found == {
         "rows": [4, 4],
@@ -89,7 +89,7 @@ def test_show_tells_of_missing_data_and_is_no_error(monkeypatch: pytest.MonkeyPa
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
 
 
-def rows_of(folder: Path) -> tuple[dict[str, Any], Parts]:
+def rows_of(folder: Path) -> tuple[dict[str, Any], ClientIndex]:
     return json.loads((folder / "partition.json").read_text()), kept(folder)
 
 
@@ -98,20 +98,20 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
     for number, seed in enumerate((0, 0, 1)):
         done = invoke("run", "digits", *LOCAL, f"seed={seed}", "--out", str(tmp_path / str(number)))
         assert done.exit_code == 0, done.output
-    parts = Job.of("again", load("digits")).split().parts
+    client_index = Job.of("again", load("digits")).split().client_index
     about, found = rows_of(tmp_path / "0")
-    assert about == {"clients": 100, "rows": 1442, "sha256": digest(parts)}
-    assert np.array_equal(found.offsets, parts.offsets)
-    assert np.array_equal(found.rows, parts.rows)
+    assert about == {"clients": 100, "rows": 1442, "sha256": digest(client_index)}
+    assert np.array_equal(found.offsets, client_index.offsets)
+    assert np.array_equal(found.rows, client_index.rows)
     assert rows_of(tmp_path / "1")[0] == about
     assert rows_of(tmp_path / "2")[0]["sha256"] != about["sha256"]
 
 
 def test_too_many_rows_are_kept_by_their_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    parts = Parts.equal(np.arange(60), 3)
-    keep(parts, tmp_path / "whole")
+    client_index = ClientIndex.equal(np.arange(60), 3)
+    keep(client_index, tmp_path / "whole")
     monkeypatch.setattr("fedfleet.engine.records.partition_file.MOST", 62)
-    keep(parts, tmp_path / "large")
+    keep(client_index, tmp_path / "large")
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["partition.json"]
     assert (tmp_path / "large/partition.json").read_text() == (tmp_path / "whole/partition.json").read_text()
-    assert digest(kept(tmp_path / "whole")) == digest(parts)
+    assert digest(kept(tmp_path / "whole")) == digest(client_index)

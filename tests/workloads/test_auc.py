@@ -12,10 +12,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.func import vmap
 
-from fedfleet.engine.config.registry import Parts as Tables
+from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.auc import Auc, optimum, priors
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.minimax import reversed_dual
 from fedfleet.workloads.models import Logistic
@@ -142,8 +142,8 @@ def made(prior="global", partition=None, **settings):
 
 def shares(split):
     positive = split.train["label"] == 3
-    own = [positive[rows].mean() for rows in np.split(split.parts.rows, split.parts.offsets[1:-1])]
-    return np.array(own), positive[split.parts.rows].mean()
+    own = [positive[rows].mean() for rows in np.split(split.client_index.rows, split.client_index.offsets[1:-1])]
+    return np.array(own), positive[split.client_index.rows].mean()
 
 
 def test_pi_is_that_of_all_clients_together():
@@ -156,9 +156,11 @@ def test_pi_is_each_clients_own():
     split = made("local").split(0, 3)
     own, pooled = shares(split)
     for i in range(3):
-        assert set(split.train["prior"][split.parts.rows[split.parts.offsets[i] : split.parts.offsets[i + 1]]]) == {
-            own[i]
-        }
+        assert set(
+            split.train["prior"][
+                split.client_index.rows[split.client_index.offsets[i] : split.client_index.offsets[i + 1]]
+            ]
+        ) == {own[i]}
     assert set(split.test["prior"]) == {pooled}
 
 
@@ -175,7 +177,7 @@ def test_pooled_share_of_the_papers_ratios():
 def test_one_class_alone_is_refused():
     class Alone(Dirichlet):
         def deal(self, labels, clients, seed):
-            return Parts.of([np.flatnonzero(labels == 3), np.flatnonzero(labels != 3)])
+            return ClientIndex.of([np.flatnonzero(labels == 3), np.flatnonzero(labels != 3)])
 
     workload = made("local", partition=Alone(1.0))
     with pytest.raises(ValueError, match="both classes must occur where pi is taken, got a share of 1 positives in"):
@@ -199,10 +201,10 @@ def test_settings_that_are_refused(change, said):
 
 
 def test_by_name():
-    built = Tables().build("WORKLOADS", {"name": "auc", "of": {"name": "digits", "model": "logistic"}}, "workload")
+    built = Registry().build("WORKLOADS", {"name": "auc", "of": {"name": "digits", "model": "logistic"}}, "workload")
     assert built == Auc(Digits(Logistic()))
     with pytest.raises(ConfigError, match="workload: of must be a classification workload, got Saddle"):
-        Tables().build("WORKLOADS", {"name": "auc", "of": "saddle"}, "workload")
+        Registry().build("WORKLOADS", {"name": "auc", "of": "saddle"}, "workload")
 
 
 @pytest.mark.parametrize("name", ["sentiment140", "yelp", "sst2"])
@@ -211,10 +213,10 @@ def test_the_papers_sets(name, data_root):
     numbers of negatives are nearly equal: within 5 %, which is sqrt(1 / 400)."""
     rare = {"name": "positive_ratio", "ratios": list(RATIOS)}
     text = {"name": name, "data_root": data_root, "model": {"name": "rnn", "hidden": 4, "layers": 1}, "partition": rare}
-    workload = Tables().build("WORKLOADS", {"name": "auc", "of": text}, "workload")
+    workload = Registry().build("WORKLOADS", {"name": "auc", "of": text}, "workload")
     split = workload.split(0, 8)
-    own, pooled = priors(split.train["label"] == 1, split.parts)
-    assert split.parts.sizes.min() > 120
+    own, pooled = priors(split.train["label"] == 1, split.client_index)
+    assert split.client_index.sizes.min() > 120
     np.testing.assert_allclose(own, RATIOS, atol=1 / 120)
     assert pooled == split.test["prior"][0] == pytest.approx(0.13039, rel=0.05)
     assert 0.3 < (split.test["label"] == 1).mean() < 0.9, "the test set is as it was"

@@ -142,9 +142,9 @@ def test_two_rounds_are_those_of_plain_torch(root: Path):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(784, 3)).double()
     first = {name: value.double() for name, value in workload(root).init(0).items()}
     server = {**net.state_dict(), **first}
-    sizes = split.parts.sizes
+    sizes = split.client_index.sizes
     for visit in range(2):
-        drawn = stream(split.parts, np.arange(2), np.full(2, visit), Local(epochs=1, batch=8), 0)
+        drawn = stream(split.client_index, np.arange(2), np.full(2, visit), Local(epochs=1, batch=8), 0)
         states = []
         for client in range(2):
             net.load_state_dict(server)

@@ -228,7 +228,7 @@ def test_mnist_by_writer(mnist):
     train, _ = Mnist(data_root=mnist).load()
     sizes = np.unique(train["client"], return_counts=True)[1]
     assert (len(sizes), sizes.min(), int(np.median(sizes)), sizes.max()) == (539, 19, 116, 131)
-    for rows in np.split(split.parts.rows, split.parts.offsets[1:-1]):
+    for rows in np.split(split.client_index.rows, split.client_index.offsets[1:-1]):
         (writer,) = np.unique(train["client"][rows])
         assert len(rows) == (train["client"] == writer).sum() >= 100
 

@@ -122,7 +122,7 @@ def test_inputs_are_noisier_the_higher_the_clients_number():
     """48 rows of 784 bytes: the deviation's own is 1 / sqrt(2 x 37,632) = .4 %."""
     workload = Noisy(FashionMnist(Logistic(), stand_in=96), features=0.2)
     split = workload.split(0, 4)
-    own = [split.train["noise"][rows] for rows in np.split(split.parts.rows, split.parts.offsets[1:-1])]
+    own = [split.train["noise"][rows] for rows in np.split(split.client_index.rows, split.client_index.offsets[1:-1])]
     assert [np.unique(level).tolist() for level in own] == [[pytest.approx(0.05 * i)] for i in (1, 2, 3, 4)]
     assert "noise" not in split.test
     batch = {name: torch.from_numpy(rows[:48]) for name, rows in split.train.items()} | {"key": counted.key(3)}

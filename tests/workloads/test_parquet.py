@@ -299,7 +299,7 @@ def test_clients_are_numbered_in_the_order_of_their_names(kind, tmp_path):
     workload = Parquet(data_root=str(tmp_path), shape=SHAPE, classes=3, client="client", partition=Natural())
     train = workload.load()[0]
     assert train["client"].tolist() == [[0, 2, 1, 2][row % 4] for row in range(ROWS)]
-    assert workload.split(0, 3).parts.sizes.sum() == ROWS
+    assert workload.split(0, 3).client_index.sizes.sum() == ROWS
 
 
 def test_texts_labels_and_clients_of_parquet_are_checked(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.partitions import Dirichlet, Iid, Shards, repaired
 
@@ -17,11 +17,11 @@ def digits() -> np.ndarray:
     return Digits().load()[0]["label"]
 
 
-def labels_of(parts: Parts, labels: np.ndarray) -> list[np.ndarray]:
+def labels_of(parts: ClientIndex, labels: np.ndarray) -> list[np.ndarray]:
     return [labels[rows] for rows in np.split(parts.rows, parts.offsets[1:-1])]
 
 
-def label_entropy(parts: Parts, labels: np.ndarray) -> float:
+def label_entropy(parts: ClientIndex, labels: np.ndarray) -> float:
     """Mean entropy, in nats, of the clients' labels; log 10 = 2.30 if each has all alike."""
     shares = [np.bincount(own, minlength=10) / len(own) for own in labels_of(parts, labels)]
     return float(np.mean([-(s[s > 0] * np.log(s[s > 0])).sum() for s in shares]))

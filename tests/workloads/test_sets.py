@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedfleet.engine.api import run
-from fedfleet.engine.config.registry import Parts, resolve, signature
+from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.observer import Observer
@@ -142,7 +142,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def small(name: str) -> dict[str, Any]:
-    parameters = signature(resolve(Parts().tables["WORKLOADS"][name]))[1]
+    parameters = signature(resolve(Registry().tables["WORKLOADS"][name]))[1]
     usual = {"of": "digits", "stand_in": 48}
     return {"name": name, **{k: v for k, v in usual.items() if k in parameters}, **SMALL.get(name, {})}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.workloads.base import Parts
+from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.natural import Natural
 from fedfleet.workloads.skew import DirichletPrior, Labels, PositiveRatio, Quantity
 
@@ -13,11 +13,11 @@ EVEN = np.tile(np.arange(10), 500)
 BINARY = (np.arange(4000) % 2).astype(np.int64)
 
 
-def own(parts: Parts) -> list[np.ndarray]:
+def own(parts: ClientIndex) -> list[np.ndarray]:
     return np.split(parts.rows, parts.offsets[1:-1])
 
 
-def shares(parts: Parts, labels: np.ndarray) -> np.ndarray:
+def shares(parts: ClientIndex, labels: np.ndarray) -> np.ndarray:
     return np.array([np.bincount(labels[rows], minlength=10) / len(rows) for rows in own(parts)])
 
 

@@ -63,7 +63,7 @@ def test_global_randomness_is_neither_read_nor_written(name):
         after = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
         assert before[:2] == after[:2]
         assert torch.equal(before[2], after[2])
-        return loss, split.parts.rows
+        return loss, split.client_index.rows
 
     build(WORKLOADS[name]).split(0, 10)  # importing scikit-learn draws from Python's own
     one, other = results(1), results(2)

@@ -68,7 +68,7 @@ def test_a_text_model_learns_from_embeddings_and_ignores_padding(real_set):
     workload = Yelp(Rnn(8), Natural(), data_root=str(real_set("yelp").parent), vocabulary=200, length=12, embedding=5)
     split, p = workload.split(0, 10), workload.init(0)
     assert sorted(split.train) == ["input", "label"]
-    assert sorted(split.parts.sizes)[-1] == 4383  # restaurants
+    assert sorted(split.client_index.sizes)[-1] == 4383  # restaurants
     assert p["embedding.weight"].shape == (200, 5)
     batch = {name: torch.from_numpy(rows[:6]) for name, rows in split.train.items()} | {"key": counted.key(0)}
     several = {name: value.expand(2, *value.shape) for name, value in p.items()}
@@ -194,7 +194,7 @@ def test_shakespeare_by_role(real_set):
     split = workload.split(0, 100)
     assert split.train["input"].shape == (17_672, 80)
     assert split.test["input"].shape == (4_397, 80)
-    assert (split.parts.sizes.min(), split.parts.sizes.max()) == (107, 616)
+    assert (split.client_index.sizes.min(), split.client_index.sizes.max()) == (107, 616)
     text = "".join(CHARACTERS[c] for c in workload.load()[0]["input"][0])
     assert text.startswith("Now, Hal, what time of day is it, lad?")
     assert sum(value.numel() for value in workload.init(0).values()) == 1_093_199

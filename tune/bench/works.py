@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from ...workloads import counted
-from ...workloads.base import Classification, Columns, Model, Partition, Parts
+from ...workloads.base import Classification, ClientIndex, Columns, Model, Partition
 from ...workloads.convolutional import Cnn4
 from ...workloads.models import LeNet, Mlp
 
@@ -29,8 +29,8 @@ from ...workloads.models import LeNet, Mlp
 class Consecutive(Partition):
     """Client i has rows i n / N … (i + 1) n / N - 1."""
 
-    def deal(self, labels: np.ndarray, clients: int, seed: int) -> Parts:
-        return Parts.equal(np.arange(len(labels)), clients)
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        return ClientIndex.equal(np.arange(len(labels)), clients)
 
 
 @dataclass(frozen=True)

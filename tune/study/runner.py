@@ -142,7 +142,7 @@ def built_of(cell: Cell) -> None:
     job = RunSpec.of("check", experiment(cell.data))
     assert job.workload is not None
     spec = schedules.at(job.experiment.method, 1, job.experiment.federation.rounds, "method")
-    built = job.parts.build("METHODS", spec, "method")
+    built = job.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:
             built.planned(job.plan)

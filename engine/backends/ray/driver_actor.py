@@ -89,7 +89,9 @@ class DriverProcess:
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.workers != "auto" and all(spot.node == mine for spot in room.spots):
             return RayFleet(self.job, data, table.place, calls, room)
-        fleet = Spread(self.job, data, table, calls, steps_of(setup.parts.sizes, self.job.experiment.federation.local))
+        fleet = Spread(
+            self.job, data, table, calls, steps_of(setup.client_index.sizes, self.job.experiment.federation.local)
+        )
         fleet.open(room)
         return fleet
 
@@ -100,8 +102,8 @@ class DriverProcess:
         if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
             self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
         self.job, told = plan_execution(self.job, split, measure)
-        data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.parts)]
-        return data, DataSummary(split.parts, examples(split.test)), [told, *filter(None, [left_out(split)])]
+        data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
+        return data, DataSummary(split.client_index, examples(split.test)), [told, *filter(None, [left_out(split)])]
 
     def _check(self) -> None:
         if self.signal:

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 from torch.utils import _pytree as pytree
 
-from ....workloads.base import Parts
+from ....workloads.base import ClientIndex
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
@@ -88,16 +88,16 @@ class FarHost(Worker):
     if no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
 
     def __init__(
-        self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout, number: int, made: str
+        self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout, number: int, made: str
     ) -> None:
         """made: waited for; the node's files are there."""
         self.number, self.armed = number, 0.0
         self.patience = job.experiment.engine.patience
         self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
-        self.unfit = built(partial(self._prepare, job, train, test, parts, place))
+        self.unfit = built(partial(self._prepare, job, train, test, client_index, place))
 
-    def _prepare(self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout) -> None:
-        data = Data(from_arrow(train), from_arrow(test), parts)
+    def _prepare(self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
+        data = Data(from_arrow(train), from_arrow(test), client_index)
         prove_here(job, data)
         super().__init__(job, data, place, self._beat)
 

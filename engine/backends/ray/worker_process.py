@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ....workloads.base import Parts
+from ....workloads.base import ClientIndex
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
@@ -55,7 +55,14 @@ class Signs(NamedTuple):
 
 class HostProcess(Worker):
     def __init__(
-        self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout, signs: Signs, board: Address
+        self,
+        job: RunSpec,
+        train: Any,
+        test: Any,
+        client_index: ClientIndex,
+        place: StateLayout,
+        signs: Signs,
+        board: Address,
     ) -> None:
         self.number = signs.number
         self.board, self.read = Board(board), Broadcast(-1, [])
@@ -69,10 +76,10 @@ class HostProcess(Worker):
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.beat = beat
-        self.unfit = built(partial(self._prepare, job, train, test, parts, place))
+        self.unfit = built(partial(self._prepare, job, train, test, client_index, place))
 
-    def _prepare(self, job: RunSpec, train: Any, test: Any, parts: Parts, place: StateLayout) -> None:
-        data = Data(from_arrow(train), from_arrow(test), parts)
+    def _prepare(self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
+        data = Data(from_arrow(train), from_arrow(test), client_index)
         prove_here(job, data)
         super().__init__(job, data, place, self.beat)
 

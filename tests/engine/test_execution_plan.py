@@ -69,9 +69,9 @@ def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: P
     again, told = played(auto())
     assert told.endswith("(measured before)")
     assert first.model_sha256 == again.model_sha256
-    recorded = json.loads((tmp_path / "run/path.json").read_text())
+    recorded = json.loads((tmp_path / "run/plan.json").read_text())
     assert {recorded[key] == json.loads(kept.read_text())[key] for key in ("block", "kernels")} == {True}
-    assert "path: blocks of" in (tmp_path / "run/run.log").read_text()
+    assert "plan: blocks of" in (tmp_path / "run/run.log").read_text()
 
 
 def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or_worker_is_not():
@@ -131,11 +131,11 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
 
 
 def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
-    assert plan_execution(auto(block=4, kernels="torch"))[1] == "path: blocks of 4 clients, torch kernels (as given)"
+    assert plan_execution(auto(block=4, kernels="torch"))[1] == "plan: blocks of 4 clients, torch kernels (as given)"
     monkeypatch.setattr(execution_plan, "WORTH", 10**9)
     assert plan_execution(auto()) == (
         (9, "torch"),
-        "path: blocks of 9 clients, torch kernels (too short a run to measure)",
+        "plan: blocks of 9 clients, torch kernels (too short a run to measure)",
     )
 
 
