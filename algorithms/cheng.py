@@ -40,10 +40,10 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .groups import PerGroup
 from .local import Rule
-from .opening import Opened, Opening
-from .rules import Normalised, Sgd, positive, refuse
+from .parts.groups import PerGroup
+from .parts.rules import Normalised, Sgd, positive, refuse
+from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
 Start = Literal["zeros", "gradient"]
@@ -126,7 +126,7 @@ class ServerStep:
 
 
 @dataclass(frozen=True)
-class SharedMomentum(Opened):
+class SharedMomentum(WarmStarted):
     """rule: local steps along u, with its state anew every round. Clients keep c_i where controlled, else nothing."""
 
     direction: Direction
@@ -198,13 +198,13 @@ class SharedMomentum(Opened):
         return server.public.x
 
     @property
-    def opening(self) -> Algorithm | None:
-        return Opening(self) if self.start == "gradient" else None
+    def warm_start(self) -> Algorithm | None:
+        return WarmStart(self) if self.start == "gradient" else None
 
-    def opened_client(self, client: Client, gradient: Tree) -> Client:
+    def warm_started_client(self, client: Client, gradient: Tree) -> Client:
         return gradient if self.direction.controlled else ()
 
-    def opened_server(self, server: Server, mean: Tree) -> Server:
+    def warm_started_server(self, server: Server, mean: Tree) -> Server:
         control = mean if self.direction.controlled else ()
         return Server(server.public._replace(momentum=mean, control=control))
 

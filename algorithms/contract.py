@@ -179,7 +179,7 @@ class Algorithm(ABC):
         """What to evaluate."""
 
     @property
-    def opening(self) -> Algorithm | None:
+    def warm_start(self) -> Algorithm | None:
         """A pass over ALL clients before the first round (one local epoch each), or None.
 
         It shares the states of the method proper: a warm start of momenta and control variates.

@@ -27,8 +27,8 @@ from typing import Literal
 from .fedavg import Plain
 from .fedavgm import ServerMomentum
 from .local import LocalMethod, Rule, check_carry
-from .muon_adamw import muon_adamw
-from .rules import Clip, adamw, fraction, positive
+from .parts.muon_adamw import muon_adamw
+from .parts.rules import Clip, adamw, fraction, positive
 
 Carry = Literal["reset", "keep", "average"]
 

@@ -34,16 +34,16 @@ import torch
 from torch import Tensor
 
 from ..workloads import counted
-from .codecs import Codec, Identity, RandK, TopK
-from .compression import RATIO, Compressed, Compression
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
-from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
 from .local import LocalMethod, Rule, remeasured
-from .matrices import Layers, Weight, compressible
-from .rules import Sgd, positive, refuse
-from .servers import Mean
-from .spaces import Compressing, Report, refuse_states
+from .parts.codecs import Codec, Identity, RandK, TopK
+from .parts.compression import RATIO, Compressed, Compression
+from .parts.downlink import Change, Downlink, Halves
+from .parts.matrices import Layers, Weight, compressible
+from .parts.reparameterisation import Compressing, Report, refuse_states
+from .parts.rules import Sgd, positive, refuse
+from .parts.servers import Mean
 from .tree import Layout, Tree
 
 Memory = Literal["none", "error", "shift"]

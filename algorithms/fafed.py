@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .opening import Opened, Opening
-from .rules import positive, refuse
+from .parts.rules import positive, refuse
+from .parts.warm_start import WarmStart, WarmStarted
 from .stem import Own, last_point, no_round
 from .tree import Tree
 
@@ -73,14 +73,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Fafed(Opened):
+class Fafed(WarmStarted):
     step: Step
     alpha: float = 0.1
     beta: float = 0.999
     start: Literal["zeros", "gradient"] = "gradient"
     first: Literal["plain", "preconditioned"] = "plain"
     previous: Literal["own", "server"] = "own"
-    opening_averaged = True
+    warm_start_averaged = True
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -128,13 +128,13 @@ class Fafed(Opened):
         return server.public.x
 
     @property
-    def opening(self) -> Algorithm | None:
-        return Opening(self) if self.start == "gradient" else None
+    def warm_start(self) -> Algorithm | None:
+        return WarmStart(self) if self.start == "gradient" else None
 
-    def opening_sent(self, gradient: Tree) -> Any:
+    def warm_start_sent(self, gradient: Tree) -> Any:
         return Moments(gradient, gradient * gradient)
 
-    def opened_server(self, server: Server, mean: Moments) -> Server:
+    def warm_started_server(self, server: Server, mean: Moments) -> Server:
         step = self.step.along(*mean) if self.first == "preconditioned" else mean.first * self.step.lr
         return Server(server.public._replace(x=server.public.x - step, moments=mean))
 

@@ -20,9 +20,9 @@ Departures:
 
 from __future__ import annotations
 
-from .controlled_momentum import ControlledMomentum, controlled_momentum
-from .groups import Number
-from .rules import Normalised
+from .parts.controlled_momentum import ControlledMomentum, controlled_momentum
+from .parts.groups import Number
+from .parts.rules import Normalised
 
 
 def fed_nsgda_m(lr: Number = 0.01, gamma: Number | None = None, beta: Number = 0.9) -> ControlledMomentum:

@@ -18,9 +18,9 @@ Departures:
 
 from __future__ import annotations
 
-from .controlled_momentum import ControlledMomentum, controlled_momentum
-from .groups import Number
-from .rules import Clip, Sgd
+from .parts.controlled_momentum import ControlledMomentum, controlled_momentum
+from .parts.groups import Number
+from .parts.rules import Clip, Sgd
 
 
 def fed_sgda_clip(

@@ -24,8 +24,8 @@ Departures:
 from __future__ import annotations
 
 from .fedmuon_ma import FedMuonMA, Start
-from .groups import Number
-from .rules import Sgd
+from .parts.groups import Number
+from .parts.rules import Sgd
 
 
 def fed_sgda_m(lr: Number = 0.1, a: Number = 0.1, start: Start = "batch") -> FedMuonMA:

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .compression import Compressed, Compression, compressed
 from .contract import Oracle
-from .groups import Number
 from .local import Estimator, LocalMethod, Rule, check_carry
-from .rules import Sgd
-from .servers import Mean
+from .parts.compression import Compressed, Compression, compressed
+from .parts.groups import Number
+from .parts.rules import Sgd
+from .parts.servers import Mean
 from .tree import Tree
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .adapted import Shown, Work, adapted
-from .compression import Compressed, Compression
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
-from .rules import Sgd, fraction, positive
+from .parts.adapted import Shown, Work, adapted
+from .parts.compression import Compressed, Compression
+from .parts.rules import Sgd, fraction, positive
 from .tree import Tree
 
 

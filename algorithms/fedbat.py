@@ -38,16 +38,16 @@ import torch
 from torch import Tensor
 
 from ..workloads import counted
-from .codecs import Bits, Signs, pack, signs
-from .compression import Compressed, Compression
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
-from .downlink import Change, Downlink, Halves
 from .fedavg import Plain
 from .local import Averaged, LocalMethod, PublicState, Rule, remeasured
-from .matrices import Layers, Weight, compressible
-from .rules import Sgd, nonnegative, refuse
-from .servers import Mean
-from .spaces import Compressing, Report, refuse_states
+from .parts.codecs import Bits, Signs, pack, signs
+from .parts.compression import Compressed, Compression
+from .parts.downlink import Change, Downlink, Halves
+from .parts.matrices import Layers, Weight, compressible
+from .parts.reparameterisation import Compressing, Report, refuse_states
+from .parts.rules import Sgd, nonnegative, refuse
+from .parts.servers import Mean
 from .tree import Layout, Tree
 
 THETA = "binarisation"

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .adapted import Shown, Work, adapted
-from .compression import Compressed, Compression
 from .contract import Round
 from .fedexp import ratio
 from .fedopt import quotient
 from .local import LocalMethod, Rule, ServerRule
-from .rules import Sgd, fraction, nonnegative
+from .parts.adapted import Shown, Work, adapted
+from .parts.compression import Compressed, Compression
+from .parts.rules import Sgd, fraction, nonnegative
 from .tree import Tree
 
 

@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .adapted import Shown, Work, adapted
-from .compression import Compressed, Compression
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
-from .rules import Sgd, fraction, nonnegative
+from .parts.adapted import Shown, Work, adapted
+from .parts.compression import Compressed, Compression
+from .parts.rules import Sgd, fraction, nonnegative
 from .tree import Tree
 
 

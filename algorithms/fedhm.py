@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .compression import RATIO, Budget, Compressed, Compression
 from .contract import Algorithm, Message, Round, Server
-from .factors import Pair
 from .fedavg import Plain
 from .local import LocalMethod, Rule, remeasured
-from .matrices import Layers, Reshape, Sized, to_matrix
-from .products import LowRank
-from .rules import Sgd
-from .servers import Mean
-from .spaces import Factored, Opened, Report, Within, refuse_states
+from .parts.compression import RATIO, Budget, Compressed, Compression
+from .parts.factors import Pair
+from .parts.matrices import Layers, Reshape, Sized, to_matrix
+from .parts.products import LowRank
+from .parts.reparameterisation import Factored, Report, Unpacked, Within, refuse_states
+from .parts.rules import Sgd
+from .parts.servers import Mean
 from .tree import Layout, Tree
 
 
@@ -76,10 +76,10 @@ class Truncated(Within):
         x = inner.public.x
         return Server(Halved(inner.public._replace(x=self.split(x))), (x, inner.private))
 
-    def unpack(self, public: Halved) -> Opened:
-        return Opened(public.method, (), {})
+    def unpack(self, public: Halved) -> Unpacked:
+        return Unpacked(public.method, (), {})
 
-    def decode(self, public: Opened, message: Message) -> Message:
+    def decode(self, public: Unpacked, message: Message) -> Message:
         z = public.method.x
         delta = self.space.lift(z + message.delta, {}) - self.space.lift(z, {})
         return remeasured(message._replace(delta=delta))

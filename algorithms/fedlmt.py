@@ -20,13 +20,13 @@ Departures:
 
 from __future__ import annotations
 
-from .compression import RATIO, Compressed, factors
 from .fedavg import Plain
 from .local import LocalMethod, Rule
-from .matrices import Layers, Reshape
-from .rules import Sgd
-from .servers import Mean
-from .spaces import Draw
+from .parts.compression import RATIO, Compressed, factors
+from .parts.matrices import Layers, Reshape
+from .parts.reparameterisation import Draw
+from .parts.rules import Sgd
+from .parts.servers import Mean
 
 
 def fedlmt(

@@ -26,12 +26,12 @@ Departures:
 
 from __future__ import annotations
 
-from .compression import RATIO, Change, Compressed, updates
 from .fedavg import Plain
 from .local import LocalMethod, Rule
-from .matrices import Layers, Reshape
-from .rules import Sgd
-from .servers import Mean
+from .parts.compression import RATIO, Change, Compressed, updates
+from .parts.matrices import Layers, Reshape
+from .parts.rules import Sgd
+from .parts.servers import Mean
 
 
 def _recipe(form: Change, blocks: bool, spread: float):

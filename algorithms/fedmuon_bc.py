@@ -29,9 +29,9 @@ from torch import Tensor
 from .contract import Oracle, Round
 from .local import LocalMethod, Rule
 from .local_muon import OwnMomentum
-from .muon import Ball, lmo
-from .renamed import renamed
-from .servers import Mean
+from .parts.muon import Ball, lmo
+from .parts.renamed import renamed
+from .parts.servers import Mean
 from .tree import Tree
 
 

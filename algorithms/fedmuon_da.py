@@ -23,10 +23,10 @@ Departures:
 
 from __future__ import annotations
 
-from .controlled_momentum import ControlledMomentum, controlled_momentum
-from .groups import Number
-from .muon import UNNAMED, Ball, Spectral
-from .rules import Normalised
+from .parts.controlled_momentum import ControlledMomentum, controlled_momentum
+from .parts.groups import Number
+from .parts.muon import UNNAMED, Ball, Spectral
+from .parts.rules import Normalised
 
 
 def fedmuon_da(

@@ -35,12 +35,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Plan, Public, Round, Server
-from .groups import Number, both
 from .local import Rule
-from .muon import UNNAMED, Ball, Spectral
-from .opening import Opened, Opening
-from .renamed import renamed
-from .rules import Sgd, positive, refuse
+from .parts.groups import Number, both
+from .parts.muon import UNNAMED, Ball, Spectral
+from .parts.renamed import renamed
+from .parts.rules import Sgd, positive, refuse
+from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
 Start = Literal["batch", "gradient", "zeros"]
@@ -60,7 +60,7 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMuonMA(Opened):
+class FedMuonMA(WarmStarted):
     """Public: x and m. Nothing stays with clients. Sent: m_i, averaged as x is. reduced: STORM's estimate in line 5's
     place, see `fed_sgda_m`."""
 
@@ -68,7 +68,7 @@ class FedMuonMA(Opened):
     beta: Number = 0.1
     start: Start = "batch"
     reduced: bool = False
-    opening_averaged = True
+    warm_start_averaged = True
 
     def __post_init__(self) -> None:
         if not all(0 < part <= 1 or (self.reduced and part == 0) for part in both(self.beta)):
@@ -107,10 +107,10 @@ class FedMuonMA(Opened):
         return server.public.x
 
     @property
-    def opening(self) -> Algorithm | None:
-        return Opening(self) if self.start == "gradient" else None
+    def warm_start(self) -> Algorithm | None:
+        return WarmStart(self) if self.start == "gradient" else None
 
-    def opened_server(self, server: Server, mean: Any) -> Server:
+    def warm_started_server(self, server: Server, mean: Any) -> Server:
         return server._replace(public=server.public._replace(m=mean))
 
 

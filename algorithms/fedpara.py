@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .compression import RATIO, Compressed, hadamard
 from .fedavg import Plain
 from .local import LocalMethod, Rule
-from .matrices import Layers
-from .rules import Sgd
-from .servers import Mean
-from .spaces import Draw
+from .parts.compression import RATIO, Compressed, hadamard
+from .parts.matrices import Layers
+from .parts.reparameterisation import Draw
+from .parts.rules import Sgd
+from .parts.servers import Mean
 
 
 def fedpara(

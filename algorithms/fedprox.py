@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .compression import Compressed, Compression, compressed
 from .contract import Oracle
 from .local import Estimator, LocalMethod, Rule, check_carry
-from .rules import Sgd, nonnegative
-from .servers import Mean
+from .parts.compression import Compressed, Compression, compressed
+from .parts.rules import Sgd, nonnegative
+from .parts.servers import Mean
 from .tree import Tree
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from .contract import Deferred, Plan, Round
 from .fedavg import Plain
-from .groups import Number, PerGroup, both
 from .local import LocalMethod, ServerRule
-from .rules import Sgd, nonnegative, positive, refuse
+from .parts.groups import Number, PerGroup, both
+from .parts.rules import Sgd, nonnegative, positive, refuse
 from .tree import Tree
 
 

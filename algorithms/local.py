@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server, Visit
-from .opening import Opened, Opening
+from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
 
@@ -167,7 +167,7 @@ def remeasured(message: Message) -> Message:
 
 
 @dataclass(frozen=True)
-class LocalMethod(Opened):
+class LocalMethod(WarmStarted):
     rule: Rule
     estimator: Estimator
     server: ServerRule
@@ -231,11 +231,11 @@ class LocalMethod(Opened):
         return self.server.model(server.public.x, server.private)
 
     @property
-    def opening(self) -> Algorithm | None:
-        return Opening(self) if self.estimator.start == "gradient" else None
+    def warm_start(self) -> Algorithm | None:
+        return WarmStart(self) if self.estimator.start == "gradient" else None
 
-    def opened_client(self, client: Client, gradient: Tree) -> Client:
+    def warm_started_client(self, client: Client, gradient: Tree) -> Client:
         return client._replace(own=self.estimator.own_warm(gradient))
 
-    def opened_server(self, server: Server, mean: Any) -> Server:
+    def warm_started_server(self, server: Server, mean: Any) -> Server:
         return server._replace(public=server.public._replace(shared=self.estimator.shared_warm(mean)))

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from .contract import Oracle
 from .local import Estimator, LocalMethod, Rule
-from .muon import Ball, lmo
-from .renamed import renamed
-from .servers import Mean
+from .parts.muon import Ball, lmo
+from .parts.renamed import renamed
+from .parts.servers import Mean
 from .tree import Tree
 
 

@@ -19,10 +19,10 @@ Departures:
 from __future__ import annotations
 
 from .fedavg import Plain
-from .groups import Number
 from .local import LocalMethod
-from .rules import Sgd
-from .servers import Mean
+from .parts.groups import Number
+from .parts.rules import Sgd
+from .parts.servers import Mean
 
 
 def local_sgda(lr: Number = 0.1, server_lr: Number = 1.0) -> LocalMethod:

@@ -20,8 +20,8 @@ Departures:
 from __future__ import annotations
 
 from .fedmuon_ma import FedMuonMA, Start
-from .groups import Number
-from .rules import Sgd
+from .parts.groups import Number
+from .parts.rules import Sgd
 
 
 def local_sgdam(lr: Number = 0.1, beta: Number = 0.9, start: Start = "batch") -> FedMuonMA:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from .fedavg import Plain
 from .local import LocalMethod
-from .rules import Momentum
-from .servers import Mean
+from .parts.rules import Momentum
+from .parts.servers import Mean
 
 
 def local_sgdm(lr: float = 0.1, mu: float = 0.9, nesterov: bool = False, server_lr: float = 1.0) -> LocalMethod:

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 
 from .cheng import Direction, ServerStep, SharedMomentum, Start
 from .contract import Deferred, Plan
-from .rules import Normalised, positive
+from .parts.rules import Normalised, positive
 
 Momentum = Literal["direction_mean", "plain"]
 

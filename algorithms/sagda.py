@@ -19,11 +19,11 @@ Departures:
 
 from __future__ import annotations
 
-from .groups import Number
 from .local import LocalMethod
-from .rules import Sgd
+from .parts.groups import Number
+from .parts.rules import Sgd
+from .parts.servers import Mean
 from .scaffold import ControlVariates
-from .servers import Mean
 
 
 def sagda(lr: Number = 0.1, server_lr: Number = 1.0) -> LocalMethod:

@@ -37,12 +37,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from .compression import Compressed, Compression, compressed
 from .contract import Oracle, Round
-from .groups import Number
 from .local import Estimator, LocalMethod, Rule, check_carry
-from .rules import Momentum, Sgd
-from .servers import Mean
+from .parts.compression import Compressed, Compression, compressed
+from .parts.groups import Number
+from .parts.rules import Momentum, Sgd
+from .parts.servers import Mean
 from .tree import Tree
 
 

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .opening import Opened, Opening
-from .rules import nonnegative, positive, refuse
+from .parts.rules import nonnegative, positive, refuse
+from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
 
@@ -105,12 +105,12 @@ class Averaged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stem(Opened):
+class Stem(WarmStarted):
     rates: Rates
     start: Literal["zeros", "gradient"] = "gradient"
     previous: Literal["own", "server"] = "own"
     first_lr: float | None = None
-    opening_averaged = True
+    warm_start_averaged = True
 
     def __post_init__(self) -> None:
         if self.start not in ("zeros", "gradient"):
@@ -152,10 +152,10 @@ class Stem(Opened):
         return server.public.x
 
     @property
-    def opening(self) -> Algorithm | None:
-        return Opening(self) if self.start == "gradient" else None
+    def warm_start(self) -> Algorithm | None:
+        return WarmStart(self) if self.start == "gradient" else None
 
-    def opened_server(self, server: Server, mean: Tree) -> Server:
+    def warm_started_server(self, server: Server, mean: Tree) -> Server:
         x = server.public.x
         lr = self.first_lr
         if lr is None:

@@ -199,29 +199,31 @@ METHODS = {
 }
 
 RULES = {
-    "sgd": Entry(_HERE + "rules:Sgd", "y - lr v"),
-    "momentum": Entry(_HERE + "rules:Momentum", "heavy ball, Nesterov optional"),
-    "adam": Entry(_HERE + "rules:Adam", "Adam with bias correction"),
-    "adamw": Entry(_HERE + "rules:adamw", "Adam with decoupled weight decay"),
-    "muon": Entry(_HERE + "muon:muon", "orthogonalised momentum on matrices, a rule of its own on vectors"),
-    "lmo": Entry(_HERE + "muon:lmo", "step along a norm's ball: spectral, euclidean or max; no momentum"),
-    "normalised": Entry(_HERE + "rules:Normalised", "y - lr v / |v|"),
-    "clip": Entry(_HERE + "rules:Clip", "another rule on v clipped to a radius"),
-    "biclip": Entry(_HERE + "biclip:BiClip", "v with magnitudes kept between two thresholds"),
-    "muon_adamw": Entry(_HERE + "muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
+    "sgd": Entry(_HERE + "parts.rules:Sgd", "y - lr v"),
+    "momentum": Entry(_HERE + "parts.rules:Momentum", "heavy ball, Nesterov optional"),
+    "adam": Entry(_HERE + "parts.rules:Adam", "Adam with bias correction"),
+    "adamw": Entry(_HERE + "parts.rules:adamw", "Adam with decoupled weight decay"),
+    "muon": Entry(_HERE + "parts.muon:muon", "orthogonalised momentum on matrices, a rule of its own on vectors"),
+    "lmo": Entry(_HERE + "parts.muon:lmo", "step along a norm's ball: spectral, euclidean or max; no momentum"),
+    "normalised": Entry(_HERE + "parts.rules:Normalised", "y - lr v / |v|"),
+    "clip": Entry(_HERE + "parts.rules:Clip", "another rule on v clipped to a radius"),
+    "biclip": Entry(_HERE + "parts.biclip:BiClip", "v with magnitudes kept between two thresholds"),
+    "muon_adamw": Entry(_HERE + "parts.muon_adamw:muon_adamw", "Muon on hidden matrices, AdamW on the rest"),
 }
 
 COMPRESSIONS = {
-    "updates": Entry(_HERE + "compression:updates", "factored changes of frozen weights, as in FedMUD"),
-    "factors": Entry(_HERE + "compression:factors", "weights that are low-rank products, as in FedLMT"),
-    "hadamard": Entry(_HERE + "compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"),
+    "updates": Entry(_HERE + "parts.compression:updates", "factored changes of frozen weights, as in FedMUD"),
+    "factors": Entry(_HERE + "parts.compression:factors", "weights that are low-rank products, as in FedLMT"),
+    "hadamard": Entry(
+        _HERE + "parts.compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"
+    ),
     "decomposition": Entry(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
     "sparsification": Entry(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
     "binarisation": Entry(_HERE + "fedbat:Binarisation", "one bit a weight, scales learned, as in FedBAT"),
 }
 
 BALLS = {
-    "newton_schulz": Entry(_HERE + "muon:NewtonSchulz", "0 to 10 iterations, coefficients by scheme"),
-    "svd": Entry(_HERE + "muon:Svd", "exact"),
-    "identity": Entry(_HERE + "muon:Identity", "no orthogonalisation"),
+    "newton_schulz": Entry(_HERE + "parts.muon:NewtonSchulz", "0 to 10 iterations, coefficients by scheme"),
+    "svd": Entry(_HERE + "parts.muon:Svd", "exact"),
+    "identity": Entry(_HERE + "parts.muon:Identity", "no orthogonalisation"),
 }

@@ -26,13 +26,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .biclip import BiClip, Mode, Threshold, biclip, check_thresholds
 from .contract import Round
 from .fedavg import Plain
 from .fedopt import Adagrad, AdamServer
 from .local import LocalMethod, Rule, ServerRule
-from .rules import positive
-from .servers import Mean
+from .parts.biclip import BiClip, Mode, Threshold, biclip, check_thresholds
+from .parts.rules import positive
+from .parts.servers import Mean
 from .tree import Tree
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .groups import Number, PerGroup, both, dual_places, sides
+from .parts.groups import Number, PerGroup, both, dual_places, sides
 
 
 @dataclass(frozen=True)

@@ -257,11 +257,11 @@ def test_bytes_and_gradients_are_what_the_table_says(method: str):
         assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
         assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)
     for number, row in enumerate(whole(method).rows):
-        up, gradients, opening = 4 * state_spec.up, row["client/gradients"], job.method().opening
-        if number == 0 and opening is not None:
+        up, gradients, warm_start = 4 * state_spec.up, row["client/gradients"], job.method().warm_start
+        if number == 0 and warm_start is not None:
             # A warm start: all six clients receive the broadcast, take the gradient of all their rows and send it.
             assert row["comm/bytes_down"] == (4 + 6) * state_spec.down
-            assert row["comm/bytes_up"] == up + 6 * StateSpec(opening, x).up
+            assert row["comm/bytes_up"] == up + 6 * StateSpec(warm_start, x).up
             assert gradients > row["client/steps"]
             continue
         assert (row["comm/bytes_down"], row["comm/bytes_up"]) == (4 * state_spec.down, up)

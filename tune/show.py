@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import yaml
 
 from ..algorithms.contract import Algorithm
-from ..algorithms.groups import is_dual
-from ..algorithms.muon import kinds
-from ..algorithms.spaces import Compressing
+from ..algorithms.parts.groups import is_dual
+from ..algorithms.parts.muon import kinds
+from ..algorithms.parts.reparameterisation import Compressing
 from ..algorithms.tree import Tree
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment

@@ -94,10 +94,10 @@ class Worker:
     def train(self, work: TrainingTask, shared: Broadcast) -> TaskResult:
         """The sums of the messages of a task's clients; their new states go to fresh rows."""
         started = time.perf_counter()
-        trainer = self._trips(work.round, work.opening)
+        trainer = self._trips(work.round, work.warm_start)
         public = self._public(shared, trainer.algorithm)
         local = self.job.experiment.federation.local
-        if work.opening:
+        if work.warm_start:
             local = Local(epochs=1, batch=local.batch)
         self.gathering, began = 0.0, time.perf_counter()
         given = (self.data.client_index, work.task.clients, work.visits, local, self.job.experiment.seed)
@@ -208,12 +208,12 @@ class Worker:
         self.gathering += time.perf_counter() - began
         return batch
 
-    def _trips(self, round: int, opening: bool) -> LocalTrainer:
+    def _trips(self, round: int, warm_start: bool) -> LocalTrainer:
         """The method as it is in a round; built anew only where schedules change it."""
-        version = (round if self.job.changes else 1, opening)
+        version = (round if self.job.changes else 1, warm_start)
         if self.trainer is None or self.trainer[0] != version:
             method = self.job.method(version[0])
-            chosen = method.opening if opening else method
+            chosen = method.warm_start if warm_start else method
             assert chosen is not None
             self.trainer = version, LocalTrainer(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
         return self.trainer[1]

@@ -60,7 +60,7 @@ class TrainingTask(NamedTuple):
 
     task: ClientTask
     round: int
-    opening: bool
+    warm_start: bool
     visits: np.ndarray
     weights: np.ndarray  # of delta; sum to the cohort's size
     read: np.ndarray  # rows of the store, -1 for a first visit
@@ -88,7 +88,7 @@ class TrainingTask(NamedTuple):
         cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
         task = ClientTask(self.index, self.task.clients[places], tuple(cuts))
         columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
-        return TrainingTask(task, self.round, self.opening, *columns)
+        return TrainingTask(task, self.round, self.warm_start, *columns)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PackedTasks:
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
         tasks = [(work.index, work.task.cuts) for work in works]
         columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
-        return PackedTasks(tasks, (works[0].round, works[0].opening), tuple(map(np.concatenate, columns)))
+        return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)))
 
     def __getitem__(self, place: int) -> TrainingTask:
         index, cuts = self.tasks[place]

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...algorithms.orthogonal import FASTER, Triple
+from ...algorithms.parts.orthogonal import FASTER, Triple
 from .library import library
 
 SIDES = (1, 2, 3, 4, 5, 7)

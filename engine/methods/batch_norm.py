@@ -120,9 +120,9 @@ class Buffered(Algorithm):
         return joined(self.method.model(self._own(server)), server.public.buffers)
 
     @property
-    def opening(self) -> Algorithm | None:
-        opening = self.method.opening
-        return None if opening is None else Buffered(opening, self.count)
+    def warm_start(self) -> Algorithm | None:
+        warm_start = self.method.warm_start
+        return None if warm_start is None else Buffered(warm_start, self.count)
 
     def _with(self, delta: Any, moved: Tree) -> Any:
         """A delta of the method's and the buffers' change; the delta may be encoded, or () where there is none."""

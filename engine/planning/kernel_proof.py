@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...algorithms.orthogonal import FASTER, Triple, iterate
+from ...algorithms.parts.orthogonal import FASTER, Triple, iterate
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.base import ClientIndex

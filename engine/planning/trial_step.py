@@ -61,7 +61,7 @@ def try_step(job: RunSpec, split: Split) -> None:
         with torch.no_grad(), kept_generators():
             torch.set_num_threads(job.experiment.engine.threads)
             method = job.method()
-            for algorithm in (method.opening, method):
+            for algorithm in (method.warm_start, method):
                 if algorithm is not None:
                     Trial(job, split, algorithm).run()
     except Unfit:

@@ -60,7 +60,7 @@ class Driver:
         self.version = 0
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
-        self.table = make_table(job, self.state_spec, self.method.opening is not None)
+        self.table = make_table(job, self.state_spec, self.method.warm_start is not None)
         self.checkpoints = make_checkpoints(job, self.table, self.state_spec)
         if self.checkpoints is not None and job.resume:
             self._resume(self.checkpoints)
@@ -136,7 +136,7 @@ class Driver:
     @torch.no_grad()
     def _opening(self) -> Record:
         """The pass over all clients that some methods begin with; its traffic, gradients and time count to round 1."""
-        method = self.method.opening
+        method = self.method.warm_start
         if method is None:
             return {}
         started = time.perf_counter()
@@ -155,7 +155,7 @@ class Driver:
         return self._next({})
 
     @torch.no_grad()
-    def _next(self, opening: Record) -> Record:
+    def _next(self, warm_start: Record) -> Record:
         """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
         started, number = time.perf_counter(), self.round + 1
         if self.job.changes:
@@ -184,7 +184,7 @@ class Driver:
             record.update(self._evaluate(model))
             record["time/evaluate"] = time.perf_counter() - updated
         record["time/seconds"] = time.perf_counter() - started
-        for column, value in opening.items():
+        for column, value in warm_start.items():
             record[column] += value
         self._commit(server, sampled, totals, record)
         if self.job.experiment.tracking.clients and self.job.directory is not None:

@@ -2,9 +2,9 @@
 
 import torch
 
-from fedfleet.algorithms.compression import Compressed
 from fedfleet.algorithms.contract import Plan
-from fedfleet.algorithms.factors import Frozen
+from fedfleet.algorithms.parts.compression import Compressed
+from fedfleet.algorithms.parts.factors import Frozen
 from fedfleet.workloads import counted
 from tests.algorithms.driver import run, tree
 from tests.algorithms.keyed import COHORTS, PROBLEM, STEPS, TOLERANCE, play

@@ -82,9 +82,9 @@ def run(method, problem, cohorts, steps):
     n = problem.clients
     server = method.server_init(tree(problem.start))
     clients = [method.client_init(method.unpack(method.broadcast(server))) for _ in range(n)]
-    if method.opening is not None:
+    if method.warm_start is not None:
         whole = Round(0, len(cohorts), n, n)
-        server = play(method.opening, server, clients, range(n), (whole, oracles(-1)))
+        server = play(method.warm_start, server, clients, range(n), (whole, oracles(-1)))
     result = Run(method, [], [])
     for r, cohort in enumerate(cohorts):
         where = Round(r + 1, len(cohorts), len(cohort), n)

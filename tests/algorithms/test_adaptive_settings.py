@@ -2,14 +2,14 @@
 
 import pytest
 
-from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fedavgm import fedavgm
 from fedfleet.algorithms.feddua import feddu_adagrad, feddu_adam
 from fedfleet.algorithms.fedexp import fedexp, fedexp_m
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedfleet.algorithms.muon_adamw import muon_adamw
+from fedfleet.algorithms.parts.biclip import BiClip
+from fedfleet.algorithms.parts.muon_adamw import muon_adamw
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 
 FEDOPT = (fedadagrad, fedadam, fedyogi, adagrad_biclip, adam_biclip, rmsprop_biclip)

@@ -6,17 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from fedfleet.algorithms.adapted import Work
-from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fedavgm import fedavgm
 from fedfleet.algorithms.feddua import feddu_adagrad, feddu_adam
 from fedfleet.algorithms.fedexp import fedexp, fedexp_m
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedfleet.algorithms.muon import NewtonSchulz, Svd
-from fedfleet.algorithms.muon_adamw import muon_adamw
-from fedfleet.algorithms.rules import Adam, Clip, Momentum, Sgd, adamw
+from fedfleet.algorithms.parts.adapted import Work
+from fedfleet.algorithms.parts.biclip import BiClip
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Svd
+from fedfleet.algorithms.parts.muon_adamw import muon_adamw
+from fedfleet.algorithms.parts.rules import Adam, Clip, Momentum, Sgd, adamw
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from tests.algorithms.driver import run

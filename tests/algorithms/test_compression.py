@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedfleet.algorithms import factors
-from fedfleet.algorithms.codecs import Signs, TopK, pack, pack_places, share, unpack, unpack_places
-from fedfleet.algorithms.compression import Budget, Compressed, Factoring
 from fedfleet.algorithms.contract import Plan
 from fedfleet.algorithms.ef21_p import Sparsification, ef21_p
 from fedfleet.algorithms.fedavg import Plain, fedavg
@@ -20,11 +17,14 @@ from fedfleet.algorithms.fedlmt import fedlmt
 from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_bkd_aad, fedmud_bkd_f, fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.local import LocalMethod, Rule
-from fedfleet.algorithms.matrices import Sized, Weight, compressible, fit, real_ratio
-from fedfleet.algorithms.products import Kronecker, LowRank
-from fedfleet.algorithms.rules import Sgd
-from fedfleet.algorithms.servers import Mean
-from fedfleet.algorithms.spaces import Factored, InSpace
+from fedfleet.algorithms.parts import factors
+from fedfleet.algorithms.parts.codecs import Signs, TopK, pack, pack_places, share, unpack, unpack_places
+from fedfleet.algorithms.parts.compression import Budget, Compressed, Factoring
+from fedfleet.algorithms.parts.matrices import Sized, Weight, compressible, fit, real_ratio
+from fedfleet.algorithms.parts.products import Kronecker, LowRank
+from fedfleet.algorithms.parts.reparameterisation import Factored, Reparameterised
+from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Layout, Tree
 from fedfleet.workloads import counted
 from fedfleet.workloads.convolutional import Cnn4, Cnn10
@@ -107,10 +107,10 @@ def test_merging_leaves_the_model(recipe):
     for turn, server in enumerate(path.servers, 1):
         z, base = server.public.method.x, server.public.base.value
         before = space.lift(z, space.fixed(turn - 1, z.flat), base)
-        opened = method.unpack(server.public)
-        after = space.lift(opened.method.x, opened.fixed, opened.base)
+        unpacked = method.unpack(server.public)
+        after = space.lift(unpacked.method.x, unpacked.fixed, unpacked.base)
         assert torch.equal(before.flat, after.flat)
-        assert not torch.equal(opened.base.flat, base.flat)
+        assert not torch.equal(unpacked.base.flat, base.flat)
 
 
 # --- L4: Kronecker blocks -------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Twice(Rule):
 def orthogonal(form, problem):
     layout = tree(problem.start).layout
     sized = tuple(Sized(w, (w.rows,), 0) for w in compressible(layout, "all"))
-    return InSpace(PLAIN, Orthogonal(layout, sized, form, "uniform", 1.0, 0), True, 1)
+    return Reparameterised(PLAIN, Orthogonal(layout, sized, form, "uniform", 1.0, 0), True, 1)
 
 
 def test_f_with_a_square_orthogonal_factor_is_fedavg():

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.compression import Compressed, Factoring
 from fedfleet.algorithms.contract import Algorithm, Known, Plan, Round
 from fedfleet.algorithms.ef21_p import ef21_p
 from fedfleet.algorithms.fedbat import fedbat
@@ -19,6 +18,7 @@ from fedfleet.algorithms.fedhm import fedhm
 from fedfleet.algorithms.fedlmt import fedlmt
 from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_bkd_aad, fedmud_bkd_f, fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
+from fedfleet.algorithms.parts.compression import Compressed, Factoring
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.methods.state_spec import Forms, wire
 from fedfleet.workloads import counted
@@ -130,15 +130,15 @@ def test_who_follows_the_broadcasts_knows_what_is_not_sent(name):
         for key, part in truth.items():
             for a, b in zip(pytree.tree_leaves(part), pytree.tree_leaves(held[key]), strict=True):
                 assert torch.equal(a, b)
-        opened = method.unpack(server.public._replace(**held))
-        held = {key: Known(followed(method, opened)) for key in held}
+        unpacked = method.unpack(server.public._replace(**held))
+        held = {key: Known(followed(method, unpacked)) for key in held}
 
 
-def followed(method, opened):
+def followed(method, unpacked):
     """What a client knows after a broadcast."""
-    if hasattr(opened, "base"):
-        return opened.base
-    x = opened if isinstance(opened, Tree) else opened.x
+    if hasattr(unpacked, "base"):
+        return unpacked.base
+    x = unpacked if isinstance(unpacked, Tree) else unpacked.x
     return method.halves.split(x)[0] if method.down.codec is not None else ()
 
 

@@ -3,7 +3,6 @@ unequal local steps, noisy gradients, convolutions and matrices. TOLERANCE: see 
 
 import pytest
 
-from fedfleet.algorithms.codecs import RandK
 from fedfleet.algorithms.ef21_p import ef21_p
 from fedfleet.algorithms.fedbat import fedbat
 from fedfleet.algorithms.fedhm import fedhm
@@ -17,7 +16,8 @@ from fedfleet.algorithms.fedmud import (
     fedmud_f,
 )
 from fedfleet.algorithms.fedpara import fedpara
-from fedfleet.algorithms.rules import Momentum, Sgd
+from fedfleet.algorithms.parts.codecs import RandK
+from fedfleet.algorithms.parts.rules import Momentum, Sgd
 from fedfleet.workloads import counted
 from tests.algorithms.compressed import SEED, draw, forms, last_key, pieces, play, step_key, trained
 from tests.algorithms.driver import arrays

@@ -9,7 +9,6 @@ import copy
 import numpy as np
 import pytest
 
-from fedfleet.algorithms.adapted import LastTwo
 from fedfleet.algorithms.cheng import fedavg_m, fedavg_vr, scaffold_m, scaffold_vr
 from fedfleet.algorithms.contract import Message, Round
 from fedfleet.algorithms.fafed import fafed
@@ -18,7 +17,8 @@ from fedfleet.algorithms.fedavgm import ServerMomentum
 from fedfleet.algorithms.feddua import DoublyAdaptive, DoublyAdaptiveMomentum
 from fedfleet.algorithms.fedexp import Extrapolated, ExtrapolatedMomentum
 from fedfleet.algorithms.fedopt import Adagrad, AdamServer, Yogi
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.adapted import LastTwo
+from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.engine.methods.state_spec import Forms
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial

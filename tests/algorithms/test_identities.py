@@ -12,8 +12,8 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import Identity, NewtonSchulz, muon
-from fedfleet.algorithms.rules import Adam, Averaged, Momentum, Sgd
+from fedfleet.algorithms.parts.muon import Identity, NewtonSchulz, muon
+from fedfleet.algorithms.parts.rules import Adam, Averaged, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.paths import Compare

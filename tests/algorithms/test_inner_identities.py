@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-from fedfleet.algorithms.biclip import BiClip, biclip
 from fedfleet.algorithms.contract import Plan
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_ma import ParameterFree, fedmuon_ma, local_steps
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import UNNAMED, Identity, NewtonSchulz, muon
-from fedfleet.algorithms.muon_adamw import Split, muon_adamw
-from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Sgd, adamw
+from fedfleet.algorithms.parts.biclip import BiClip, biclip
+from fedfleet.algorithms.parts.muon import UNNAMED, Identity, NewtonSchulz, muon
+from fedfleet.algorithms.parts.muon_adamw import Split, muon_adamw
+from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Sgd, adamw
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedfleet.algorithms.contract import Plan, Round
-from fedfleet.algorithms.controlled_momentum import ControlledMomentum
 from fedfleet.algorithms.fed_nsgda_m import fed_nsgda_m
 from fedfleet.algorithms.fed_sgda_clip import fed_sgda_clip
 from fedfleet.algorithms.fed_sgda_m import fed_sgda_m
@@ -20,12 +19,13 @@ from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_da import fedmuon_da
 from fedfleet.algorithms.fedmuon_ma import FedMuonMA
 from fedfleet.algorithms.fess_gda import Smoothed, fess_gda
-from fedfleet.algorithms.groups import PerGroup
 from fedfleet.algorithms.local import Rule
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgdam import local_sgdam
-from fedfleet.algorithms.muon import NewtonSchulz, Spectral, Svd
-from fedfleet.algorithms.rules import Normalised, Sgd
+from fedfleet.algorithms.parts.controlled_momentum import ControlledMomentum
+from fedfleet.algorithms.parts.groups import PerGroup
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Spectral, Svd
+from fedfleet.algorithms.parts.rules import Normalised, Sgd
 from fedfleet.algorithms.sagda import sagda
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import run, tree

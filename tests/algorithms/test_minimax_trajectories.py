@@ -17,10 +17,10 @@ from fedfleet.algorithms.fed_sgda_clip import fed_sgda_clip
 from fedfleet.algorithms.fed_sgda_m import fed_sgda_m
 from fedfleet.algorithms.fedmuon_da import fedmuon_da
 from fedfleet.algorithms.fess_gda import fess_gda
-from fedfleet.algorithms.groups import PerGroup, both
 from fedfleet.algorithms.local_sgda import local_sgda
 from fedfleet.algorithms.local_sgdam import local_sgdam
-from fedfleet.algorithms.muon import NewtonSchulz, Svd
+from fedfleet.algorithms.parts.groups import PerGroup, both
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Svd
 from fedfleet.algorithms.sagda import sagda
 from tests.algorithms.driver import arrays, run
 from tests.algorithms.problems import partial

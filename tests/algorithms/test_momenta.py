@@ -11,7 +11,7 @@ from fedfleet.algorithms.cheng import fedavg_m, fedavg_vr, scaffold_m, scaffold_
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedprox import fedprox
 from fedfleet.algorithms.local_sgdm import local_sgdm
-from fedfleet.algorithms.rules import Adam, Momentum, Sgd
+from fedfleet.algorithms.parts.rules import Adam, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.problems import Line, Logistic, Quadratic, everyone, partial

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz, svd
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz, svd
 from tests.reference import newton_schulz as reference
 
 SHAPES = [(5, 5), (3, 8), (8, 3), (1, 6), (6, 1)]

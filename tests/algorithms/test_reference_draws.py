@@ -37,9 +37,9 @@ def drawn(method):
     """{weight: {factor: its entries (n,)}} of the factors that are random in round 1."""
     algorithm, x = planned(method)
     public = algorithm.server_init(x).public
-    opened = algorithm.unpack(public)
+    unpacked = algorithm.unpack(public)
     found = {}
-    for name, value in [*opened.method.x.items(), *opened.fixed.items()]:
+    for name, value in [*unpacked.method.x.items(), *unpacked.fixed.items()]:
         weight, _, factor = name.partition(".")
         if factor and bool(value.any()):
             found.setdefault(weight, {})[factor] = value
@@ -85,9 +85,9 @@ def test_fedlmt_layers_together_are_the_weight(mode):
     """V and U of a convolution, put into two convolutions of torch, map an image as the weight W = U V^T does."""
     algorithm, x = planned(fedlmt(ratio=RATIO, draw=mode))
     server = algorithm.server_init(x)
-    opened, model = algorithm.unpack(server.public), algorithm.model(server)
+    unpacked, model = algorithm.unpack(server.public), algorithm.model(server)
     image = torch.randn(2, 64, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    u, v = opened.method.x["wide.u"], opened.method.x["wide.v"]
+    u, v = unpacked.method.x["wide.u"], unpacked.method.x["wide.v"]
     o, i, h, w = SHAPES["wide"]
     first, second = (layer.double() for layer in draws.two_layers(SHAPES["wide"], u.shape[1]))
     first.weight.data = v.mT.reshape(-1, i, 1, w)

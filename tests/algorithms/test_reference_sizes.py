@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import pytest
 
-from fedfleet.algorithms.compression import Budget
-from fedfleet.algorithms.factors import Frozen, Hadamard, Pair, TensorHadamard
-from fedfleet.algorithms.matrices import Weight
-from fedfleet.algorithms.products import Kronecker, LowRank
+from fedfleet.algorithms.parts.compression import Budget
+from fedfleet.algorithms.parts.factors import Frozen, Hadamard, Pair, TensorHadamard
+from fedfleet.algorithms.parts.matrices import Weight
+from fedfleet.algorithms.parts.products import Kronecker, LowRank
 from fedfleet.algorithms.tree import Layout
 from tests.reference import ranks
 from tests.reference.lowrank import sides

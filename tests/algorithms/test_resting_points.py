@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from scipy.optimize import root
 
-from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.contract import Plan
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fafed import fafed
@@ -27,10 +26,11 @@ from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
 from fedfleet.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedfleet.algorithms.fedprox import fedprox
 from fedfleet.algorithms.local_sgdm import local_sgdm
-from fedfleet.algorithms.muon import NewtonSchulz
-from fedfleet.algorithms.muon_adamw import muon_adamw
 from fedfleet.algorithms.padamfed import padamfed, padamfed_vr
-from fedfleet.algorithms.rules import Adam, Normalised, Sgd
+from fedfleet.algorithms.parts.biclip import BiClip
+from fedfleet.algorithms.parts.muon import NewtonSchulz
+from fedfleet.algorithms.parts.muon_adamw import muon_adamw
+from fedfleet.algorithms.parts.rules import Adam, Normalised, Sgd
 from fedfleet.algorithms.stem import stem
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.muon import NewtonSchulz, Spectral, Svd, as_matrix, lmo, muon
-from fedfleet.algorithms.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Spectral, Svd, as_matrix, lmo, muon
+from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Normalised, Sgd, adamw
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.problems import SHAPES
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.adapted import LastTwo
 from fedfleet.algorithms.contract import Round
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedavgm import ServerMomentum, fedavgm
 from fedfleet.algorithms.feddua import DoublyAdaptive, DoublyAdaptiveMomentum, feddu_adagrad, feddu_adam
 from fedfleet.algorithms.fedexp import Extrapolated, ExtrapolatedMomentum, fedexp
 from fedfleet.algorithms.fedopt import Adagrad, AdamServer, Yogi, fedadam
-from fedfleet.algorithms.rules import Adam, Momentum, Sgd
-from fedfleet.algorithms.servers import Mean
+from fedfleet.algorithms.parts.adapted import LastTwo
+from fedfleet.algorithms.parts.rules import Adam, Momentum, Sgd
+from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.driver import run
 from tests.algorithms.problems import Quadratic, partial

@@ -5,10 +5,10 @@ import pytest
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import NewtonSchulz, Sign, Spectral, lmo, muon
-from fedfleet.algorithms.rules import Adam, Clip, Momentum, Normalised, Sgd
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Sign, Spectral, lmo, muon
+from fedfleet.algorithms.parts.rules import Adam, Clip, Momentum, Normalised, Sgd
+from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.scaffold import scaffold
-from fedfleet.algorithms.servers import Mean
 
 # builder, setting, refused value, key to be named in the message
 BAD = [

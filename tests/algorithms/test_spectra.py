@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.orthogonal import newton_schulz
+from fedfleet.algorithms.parts.orthogonal import newton_schulz
 from tests.algorithms.test_orthogonal import CLOSE, rotation
 
 RANK_ONE = [

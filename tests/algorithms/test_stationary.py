@@ -7,7 +7,7 @@ import torch
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.rules import Momentum, Sgd
+from fedfleet.algorithms.parts.rules import Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import run
 from tests.algorithms.problems import Line, Quadratic, everyone, partial, unflatten

@@ -11,8 +11,8 @@ import pytest
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_bc import fedmuon_bc
 from fedfleet.algorithms.local_muon import local_muon
-from fedfleet.algorithms.muon import NewtonSchulz, Svd, muon
-from fedfleet.algorithms.rules import Adam, Clip, Momentum, Normalised, Sgd, adamw
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Svd, muon
+from fedfleet.algorithms.parts.rules import Adam, Clip, Momentum, Normalised, Sgd, adamw
 from fedfleet.algorithms.scaffold import scaffold
 from tests.algorithms.driver import arrays, run
 from tests.algorithms.problems import Logistic, Quadratic, partial

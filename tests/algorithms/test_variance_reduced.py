@@ -15,7 +15,7 @@ from fedfleet.algorithms.contract import Plan
 from fedfleet.algorithms.fafed import Fafed, Step, fafed
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.padamfed import padamfed, padamfed_vr, parameter_free
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.stem import stem
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.driver import arrays, run, tree, visit

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.algorithms.orthogonal import SCHEMES, iterate
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, iterate
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library

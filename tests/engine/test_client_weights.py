@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedfleet.algorithms.compression import compressed
 from fedfleet.algorithms.contract import Round
 from fedfleet.algorithms.fedavg import Plain
 from fedfleet.algorithms.local import LocalMethod, ServerRule
-from fedfleet.algorithms.rules import Momentum, Sgd
+from fedfleet.algorithms.parts.compression import compressed
+from fedfleet.algorithms.parts.rules import Momentum, Sgd
 from fedfleet.algorithms.table import COMPRESSIONS, METHODS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run

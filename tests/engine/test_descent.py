@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.fedavg import Plain, fedavg
 from fedfleet.algorithms.fedprox import fedprox
 from fedfleet.algorithms.local import LocalMethod
-from fedfleet.algorithms.rules import Momentum, Sgd
+from fedfleet.algorithms.parts.rules import Momentum, Sgd
+from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.scaffold import scaffold
-from fedfleet.algorithms.servers import Mean
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import AT_ONCE, LocalTrainer

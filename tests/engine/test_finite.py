@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.biclip import BiClip
 from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.biclip import BiClip
+from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schedules import at

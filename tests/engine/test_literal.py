@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
-from fedfleet.algorithms.muon import Svd
+from fedfleet.algorithms.parts.muon import Svd
 from fedfleet.engine.api import run
 from tests.algorithms.driver import run as play
 from tests.algorithms.problems import Quadratic, everyone

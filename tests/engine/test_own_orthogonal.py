@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedfleet.algorithms.orthogonal import SCHEMES, newton_schulz
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz
 from fedfleet.engine import run
 from fedfleet.engine.kernels.operators import for_methods
 

@@ -60,7 +60,7 @@ def test_gradients_are_counted(name, gradients):
     """Those of a warm start, a pass over all clients' batches, in round 1."""
     experiment = digits(name, STEPS)
     warm = 0
-    if prepare(experiment, "test").method().opening is not None:
+    if prepare(experiment, "test").method().warm_start is not None:
         sizes = prepare(experiment, "test").split().client_index.sizes
         warm = int((-(-sizes // STEPS["batch"])).sum())
     for row in run(experiment).rows:

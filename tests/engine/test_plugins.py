@@ -21,7 +21,7 @@ METHOD = """
 from dataclasses import dataclass
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.local import Rule
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.rules import Sgd
 
 def halved(rule: Rule = Sgd(0.1)):
     "fedavg with half a step of the server"

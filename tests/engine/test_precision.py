@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer

@@ -78,7 +78,7 @@ def test_packed_for_pickle_tasks_are_the_same():
     packed = pickle.loads(pickle.dumps(PackedTasks.of(works)))
     for place, work in enumerate(works):
         again = packed[place]
-        assert (again.index, again.round, again.opening) == (work.index, 3, False)
+        assert (again.index, again.round, again.warm_start) == (work.index, 3, False)
         assert again.task.cuts == work.task.cuts
         for name in ("visits", "weights", "read", "write"):
             assert getattr(again, name).tolist() == getattr(work, name).tolist()

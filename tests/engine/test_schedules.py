@@ -80,7 +80,7 @@ def test_a_method_may_have_an_argument_called_schedule(lr):
 PLUGIN = """
 from dataclasses import dataclass
 from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.rules import Sgd
 
 @dataclass(frozen=True)
 class Warm(Sgd):

@@ -15,8 +15,8 @@ from torch import nn
 
 from fedfleet.algorithms.fedmud import fedmud
 from fedfleet.algorithms.local import Estimator, LocalMethod, Rule, ServerRule
-from fedfleet.algorithms.rules import Sgd
-from fedfleet.algorithms.servers import Mean
+from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.table import METHODS
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run

@@ -46,7 +46,7 @@ def test_sentences():
 
 
 def test_defaults_are_shown_as_an_experiment_has_them():
-    from fedfleet.algorithms.rules import Clip, Sgd
+    from fedfleet.algorithms.parts.rules import Clip, Sgd
 
     tables = Registry().tables
     assert methods.shown(Clip(Sgd(0.5), 2.0), tables) == "{name: clip, rule: {name: sgd, lr: 0.5}, radius: 2.0}"

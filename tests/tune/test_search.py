@@ -20,7 +20,7 @@ PLUGIN = '''
 import os
 from dataclasses import dataclass
 
-from fedfleet.algorithms.rules import Sgd
+from fedfleet.algorithms.parts.rules import Sgd
 
 
 @dataclass(frozen=True)

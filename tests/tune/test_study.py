@@ -171,8 +171,8 @@ BAD = """
 import os
 from dataclasses import dataclass
 from fedfleet.algorithms.local import Estimator, LocalMethod
-from fedfleet.algorithms.rules import Sgd
-from fedfleet.algorithms.servers import Mean
+from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.parts.servers import Mean
 
 @dataclass(frozen=True)
 class Bad(Estimator):

@@ -142,7 +142,7 @@ def slot_of(task: Any) -> int:
 def board_sizes(job: RunSpec) -> tuple[int, int, int, int]:
     """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
     method, x = job.method(), job.start()
-    methods = [each for each in (method, method.opening) if each is not None]
+    methods = [each for each in (method, method.warm_start) if each is not None]
     state_spec = [StateSpec(each, x) for each in methods]
     sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in state_spec)
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in state_spec)

@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from ..contract import Round
+from ..fedavg import Plain
+from ..fedprox import Prox
+from ..local import Estimator, LocalMethod, Rule, ServerRule
+from ..scaffold import ControlVariates
+from ..tree import Tree
 from .compression import Compressed, Compression, compressed
-from .contract import Round
-from .fedavg import Plain
-from .fedprox import Prox
-from .local import Estimator, LocalMethod, Rule, ServerRule
 from .rules import refuse
-from .scaffold import ControlVariates
-from .tree import Tree
 
 Work = Literal["plain", "scaffold", "prox"]
 Shown = Literal["last", "last_two"]

@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ..local import Rule
+from ..tree import Tree
 from .groups import Number, both
-from .local import Rule
 from .rules import positive
-from .tree import Tree
 
 
 class Shared(NamedTuple):

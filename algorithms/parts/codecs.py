@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..workloads import counted
+from ...workloads import counted
 
 
 def pack(bits: Tensor) -> Tensor:

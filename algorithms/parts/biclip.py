@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from .local import Rule
+from ..local import Rule
+from ..tree import Tree
 from .rules import nonnegative, positive
-from .tree import Tree
 
 Mode = Literal["coordinate", "norm"]
 Threshold = Annotated[float, "may be infinite"]

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from .tree import Layout
+from ..tree import Layout
 
 Layers = Literal["inner", "all"]
 Reshape = Literal["raw", "permuted"]

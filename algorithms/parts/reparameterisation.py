@@ -4,9 +4,9 @@
     lift(z) = the model;  pull(z, G) = its Jacobian's transpose times G, the gradient with respect to z
     K local steps of the method on z, with pull(z, gradient at lift(z));  the server's step on the mean of z
 
-`InSpace` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z and, where
-factors are drawn anew, the number of the round, from which and the run's seed everybody draws the same ones; what comes
-up is the change of z.
+`Reparameterised` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z
+and, where factors are drawn anew, the number of the round, from which and the run's seed everybody draws the same ones;
+what comes up is the change of z.
 
 The model may be an update on a base, W + P(z), that is folded in every `reset` rounds: W <- W + P(z), new factors with
 P = 0. The server sends the averaged factors, never W: every client folds them in by itself (`unpack`), also those that
@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from ..workloads import counted
-from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
+from ...workloads import counted
+from ..contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
+from ..local import LocalMethod
+from ..tree import Layout, Tree
 from .factors import Form, Shapes
-from .local import LocalMethod
 from .matrices import Sized, real_ratio
-from .tree import Layout, Tree
 
 Draw = Literal["uniform", "fan_in", "fan_out"]
 
@@ -87,7 +87,7 @@ class Broadcast(NamedTuple):
     base: Known  # the weights' base, a Tree of the compressed ones; () where they are nothing but factors
 
 
-class Opened(NamedTuple):
+class Unpacked(NamedTuple):
     method: Any  # the same, its x the z that the round starts from
     base: Any
     fixed: dict[str, Tensor]  # factors that are drawn and not trained
@@ -96,8 +96,8 @@ class Opened(NamedTuple):
 class Lifted:
     """The gradient with respect to z."""
 
-    def __init__(self, oracle: Oracle, space: Factored, opened: Opened) -> None:
-        self.oracle, self.space, self.opened = oracle, space, opened
+    def __init__(self, oracle: Oracle, space: Factored, unpacked: Unpacked) -> None:
+        self.oracle, self.space, self.unpacked = oracle, space, unpacked
 
     @property
     def key(self) -> Tensor:
@@ -112,8 +112,8 @@ class Lifted:
         return self.oracle.examples
 
     def __call__(self, z: Tree, /) -> Tree:
-        space, fixed = self.space, self.opened.fixed
-        g = self.oracle(space.lift(z, fixed, self.opened.base))
+        space, fixed = self.space, self.unpacked.fixed
+        g = self.oracle(space.lift(z, fixed, self.unpacked.base))
         return Tree(Pull.apply(z.flat, g.flat, lambda flat: space.lift(Tree(flat, z.layout), fixed).flat), z.layout)
 
 
@@ -205,21 +205,21 @@ class Within(Compressing):
     method: Any
     space: Factored
 
-    def client_init(self, public: Opened) -> Client:
+    def client_init(self, public: Unpacked) -> Client:
         return self.method.client_init(public.method)
 
-    def client_begin(self, public: Opened, client: Client) -> Local:
+    def client_begin(self, public: Unpacked, client: Client) -> Local:
         return self.method.client_begin(public.method, client)
 
-    def client_step(self, public: Opened, client: Client, local: Local, oracle: Oracle) -> Local:
+    def client_step(self, public: Unpacked, client: Client, local: Local, oracle: Oracle) -> Local:
         return self.method.client_step(public.method, client, local, Lifted(oracle, self.space, public))
 
-    def client_finish(self, public: Opened, client: Client, local: Local) -> tuple[Message, Client]:
+    def client_finish(self, public: Unpacked, client: Client, local: Local) -> tuple[Message, Client]:
         return self.method.client_finish(public.method, client, local)
 
 
 @dataclass(frozen=True)
-class InSpace(Within):
+class Reparameterised(Within):
     """`method`: a LocalMethod or, before round 1, its opening; `based`: the factors make an update on a base."""
 
     method: Any
@@ -233,32 +233,32 @@ class InSpace(Within):
         turn = torch.tensor(1) if self.reset else ()
         return Server(Broadcast(inner.public, turn, Known(base)), inner.private)
 
-    def unpack(self, public: Broadcast) -> Opened:
+    def unpack(self, public: Broadcast) -> Unpacked:
         z, base, drawn = public.method.x, public.base.value, 0
         if self.reset:
             drawn, since = divmod(int(public.turn) - 1, self.reset)
         if self.reset and since == 0:
             whole = self.space.lift(z, self.space.fixed(drawn - 1, z.flat), base)
             z, base = self.space.start(whole, drawn), whole.pick(base)
-        return Opened(public.method._replace(x=z), base, self.space.fixed(drawn, z.flat))
+        return Unpacked(public.method._replace(x=z), base, self.space.fixed(drawn, z.flat))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        opened = self.unpack(server.public)
-        inner = self.method.server_update(Server(opened.method, server.private), mean, round)
+        unpacked = self.unpack(server.public)
+        inner = self.method.server_update(Server(unpacked.method, server.private), mean, round)
         turn = torch.full_like(server.public.turn, round.number + 1) if self.reset else ()
-        return Server(Broadcast(inner.public, turn, Known(opened.base)), inner.private)
+        return Server(Broadcast(inner.public, turn, Known(unpacked.base)), inner.private)
 
     def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         return self.method.told(Server(self.unpack(server.public).method, server.private), mean, round)
 
     def model(self, server: Server) -> Tree:
-        opened = self.unpack(server.public)
-        z = self.method.model(Server(opened.method, server.private))
-        return self.space.lift(z, opened.fixed, opened.base)
+        unpacked = self.unpack(server.public)
+        z = self.method.model(Server(unpacked.method, server.private))
+        return self.space.lift(z, unpacked.fixed, unpacked.base)
 
     @property
-    def opening(self) -> Algorithm | None:
-        inner = self.method.opening
+    def warm_start(self) -> Algorithm | None:
+        inner = self.method.warm_start
         return None if inner is None else replace(self, method=inner)
 
     @property

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..local import Rule
+from ..tree import Tree
 from .groups import Number, PerGroup, both
-from .local import Rule
-from .tree import Tree
 
 
 def positive(**values: Number) -> None:

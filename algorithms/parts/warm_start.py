@@ -15,27 +15,27 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .tree import Tree
+from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ..tree import Tree
 
 
-class Opened(Algorithm):
+class WarmStarted(Algorithm):
     """A method that may begin with the pass, and says what becomes of the gradients."""
 
-    def opened_client(self, client: Client, gradient: Tree) -> Client:
+    def warm_started_client(self, client: Client, gradient: Tree) -> Client:
         """What a client keeps of its own gradient."""
         return client
 
-    opening_averaged: ClassVar[bool] = False
+    warm_start_averaged: ClassVar[bool] = False
     """Whether what clients send of it is averaged as x is, with the federation's client weights: so where it begins a
     momentum or an estimator that the method averages like x. Control variates are plain means."""
 
-    def opening_sent(self, gradient: Tree) -> Any:
+    def warm_start_sent(self, gradient: Tree) -> Any:
         """What a client sends of it."""
         return gradient
 
     @abstractmethod
-    def opened_server(self, server: Server, mean: Any) -> Server:
+    def warm_started_server(self, server: Server, mean: Any) -> Server:
         """The server's state before round 1, from the mean over all clients of what they sent."""
 
 
@@ -46,10 +46,10 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opening(Algorithm):
+class WarmStart(Algorithm):
     """The pass, on the states of a method. No model moves, so that a message has no delta."""
 
-    method: Opened
+    method: WarmStarted
 
     @property
     def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,12 +77,12 @@ class Opening(Algorithm):
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         gradient = local.total / torch.where(local.shares > 0, local.shares, 1.0)
-        sent, nothing = self.method.opening_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
-        message = Message((), (), nothing, sent) if self.method.opening_averaged else Message((), sent, nothing)
-        return message, self.method.opened_client(client, gradient)
+        sent, nothing = self.method.warm_start_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
+        message = Message((), (), nothing, sent) if self.method.warm_start_averaged else Message((), sent, nothing)
+        return message, self.method.warm_started_client(client, gradient)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self.method.opened_server(server, mean.averaged if self.method.opening_averaged else mean.sent)
+        return self.method.warm_started_server(server, mean.averaged if self.method.warm_start_averaged else mean.sent)
 
     def model(self, server: Server) -> Tree:
         return self.method.model(server)

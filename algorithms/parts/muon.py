@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..local import Rule
+from ..tree import Layout, Tree
 from .groups import Number, at
-from .local import Rule
 from .orthogonal import SCHEMES, newton_schulz, svd
 from .renamed import renamed
 from .rules import Averaged, Normalised, Sgd, nonnegative, positive, refuse
-from .tree import Layout, Tree
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:

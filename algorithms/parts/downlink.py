@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..workloads import counted
+from ...workloads import counted
+from ..contract import Known
+from ..tree import Layout, Tree
 from .codecs import Codec
-from .contract import Known
 from .matrices import Sized, Weight
-from .spaces import Report
-from .tree import Layout, Tree
+from .reparameterisation import Report
 
 
 @dataclass(frozen=True)

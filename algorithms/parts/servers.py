@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from .contract import Round
+from ..contract import Round
+from ..local import ServerRule
+from ..tree import Tree
 from .groups import Number, PerGroup
-from .local import ServerRule
 from .rules import positive
-from .tree import Tree
 
 
 @dataclass(frozen=True)

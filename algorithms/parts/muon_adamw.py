@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from .local import Rule
+from ..local import Rule
+from ..tree import Layout, Tree
 from .muon import Ball, NewtonSchulz, Spectral, as_matrix
 from .rules import Adam, Averaged
-from .tree import Layout, Tree
 
 
 class Halves(NamedTuple):

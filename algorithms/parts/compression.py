@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .contract import Algorithm, Deferred, Plan
+from ..contract import Algorithm, Deferred, Plan
+from ..local import LocalMethod
+from ..tree import Layout
 from .factors import Anchored, BothRandom, Form, Frozen, Hadamard, Pair, TensorHadamard
-from .local import LocalMethod
 from .matrices import Layers, Reshape, Sized, compressible, fit
 from .products import Kronecker, LowRank
+from .reparameterisation import Draw, Factored, Reparameterised, refuse_states
 from .rules import positive, refuse
-from .spaces import Draw, Factored, InSpace, refuse_states
-from .tree import Layout
 
 RATIO = 1 / 32
 
@@ -82,7 +82,7 @@ class Factoring(Compression):
             refuse_states(method, why, server=True)
         sized = self.budget.fit(layout, self.form)
         space = Factored(layout, sized, self.form, self.draw, self.spread, seed)
-        return InSpace(method, space, self.based, self.reset)
+        return Reparameterised(method, space, self.based, self.reset)
 
 
 Change = Literal["pair", "anchored", "frozen"]
