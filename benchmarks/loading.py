@@ -31,7 +31,7 @@ def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
     from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
 
-    job = RunSpec.of(
+    run_spec = RunSpec.of(
         "loading",
         experiment(
             {
@@ -41,9 +41,9 @@ def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
             }
         ),
     )
-    job.workload.check()
+    run_spec.workload.check()
     before, began, processor = peak(), time.perf_counter(), time.process_time()
-    split = job.split()
+    split = run_spec.split()
     return {
         "partition": partition,
         "seconds": round(time.perf_counter() - began, 2),

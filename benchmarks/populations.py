@@ -48,12 +48,12 @@ def job_of(clients: int, asked: argparse.Namespace) -> RunSpec:
     return RunSpec.of(new_run_id(), experiment(plan))
 
 
-def play(job: RunSpec) -> Iterator[dict[str, float]]:
+def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     """The records of a run whose driver is this process."""
-    split = job.split()
+    split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = Driver(job, DataSummary(split.client_index, examples(split.test)))
-    driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
+    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
+    driver.start(lambda table: RayFleet(run_spec, data, table.place, (lambda: None, driver.tell)))
     try:
         for told in driver.rounds():
             if isinstance(told, dict):
@@ -91,8 +91,8 @@ def main() -> None:
     asked = parser.parse_args()
     jobs = [job_of(size, asked) for size in asked.sizes]
     held = []
-    for job, size in zip(jobs, asked.sizes, strict=True):
-        held += hold_states(state_folder(job), ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
+    for run_spec, size in zip(jobs, asked.sizes, strict=True):
+        held += hold_states(state_folder(run_spec), ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
     ray.init("local", num_cpus=2 * len(jobs), include_dashboard=False, log_to_driver=False)
     start_ray(jobs[0])
     pairs, shares = [], []

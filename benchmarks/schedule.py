@@ -69,12 +69,12 @@ def setting(workload: Any, clients: int, asked: argparse.Namespace) -> Any:
 def record(asked: argparse.Namespace) -> None:
     """Steps and seconds of the blocks of a real round: unequal clients of the digits."""
     partition = {"name": "quantity", "beta": asked.beta}
-    job = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
-    split, x = job.split(), job.start()
-    driver = Driver(job, DataSummary(split.client_index, 1))
-    worker = Worker(job, Data.of(split.train, split.test, split.client_index), driver.table.place, lambda: None)
+    run_spec = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
+    split, x = run_spec.split(), run_spec.start()
+    driver = Driver(run_spec, DataSummary(split.client_index, 1))
+    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), driver.table.place, lambda: None)
     everyone = np.arange(160)
-    local = job.experiment.federation.local
+    local = run_spec.experiment.federation.local
     sizes = split.client_index.sizes_of(everyone)
     read, write = driver.table.reserve(everyone)
     columns = (np.zeros(160, dtype=np.int64), np.ones(160), read, write)
@@ -180,15 +180,15 @@ class PretendedKeeper:
 class Pretended(cluster_pool.Spread):
     """The fleet, whose workers and keepers are pretended, and whose nodes neither come nor go."""
 
-    def __init__(self, job: Any, table: Table, clock: Clock, cluster: Any) -> None:
-        steps = steps_of(cluster.sizes, job.experiment.federation.local)
-        super().__init__(job, [], table, (lambda: None, lambda text: None), steps)
+    def __init__(self, run_spec: Any, table: Table, clock: Clock, cluster: Any) -> None:
+        steps = steps_of(cluster.sizes, run_spec.experiment.federation.local)
+        super().__init__(run_spec, [], table, (lambda: None, lambda text: None), steps)
         for node in range(cluster.nodes):
             keeper = PretendedKeeper(clock, cluster.row_bytes)
             site = cluster_nodes.Site(str(node), str(node), self.where.add(), table.place, keeper)
             self.sites.sites.append(site)
             for _ in range(cluster.workers):
-                worker = PretendedHost(clock, cluster.sizes, cluster.state_spec, job.experiment.federation.local)
+                worker = PretendedHost(clock, cluster.sizes, cluster.state_spec, run_spec.experiment.federation.local)
                 number = len(self.sites.seats)
                 self.sites.seats.append(cluster_nodes.Seat(number, site, WorkerGroup(count=1), worker, None))
 
@@ -211,17 +211,17 @@ def simulate(asked: argparse.Namespace) -> None:
     draw = np.random.default_rng(asked.seed)
     sizes = draw.choice(np.array(recorded["sizes"]), asked.clients)
     parts = ClientIndex(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
-    job = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked), "schedule")
+    run_spec = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked), "schedule")
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)
     known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
-    most = int(steps_of(sizes, job.experiment.federation.local).max())
+    most = int(steps_of(sizes, run_spec.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
     cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
-    driver = Driver(job, DataSummary(parts, 1))
+    driver = Driver(run_spec, DataSummary(parts, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, workers=asked.workers // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.state_spec = sizes, driver.state_spec
-    driver.start(lambda table: Pretended(job, table, clock, cluster))
+    driver.start(lambda table: Pretended(run_spec, table, clock, cluster))
     driver._evaluate = lambda x: {}  # nothing to compute
     print(
         f"{asked.nodes} nodes, {asked.workers} workers, {asked.clients:,} clients a round, "

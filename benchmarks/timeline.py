@@ -119,13 +119,13 @@ def main() -> None:
             "tracking": {"uri": "none"},
         }
     )
-    job = RunSpec.of(new_run_id(), made)
+    run_spec = RunSpec.of(new_run_id(), made)
     for where, name in WATCHED:
         timed(where, name)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEDFLEET_INSIDE"] = folder
-        start_ray(job)
-        rows = list(play(job))
+        start_ray(run_spec)
+        rows = list(play(run_spec))
         show()
         show_workers(Path(folder))
     print("shares of a round:")

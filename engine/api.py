@@ -33,8 +33,8 @@ def run(
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
     directory = RunDirectory.new(Path(out)) if out is not None else None
-    job = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
-    return watched(job, directory, list(observers), stop)
+    run_spec = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
+    return watched(run_spec, directory, list(observers), stop)
 
 
 def resume(
@@ -54,5 +54,5 @@ def resume(
     kept = RunDirectory.old(Path(directory))
     if keys := differences(kept.config(), experiment.plain()):
         raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
-    job = prepare(experiment, kept.run_id, kept.path, resume=True)
-    return watched(job, kept, list(observers), stop)
+    run_spec = prepare(experiment, kept.run_id, kept.path, resume=True)
+    return watched(run_spec, kept, list(observers), stop)

@@ -189,9 +189,9 @@ def test_zero_gradient(method: str):
     """Nothing moves, and nothing divides by zero."""
     ended, start = run(few(method, Flat(), 3)).model, Few().init(0)
     if method in RESTARTS:
-        job = prepare(few(method), "conformance")
-        algorithm: Any = job.method()
-        start = dict(algorithm.model(algorithm.server_init(job.start())).items())
+        run_spec = prepare(few(method), "conformance")
+        algorithm: Any = run_spec.method()
+        start = dict(algorithm.model(algorithm.server_init(run_spec.start())).items())
     if method in TRUNCATES:
         start = run(few(method, Flat(), 1)).model
     for name, value in ended.items():
@@ -249,15 +249,15 @@ def fits(size: int, column: str, tree: int, more: int = 1) -> bool:
 def test_bytes_and_gradients_are_what_the_table_says(method: str):
     """Recorded = what the states' forms come to = the table's columns times the model's bytes, but for a number that
     the table need not mention, a count of steps, say; two of those that clients keep."""
-    job = prepare(few(method), "conformance")
-    x, recipe = job.start(), METHODS[method]
-    state_spec, tree = StateSpec(job.method(), x), 8 * x.flat.numel()
+    run_spec = prepare(few(method), "conformance")
+    x, recipe = run_spec.start(), METHODS[method]
+    state_spec, tree = StateSpec(run_spec.method(), x), 8 * x.flat.numel()
     if method not in SETTINGS:  # of these see tests/algorithms/test_compression_bytes.py
         assert fits(state_spec.down, recipe.down, tree), (recipe.down, state_spec.down / tree)
         assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
         assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)
     for number, row in enumerate(whole(method).rows):
-        up, gradients, warm_start = 4 * state_spec.up, row["client/gradients"], job.method().warm_start
+        up, gradients, warm_start = 4 * state_spec.up, row["client/gradients"], run_spec.method().warm_start
         if number == 0 and warm_start is not None:
             # A warm start: all six clients receive the broadcast, take the gradient of all their rows and send it.
             assert row["comm/bytes_down"] == (4 + 6) * state_spec.down

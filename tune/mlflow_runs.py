@@ -124,12 +124,12 @@ def name_of(spec: Any) -> str:
     return spec["name"] if isinstance(spec, dict) else spec if isinstance(spec, str) else type(spec).__name__
 
 
-def partition_of(job: RunSpec) -> str:
+def partition_of(run_spec: RunSpec) -> str:
     """By the name that was chosen, else the workload's default by its class."""
-    spec = job.experiment.workload
+    spec = run_spec.experiment.workload
     if isinstance(spec, dict) and "partition" in spec:
         return name_of(spec["partition"])
-    default = getattr(job.workload, "partition", None)
+    default = getattr(run_spec.workload, "partition", None)
     return "" if default is None else name_of(default).lower()
 
 

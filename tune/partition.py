@@ -31,9 +31,9 @@ class Dealt(NamedTuple):
     left: str = ""  # on training rows that no client has
 
     @staticmethod
-    def of(job: RunSpec) -> Dealt:
-        job.workload.check()
-        split = job.split()
+    def of(run_spec: RunSpec) -> Dealt:
+        run_spec.workload.check()
+        split = run_spec.split()
         tests = len(next(iter(split.test.values())))
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
@@ -72,15 +72,15 @@ def told(dealt: Dealt) -> str:
 
 def describe(experiment: Experiment, out: Path) -> str:
     """The table; the chart goes to `out`."""
-    job = RunSpec.of("partition", experiment)
+    run_spec = RunSpec.of("partition", experiment)
     try:
-        dealt = Dealt.of(job)
+        dealt = Dealt.of(run_spec)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
     try:
-        draw(dealt, job, out)
+        draw(dealt, run_spec, out)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--out {out} cannot be written: {error}; give the path of a .png, .svg or .pdf file"
@@ -97,7 +97,7 @@ def ordered(counts: np.ndarray) -> np.ndarray:
     return np.lexsort((-law.max(1), law.argmax(1)))
 
 
-def draw(dealt: Dealt, job: RunSpec, out: Path) -> None:
+def draw(dealt: Dealt, run_spec: RunSpec, out: Path) -> None:
     """Above, each client's rows; below, what share of them each class has."""
     import matplotlib
 
@@ -111,7 +111,7 @@ def draw(dealt: Dealt, job: RunSpec, out: Path) -> None:
     figure, axes = plt.subplots(len(heights), 1, figsize=size, dpi=120, sharex=True, height_ratios=heights)
     panels = [axes] if counts is None else list(axes)
     rows_of(panels[0], dealt.client_index.sizes[order])
-    panels[0].set_title(title(job, dealt), loc="left", fontsize=11)
+    panels[0].set_title(title(run_spec, dealt), loc="left", fontsize=11)
     if counts is not None:
         classes_of(panels[1], (counts / counts.sum(1, keepdims=True))[order].T)
     numbered = counts is None or clients <= SEVERAL
@@ -148,10 +148,10 @@ def classes_of(panel: Any, law: np.ndarray) -> None:
     panel.figure.colorbar(image, cax=inside, label="share of the client's rows")
 
 
-def title(job: RunSpec, dealt: Dealt) -> str:
-    workload = job.experiment.workload
+def title(run_spec: RunSpec, dealt: Dealt) -> str:
+    workload = run_spec.experiment.workload
     named, part = (workload["name"], workload.get("partition")) if isinstance(workload, dict) else (workload, None)
     if isinstance(part, dict):
         part = ", ".join([str(part["name"]), *(f"{k} {v}" for k, v in part.items() if k != "name")])
-    part = part or repr(getattr(job.workload, "partition", "clients of its own"))
-    return f"{named}: {part}; {len(dealt.client_index.sizes):,} clients, seed {job.experiment.seed}"
+    part = part or repr(getattr(run_spec.workload, "partition", "clients of its own"))
+    return f"{named}: {part}; {len(dealt.client_index.sizes):,} clients, seed {run_spec.experiment.seed}"

@@ -21,7 +21,7 @@ class Progress(Observer):
         self.task: Any = None
         self.shown: dict[str, str] = {}
 
-    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         if not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -36,7 +36,7 @@ class Progress(Observer):
             console=Console(stderr=True),
         )
         self.bar.start()
-        self.task = self.bar.add_task("starting", total=job.experiment.federation.rounds)
+        self.task = self.bar.add_task("starting", total=run_spec.experiment.federation.rounds)
 
     def record(self, record: Record) -> None:
         if self.bar is None:

@@ -23,18 +23,18 @@ from .partition import Dealt, told
 
 def describe(experiment: Experiment) -> str:
     """Data that are not here are told, and are no error: nothing runs."""
-    job = RunSpec.of("show", experiment)
-    method, buffers = job.method(), job.buffers
-    x = job.started()
+    run_spec = RunSpec.of("show", experiment)
+    method, buffers = run_spec.method(), run_spec.buffers
+    x = run_spec.started()
     with blamed("method", settings=experiment.method):
         forms = StateSpec(method, x)
-    tables = [parameters(x, buffers), "", *compression(method, forms), traffic(job, x), data(job)]
+    tables = [parameters(x, buffers), "", *compression(method, forms), traffic(run_spec, x), data(run_spec)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
-def data(job: RunSpec) -> str:
+def data(run_spec: RunSpec) -> str:
     try:
-        return told(Dealt.of(job))
+        return told(Dealt.of(run_spec))
     except (ConfigError, ValueError) as error:
         return f"no data: {' '.join(str(error).split()).removeprefix('workload: ')}"
 
@@ -70,8 +70,8 @@ def compression(method: Algorithm, forms: StateSpec) -> list[str]:
     return [columns(rows), shares, ""]
 
 
-def traffic(job: RunSpec, x: Tree) -> str:
-    forms, plan = StateSpec(job.method(), x), job.experiment.federation
+def traffic(run_spec: RunSpec, x: Tree) -> str:
+    forms, plan = StateSpec(run_spec.method(), x), run_spec.experiment.federation
     rows = [
         ("per client", f"keeps {forms.kept:,} B", f"down {forms.down:,} B", f"up {forms.up:,} B"),
         (
@@ -84,9 +84,9 @@ def traffic(job: RunSpec, x: Tree) -> str:
     if forms.buffers:
         total = plan.cohort * forms.buffers
         rows.append(("per round", "running statistics", f"down {total:,} B", f"up {total:,} B"))
-    measured = "" if given(job) else ", if the run is too short to measure what is quickest"
-    return columns(rows) + f"\nblocks of {job.block(x.flat.numel())} clients, {job.kernels} kernels{measured}"
+    measured = "" if given(run_spec) else ", if the run is too short to measure what is quickest"
+    return columns(rows) + f"\nblocks of {run_spec.block(x.flat.numel())} clients, {run_spec.kernels} kernels{measured}"
 
 
-def given(job: RunSpec) -> bool:
-    return "auto" not in (job.experiment.engine.block, job.experiment.engine.kernels)
+def given(run_spec: RunSpec) -> bool:
+    return "auto" not in (run_spec.experiment.engine.block, run_spec.experiment.engine.kernels)

@@ -56,9 +56,9 @@ class MlflowTracker(Observer):
         return kept(Path(self.directory)) if self.directory else {}
 
     # --- an observer ----------------------------------------------------------------------------------------------
-    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.began = now()
-        self.writer = threading.Thread(target=self._write, args=(job,), name="mlflow", daemon=True)
+        self.writer = threading.Thread(target=self._write, args=(run_spec,), name="mlflow", daemon=True)
         self.writer.start()
 
     def record(self, record: Record) -> None:
@@ -97,13 +97,13 @@ class MlflowTracker(Observer):
                 return
 
     # --- the writer's thread --------------------------------------------------------------------------------------
-    def _write(self, job: RunSpec) -> None:
+    def _write(self, run_spec: RunSpec) -> None:
         try:
-            self._track(job)
+            self._track(run_spec)
         except Exception as error:  # any failure of the store, of whatever kind it raises
             not_tracked(error, "run")
 
-    def _track(self, job: RunSpec) -> None:
+    def _track(self, run_spec: RunSpec) -> None:
         load_mlflow()
         first = self.waiting.get()
         if first == (*NEVER, DONE):
@@ -111,18 +111,18 @@ class MlflowTracker(Observer):
         self.opening = time.monotonic()
         client, experiment = open_store(self.uri, self.experiment)
         self.opened.set()
-        run_id = again(client, self._kept().get("run_id", "")) if job.resume else ""
+        run_id = again(client, self._kept().get("run_id", "")) if run_spec.resume else ""
         known = steps(client, run_id) if run_id else set()
         if not run_id:
-            run = client.create_run(experiment, start_time=self.began, tags=tags(job), run_name=label(job))
+            run = client.create_run(experiment, start_time=self.began, tags=tags(run_spec), run_name=label(run_spec))
             run_id = run.info.run_id
-            log_parameters(client, run_id, job.experiment)
+            log_parameters(client, run_id, run_spec.experiment)
         if self.directory:
             keep(Path(self.directory), self.uri, run_id)
         status, reason = self._rounds(client, run_id, first, known)
         try:
             client.set_tag(run_id, "status", reason)
-            self._artifacts(client, run_id, job)
+            self._artifacts(client, run_id, run_spec)
         finally:
             client.set_terminated(run_id, status)
 
@@ -151,28 +151,28 @@ class MlflowTracker(Observer):
             except queue.Empty:
                 return
 
-    def _artifacts(self, client: Any, run_id: str, job: RunSpec) -> None:
+    def _artifacts(self, client: Any, run_id: str, run_spec: RunSpec) -> None:
         import yaml
 
-        client.log_text(run_id, yaml.safe_dump(job.experiment.plain(), sort_keys=False), "config.yaml")
+        client.log_text(run_id, yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False), "config.yaml")
         for name in ("rounds.parquet", "result.json", "environment.json"):
             if self.directory and (Path(self.directory) / name).is_file():
                 client.log_artifact(run_id, str(Path(self.directory) / name))
 
 
-def label(job: RunSpec) -> str:
-    return f"{name_of(job.experiment.method)}-{name_of(job.experiment.workload)}-{job.run_id}"
+def label(run_spec: RunSpec) -> str:
+    return f"{name_of(run_spec.experiment.method)}-{name_of(run_spec.experiment.workload)}-{run_spec.run_id}"
 
 
-def tags(job: RunSpec) -> dict[str, str]:
+def tags(run_spec: RunSpec) -> dict[str, str]:
     from importlib.metadata import version
 
     found = {
-        "method": name_of(job.experiment.method),
-        "workload": name_of(job.experiment.workload),
-        "seed": str(job.experiment.seed),
-        "fedfleet.run_id": job.run_id,
+        "method": name_of(run_spec.experiment.method),
+        "workload": name_of(run_spec.experiment.workload),
+        "seed": str(run_spec.experiment.seed),
+        "fedfleet.run_id": run_spec.run_id,
         "fedfleet.version": version("fedfleet"),
     }
-    partition = partition_of(job)
+    partition = partition_of(run_spec)
     return {**found, "partition": partition} if partition else found

@@ -20,9 +20,9 @@ from .base import Call, Failure, failure
 class InProcess:
     """One worker, here. beat: called before every local step; may raise to stop."""
 
-    def __init__(self, job: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
-        prove_here(job, data)
-        self.worker = Worker(job, data, place, beat)
+    def __init__(self, run_spec: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
+        prove_here(run_spec, data)
+        self.worker = Worker(run_spec, data, place, beat)
         self.beat = beat
         self.waiting: deque[Any] = deque()
 

@@ -72,18 +72,18 @@ class StreamedBatches:
 
 
 class Worker:
-    def __init__(self, job: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
+    def __init__(self, run_spec: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
         """place: of the clients' states; beat: called before every local step, a sign of life."""
         keep_freed_memory()
-        engine = job.experiment.engine
+        engine = run_spec.experiment.engine
         torch.set_num_threads(engine.threads)
-        self.job, self.data, self.device = job, data, job.device
-        self.x = job.start()
-        self.state_spec = StateSpec(job.method(), self.x)
+        self.run_spec, self.data, self.device = run_spec, data, run_spec.device
+        self.x = run_spec.start()
+        self.state_spec = StateSpec(run_spec.method(), self.x)
         keeps = bool(place.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(place, self.state_spec.client) if keeps else None
         self.place, self.beat = place, beat
-        self.vectorise, self.kernels = engine.vectorise, job.kernels
+        self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None
         self.shared: tuple[int, Any] = (-1, None)
         self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
@@ -94,13 +94,13 @@ class Worker:
     def train(self, work: TrainingTask, shared: Broadcast) -> TaskResult:
         """The sums of the messages of a task's clients; their new states go to fresh rows."""
         started = time.perf_counter()
-        trainer = self._trips(work.round, work.warm_start)
+        trainer = self._trainer_for(work.round, work.warm_start)
         public = self._public(shared, trainer.algorithm)
-        local = self.job.experiment.federation.local
+        local = self.run_spec.experiment.federation.local
         if work.warm_start:
             local = Local(epochs=1, batch=local.batch)
         self.gathering, began = 0.0, time.perf_counter()
-        given = (self.data.client_index, work.task.clients, work.visits, local, self.job.experiment.seed)
+        given = (self.data.client_index, work.task.clients, work.visits, local, self.run_spec.experiment.seed)
         batches = stream(*given, own=self.kernels != "torch")
         drawn = time.perf_counter() - began
         total = Accumulator(trainer.state_spec, len(work.task.cuts), self.kernels, self.memory)
@@ -208,14 +208,17 @@ class Worker:
         self.gathering += time.perf_counter() - began
         return batch
 
-    def _trips(self, round: int, warm_start: bool) -> LocalTrainer:
+    def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
         """The method as it is in a round; built anew only where schedules change it."""
-        version = (round if self.job.changes else 1, warm_start)
+        version = (round if self.run_spec.changes else 1, warm_start)
         if self.trainer is None or self.trainer[0] != version:
-            method = self.job.method(version[0])
+            method = self.run_spec.method(version[0])
             chosen = method.warm_start if warm_start else method
             assert chosen is not None
-            self.trainer = version, LocalTrainer(chosen, self.job.workload, self.x, self.kernels, self.job.precision)
+            self.trainer = (
+                version,
+                LocalTrainer(chosen, self.run_spec.workload, self.x, self.kernels, self.run_spec.precision),
+            )
         return self.trainer[1]
 
     def _public(self, shared: Broadcast, algorithm: Algorithm) -> Any:
@@ -229,8 +232,8 @@ class Worker:
     @torch.no_grad()
     def evaluate(self, part: TestSlice | ClientGroup, shared: Broadcast) -> TaskResult:
         model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
-        workload, p = self.job.workload, dict(model.items())
-        train, client_index, size = self.data.train, self.data.client_index, self.job.experiment.evaluate.batch
+        workload, p = self.run_spec.workload, dict(model.items())
+        train, client_index, size = self.data.train, self.data.client_index, self.run_spec.experiment.evaluate.batch
         with kernels(self.kernels), evaluating():
             if isinstance(part, TestSlice):
                 return TaskResult(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))

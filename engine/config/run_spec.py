@@ -64,9 +64,9 @@ class RunSpec:
         return self._with(lacking=lacking)
 
     def _with(self, **changes: Any) -> RunSpec:
-        job = replace(self, **changes)
-        vars(job).update({name: value for name, value in vars(self).items() if name not in vars(job)})
-        return job
+        run_spec = replace(self, **changes)
+        vars(run_spec).update({name: value for name, value in vars(self).items() if name not in vars(run_spec)})
+        return run_spec
 
     @cached_property
     def proofs(self) -> dict[str, Any]:

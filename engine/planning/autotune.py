@@ -28,7 +28,7 @@ SLOWER = 1.1
 """Larger blocks are not tried once one takes so many times the best so far."""
 
 
-def measure(job: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
+def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
     """Seconds a client of the candidates that ran, in their order. A block for which there is no memory, or that fails
     otherwise, ends the larger ones of its kernels; what is wrong with a method or a workload shows in the run."""
     threads, began = torch.get_num_threads(), time.perf_counter()
@@ -40,7 +40,7 @@ def measure(job: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict
         if path.kernels in done or (found and time.perf_counter() - began > SECONDS):
             continue
         try:
-            found[path] = seconds = min(timed(job, data, path))
+            found[path] = seconds = min(timed(run_spec, data, path))
         except Exception:
             done.add(path.kernels)
             continue
@@ -52,16 +52,16 @@ def measure(job: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict
     return found
 
 
-def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
+def timed(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     """Seconds a client, after a first pass that does not count."""
-    experiment = job.experiment
+    experiment = run_spec.experiment
     plan = experiment.federation
     steps = int(steps_of(np.asarray(data.client_index.sizes), plan.local).max())
     short = plan.local
     if steps > STEPS:
         short = Local(steps=STEPS, batch=plan.local.batch)
     trial = replace(
-        job,
+        run_spec,
         experiment=experiment.model_copy(update={"federation": plan.model_copy(update={"local": short})}),
         directory=None,
         chosen=path,
@@ -80,9 +80,9 @@ def timed(job: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
         yield (time.perf_counter() - began) / len(work.task.clients)
 
 
-def first_clients(job: RunSpec, data: Data, block: int) -> TrainingTask:
+def first_clients(run_spec: RunSpec, data: Data, block: int) -> TrainingTask:
     """Whole blocks of round 1's cohort, the clients with most steps first, on their first visits."""
-    plan, seed = job.experiment.federation, job.experiment.seed
+    plan, seed = run_spec.experiment.federation, run_spec.experiment.seed
     sampled = sampling.sample(seed, 1, plan.clients, plan.cohort)
     tasks = plan_tasks(sampled, data.client_index.sizes_of(sampled), plan.local, block)
     ordered = np.concatenate([task.clients for task in tasks])

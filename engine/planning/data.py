@@ -11,14 +11,14 @@ from ..records.partition_file import keep
 from .trial_step import try_step
 
 
-def checked_split(job: RunSpec) -> Split:
+def checked_split(run_spec: RunSpec) -> Split:
     """The data and the rows of every client; ConfigError where the workload or the method cannot be trained on it.
 
     The partition is written to the run's folder, if the run has one and is not resumed.
     """
-    split = job.split()
-    if job.directory is not None and not job.resume:
-        keep(split.client_index, Path(job.directory))
-    check_draws(job.workload, job.started(), split)
-    try_step(job, split)
+    split = run_spec.split()
+    if run_spec.directory is not None and not run_spec.resume:
+        keep(split.client_index, Path(run_spec.directory))
+    check_draws(run_spec.workload, run_spec.started(), split)
+    try_step(run_spec, split)
     return split

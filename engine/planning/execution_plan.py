@@ -40,74 +40,76 @@ MADE_OF = [*SOURCES, *(Path(__file__).parents[1] / name for name in RUNS)]
 """What runs on a path: where it changes, what was measured no longer holds."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
-"""(job, data, candidates) -> seconds a client of those that ran."""
+"""(run specification, data, candidates) -> seconds a client of those that ran."""
 
 
-def plan_execution(job: RunSpec, split: Split, measure: Measure) -> tuple[RunSpec, str]:
-    """The job with its path, and a sentence for the log. `measure` is asked where nothing else says what to do."""
-    engine = job.experiment.engine
-    kept = Path(job.directory) / "plan.json" if job.directory is not None else None
-    if job.resume:
-        path, how = resumed(job, kept)
+def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[RunSpec, str]:
+    """The run specification with its execution plan, and a sentence for the log.
+
+    `measure` is asked where nothing else says what to do."""
+    engine = run_spec.experiment.engine
+    kept = Path(run_spec.directory) / "plan.json" if run_spec.directory is not None else None
+    if run_spec.resume:
+        path, how = resumed(run_spec, kept)
         if path is None:  # there is no sound checkpoint, as the driver will say: nothing is touched
-            return job.by(ruled(job)), how
+            return run_spec.by(ruled(run_spec)), how
     elif "auto" not in (engine.block, engine.kernels):
-        path, how = ruled(job), "as given"
-    elif not worth(job, split):
-        path, how = ruled(job), "too short a run to measure"
+        path, how = ruled(run_spec), "as given"
+    elif not worth(run_spec, split):
+        path, how = ruled(run_spec), "too short a run to measure"
     else:
-        path, how = remembered(job, split, measure)
-    path, how = proven(job, split, path, how)
+        path, how = remembered(run_spec, split, measure)
+    path, how = proven(run_spec, split, path, how)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         try:
             write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
         except OSError as error:
             raise ConfigError(f"{kept} cannot be written ({error.strerror or error}); make room for it") from error
-    if job.lacking and path.kernels == "torch":
-        how += f"; no kernels of our own, which not every machine can have: {job.lacking[0]}"
+    if run_spec.lacking and path.kernels == "torch":
+        how += f"; no kernels of our own, which not every machine can have: {run_spec.lacking[0]}"
     proved = place() if path.kernels != "torch" else None
-    return job.by(path, proved), f"plan: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+    return run_spec.by(path, proved), f"plan: blocks of {path.block} clients, {path.kernels} kernels ({how})"
 
 
-def proven(job: RunSpec, split: Split, path: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
+def proven(run_spec: RunSpec, split: Split, path: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
     """The path with torch's kernels where those chosen are not proven, and how it came about with what was refused.
 
     Raises ConfigError where the user, or the run as it began, has it that they must be used; but where torch's kernels
     fail on the same data the run takes them, and fails as it does by them."""
-    engine = job.experiment.engine
-    error = disproof(job, split, path.kernels) if path.kernels != "torch" else None
+    engine = run_spec.experiment.engine
+    error = disproof(run_spec, split, path.kernels) if path.kernels != "torch" else None
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
                 f"engine.kernels={engine.kernels} must compute what torch's kernels compute, but {error}; choose torch"
             )
-        if not error.torch_fails and job.resume:
+        if not error.torch_fails and run_spec.resume:
             raise ConfigError(
-                f"{job.directory}: the run began with {path.kernels} kernels, which do not do here what torch's do: "
-                f"{error}; resume it on a machine like the one where it began"
+                f"{run_spec.directory}: the run began with {path.kernels} kernels, which do not do here what "
+                f"torch's do: {error}; resume it on a machine like the one where it began"
             )
         path = path._replace(kernels="torch")
-    reasons = [f"{name} kernels refused: {error}" for name, error in job.proofs.items() if error is not None]
+    reasons = [f"{name} kernels refused: {error}" for name, error in run_spec.proofs.items() if error is not None]
     return path, "; ".join([how, *reasons])
 
 
-def disproof(job: RunSpec, split: Split, kernels: str) -> Disagreement | None:
-    """Why kernels of our own are not to be used on this job's data; None where they are proven."""
-    if kernels not in job.proofs:
-        job.proofs[kernels] = None
+def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | None:
+    """Why kernels of our own are not to be used on this run's data; None where they are proven."""
+    if kernels not in run_spec.proofs:
+        run_spec.proofs[kernels] = None
         try:
-            prove(job, Given(split.train, split.client_index), kernels)
+            prove(run_spec, Given(split.train, split.client_index), kernels)
         except Disagreement as error:
-            job.proofs[kernels] = error
-    return job.proofs[kernels]
+            run_spec.proofs[kernels] = error
+    return run_spec.proofs[kernels]
 
 
-def resumed(job: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]:
+def resumed(run_spec: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]:
     """What the run's checkpoints say, which their digests cover; plan.json is written again where it says otherwise."""
-    sealed = sealed_plan(job.directory) if job.directory is not None else None
-    if sealed is None and (folder := job.experiment.checkpoint.folder):
-        sealed = copied_plan(folder, job.run_id)
+    sealed = sealed_plan(run_spec.directory) if run_spec.directory is not None else None
+    if sealed is None and (folder := run_spec.experiment.checkpoint.folder):
+        sealed = copied_plan(folder, run_spec.run_id)
     if sealed is None:
         return None, "plan: no checkpoint says how the run began"
     path = chosen(sealed)
@@ -120,32 +122,37 @@ def resumed(job: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]
     return path, f"as the run began{f'; plan.json {wrong} and is restored from the checkpoint' if wrong else ''}"
 
 
-def asks_for_kernels(job: RunSpec, split: Split) -> bool:
+def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
     """Whether the plan may become one with kernels of our own that nobody asked for: then all machines of the run must
     be able to have them."""
-    return job.experiment.engine.kernels == "auto" and not job.resume and worth(job, split) and has_native(job)
+    return (
+        run_spec.experiment.engine.kernels == "auto"
+        and not run_spec.resume
+        and worth(run_spec, split)
+        and has_native(run_spec)
+    )
 
 
-def ruled(job: RunSpec) -> ExecutionPlan:
+def ruled(run_spec: RunSpec) -> ExecutionPlan:
     """What is given, and what a rule says where nothing is."""
-    return ExecutionPlan(job.block(job.start().flat.numel()), job.kernels)
+    return ExecutionPlan(run_spec.block(run_spec.start().flat.numel()), run_spec.kernels)
 
 
-def worth(job: RunSpec, split: Split) -> bool:
-    plan = job.experiment.federation
+def worth(run_spec: RunSpec, split: Split) -> bool:
+    plan = run_spec.experiment.federation
     steps = float(steps_of(np.asarray(split.client_index.sizes), plan.local).mean()) * plan.cohort * plan.rounds
-    return job.device.type == "cpu" and steps >= WORTH
+    return run_spec.device.type == "cpu" and steps >= WORTH
 
 
-def remembered(job: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionPlan, str]:
+def remembered(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionPlan, str]:
     """What the cache folder says, else what is measured now, which it then says."""
-    known = about(job, split)
+    known = about(run_spec, split)
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
     file = cache_folder() / "paths" / f"{digest}.json"
     if file.is_file():
         return read(file), "measured before"
-    seconds = measure(job, split, candidates(job, split))
-    path = quickest(seconds) or ruled(job)
+    seconds = measure(run_spec, split, candidates(run_spec, split))
+    path = quickest(seconds) or ruled(run_spec)
     told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
         publish(file, {**path._asdict(), "measured": told, "of": known})
@@ -155,42 +162,42 @@ def remembered(job: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionP
     return path, f"measured, ms a client: {told}"
 
 
-def candidates(job: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
+def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
     """Small blocks first, of each torch's kernels first; with a split, of ours only those that are proven on it."""
-    engine, cohort = job.experiment.engine, job.experiment.federation.cohort
+    engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
-    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(job, split)]
+    names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own(run_spec, split)]
     return [ExecutionPlan(block, name) for block in blocks for name in names]
 
 
-def own(job: RunSpec, split: Split | None = None) -> list[str]:
+def own(run_spec: RunSpec, split: Split | None = None) -> list[str]:
     """Kernels beside torch's: where a chain is had, it leaves nothing to the others. With a split, only those that are
     proven on it."""
     names = []
-    if has_native(job):
-        reason = why_no_chain(job)
+    if has_native(run_spec):
+        reason = why_no_chain(run_spec)
         names = ["native"] if reason else ["chain"]
         if reason and split is not None:
-            job.proofs["chain"] = Disagreement(reason)
-    return [name for name in names if split is None or disproof(job, split, name) is None]
+            run_spec.proofs["chain"] = Disagreement(reason)
+    return [name for name in names if split is None or disproof(run_spec, split, name) is None]
 
 
-def why_no_chain(job: RunSpec) -> str:
+def why_no_chain(run_spec: RunSpec) -> str:
     """Empty where the workload's loss is one that the chain computes, before anything is proven."""
-    if job.precision is not None:
-        return f"engine.precision={job.experiment.engine.precision}"
+    if run_spec.precision is not None:
+        return f"engine.precision={run_spec.experiment.engine.precision}"
     try:
-        fitted(job.workload, job.start().layout)
+        fitted(run_spec.workload, run_spec.start().layout)
     except Unfit as error:
         return str(error)
     return ""
 
 
-def has_native(job: RunSpec) -> bool:
+def has_native(run_spec: RunSpec) -> bool:
     try:
-        fits = job.device.type == "cpu" and job.dtype == torch.float32 and not job.lacking
+        fits = run_spec.device.type == "cpu" and run_spec.dtype == torch.float32 and not run_spec.lacking
         return fits and library() is not None
     except NoKernels:
         return False
@@ -202,20 +209,20 @@ def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan | None:
     return next((path for path, value in seconds.items() if value <= 1.03 * best), None)
 
 
-def about(job: RunSpec, split: Split) -> dict[str, Any]:
+def about(run_spec: RunSpec, split: Split) -> dict[str, Any]:
     """What a measurement depends on. Numbers among a method's arguments (step sizes, say) are not in it."""
-    experiment = job.experiment
+    experiment = run_spec.experiment
     engine, plan = experiment.engine, experiment.federation
-    layout = job.layout
+    layout = run_spec.layout
     return {
         "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
         "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
-        "workload": type(job.workload).__name__,
+        "workload": type(run_spec.workload).__name__,
         "method": words(experiment.method),
         "local": plan.local.model_dump(),
         "cohort": plan.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
-        "device": [job.device.type, processor(), torch.__version__, own(job, split)],
+        "device": [run_spec.device.type, processor(), torch.__version__, own(run_spec, split)],
         "source": hashlib.sha256(b"".join(source.read_bytes() for source in MADE_OF)).hexdigest(),
     }
 

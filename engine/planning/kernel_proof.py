@@ -71,25 +71,25 @@ def place() -> str:
     return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def prove_here(job: RunSpec, data: Data) -> None:
+def prove_here(run_spec: RunSpec, data: Data) -> None:
     """Raise NoKernels where the run's kernels are our own and do not do on this machine what torch's do.
 
     On another machine than the one where that was proven, the kernels are another library.
     """
-    if job.kernels != "torch" and job.proved != place():
+    if run_spec.kernels != "torch" and run_spec.proved != place():
         try:
-            prove(job, Given(data.train, data.client_index), job.kernels)
+            prove(run_spec, Given(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
-            raise NoKernels(f"{job.kernels} kernels do not do here what torch's do: {error}") from error
+            raise NoKernels(f"{run_spec.kernels} kernels do not do here what torch's do: {error}") from error
 
 
-def prove(job: RunSpec, given: Given, kernels: str) -> None:
-    """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this job's data."""
+def prove(run_spec: RunSpec, given: Given, kernels: str) -> None:
+    """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this run's data."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(job.experiment.engine.threads)
+    torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
         with torch.no_grad():
-            Proof(job, given, kernels).run()
+            Proof(run_spec, given, kernels).run()
     except NoKernels as error:
         raise Disagreement(str(error)) from error
     finally:
@@ -106,18 +106,18 @@ class Errors:
 
 
 class Proof:
-    def __init__(self, job: RunSpec, given: Given, kernels: str) -> None:
-        self.job, self.given, self.kernels = job, given, kernels
-        self.x = job.start()
-        method = job.method()
+    def __init__(self, run_spec: RunSpec, given: Given, kernels: str) -> None:
+        self.run_spec, self.given, self.kernels = run_spec, given, kernels
+        self.x = run_spec.start()
+        method = run_spec.method()
         if kernels == "chain":
             try:
-                fitted(job.workload, self.x.layout)
+                fitted(run_spec.workload, self.x.layout)
             except Unfit as error:
                 raise Disagreement(str(error)) from error
-        self.torchs = LocalTrainer(method, job.workload, self.x, "torch", job.precision)
-        self.double = LocalTrainer(method, job.workload, self.x.to(torch.float64), "torch")
-        self.own = LocalTrainer(method, job.workload, self.x, kernels, job.precision)
+        self.torchs = LocalTrainer(method, run_spec.workload, self.x, "torch", run_spec.precision)
+        self.double = LocalTrainer(method, run_spec.workload, self.x.to(torch.float64), "torch")
+        self.own = LocalTrainer(method, run_spec.workload, self.x, kernels, run_spec.precision)
 
     def run(self) -> None:
         self.streams()
@@ -134,8 +134,8 @@ class Proof:
         first visits and on later ones."""
         client_index, seed, local = (
             self.given.client_index,
-            self.job.experiment.seed,
-            self.job.experiment.federation.local,
+            self.run_spec.experiment.seed,
+            self.run_spec.experiment.federation.local,
         )
         sizes = client_index.sizes
         some = np.unique([*self.clients(), int(sizes.argmin()), int(sizes.argmax())])
@@ -148,14 +148,14 @@ class Proof:
 
     def clients(self) -> np.ndarray:
         """(2,) of round 1's cohort; of a cohort of one that one twice."""
-        plan = self.job.experiment.federation
-        sampled = sampling.sample(self.job.experiment.seed, 1, plan.clients, plan.cohort)
+        plan = self.run_spec.experiment.federation
+        sampled = sampling.sample(self.run_spec.experiment.seed, 1, plan.clients, plan.cohort)
         return sampled[[0, -1]]
 
     def batches(self) -> list[tuple[Batch, Batch]]:
         """Three pairs of batches, of two clients each: their first ones, the next ones, and their last ones, which are
         short where their rows do not divide."""
-        experiment = self.job.experiment
+        experiment = self.run_spec.experiment
         clients, fewer = self.clients(), max(FEWEST, NUMBERS // max(self.x.flat.numel(), 1))
         drawn = stream(
             self.given.client_index, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed
@@ -176,13 +176,13 @@ class Proof:
 
     def points(self) -> Iterator[Tensor]:
         """(P,) each: the model before round 1, one near it, and one drawn as weights before ReLU are."""
-        draw = counted.generator(self.job.experiment.seed, "proof")
+        draw = counted.generator(self.run_spec.experiment.seed, "proof")
         near, drawn = [], []
         for name, value in self.x.items():
             xi = torch.randn(2, *value.shape, generator=draw, dtype=value.dtype)
             fan = max(value[0].numel() if value.ndim else 1, 1)
             spread = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
-            kept = name in self.job.buffers  # a variance that is negative is none
+            kept = name in self.run_spec.buffers  # a variance that is negative is none
             near.append(value if kept else value + 0.1 * max(float(value.square().mean() ** 0.5), spread) * xi[0])
             drawn.append(value if kept else spread * xi[1])
         yield self.x.flat
@@ -192,7 +192,7 @@ class Proof:
     # --- losses and gradients -------------------------------------------------------------------------------------
     def gradients(self, where: str, point: Tensor, pair: tuple[Batch, Batch]) -> None:
         """Of each client alone, and of both as a block."""
-        block = self.block(point, pair) if self.job.experiment.engine.vectorise else None
+        block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
         for client, batch in enumerate(pair):
             torchs = self.by_torch(lambda batch=batch: asked(self.torchs, point, self.x.layout, batch))
             own = self.by_us(lambda batch=batch: asked(self.own, point, self.x.layout, batch))
@@ -283,7 +283,7 @@ class Proof:
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
         """What the method orthogonalises in a step of the first client, and matrices drawn at random like it."""
-        rounds = {1, self.job.experiment.federation.rounds} if self.job.changes else {1}
+        rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.changes else {1}
         asked_for: dict[tuple[tuple[int, ...], tuple[Triple, ...]], Tensor] = {}
 
         def record(x: Tensor, triples: tuple[Triple, ...]) -> None:
@@ -291,7 +291,7 @@ class Proof:
 
         for round in rounds:
             self.by_torch(lambda round=round: self.trial(round, batch, record))
-        draw = counted.generator(self.job.experiment.seed, "proof of matrices")
+        draw = counted.generator(self.run_spec.experiment.seed, "proof of matrices")
         for (shape, triples), x in asked_for.items():
             drawn = torch.randn(shape, generator=draw).to(x.dtype)
             drawn = drawn / torch.linalg.matrix_norm(drawn.float(), keepdim=True).to(x.dtype)
@@ -308,8 +308,8 @@ class Proof:
 
     def trial(self, round: int, batch: Batch, record: Callable[[Tensor, tuple[Triple, ...]], None]) -> None:
         """One step of a client by torch's kernels; record: told of what is orthogonalised."""
-        method = self.job.method(round)
-        trainer = LocalTrainer(method, self.job.workload, self.x, "torch", self.job.precision)
+        method = self.run_spec.method(round)
+        trainer = LocalTrainer(method, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         public = method.unpack(method.server_init(self.x).public)
         token = FASTER.set(record)
         try:

@@ -48,7 +48,7 @@ class Unfit(Exception):
     """The code raised by itself: no broken rule, and left to the run, which names the client."""
 
 
-def try_step(job: RunSpec, split: Split) -> None:
+def try_step(run_spec: RunSpec, split: Split) -> None:
     """Raise ConfigError where a function of the method or the workload's losses break a rule.
 
     The step runs on the CPU, on the first two clients of round 1, at most eight examples each: for one client twice,
@@ -59,11 +59,11 @@ def try_step(job: RunSpec, split: Split) -> None:
     under_way = True
     try:
         with torch.no_grad(), kept_generators():
-            torch.set_num_threads(job.experiment.engine.threads)
-            method = job.method()
+            torch.set_num_threads(run_spec.experiment.engine.threads)
+            method = run_spec.method()
             for algorithm in (method.warm_start, method):
                 if algorithm is not None:
-                    Trial(job, split, algorithm).run()
+                    Trial(run_spec, split, algorithm).run()
     except Unfit:
         return
     finally:
@@ -71,14 +71,14 @@ def try_step(job: RunSpec, split: Split) -> None:
         torch.set_num_threads(threads)
 
 
-def may_vectorise(job: RunSpec, split: Split) -> bool:
+def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
     """Whether clients of this run may be run in blocks under vmap."""
-    engine, cohort = job.experiment.engine, job.experiment.federation.cohort
+    engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     if not engine.vectorise or cohort < 2:
         return False
-    if job.chosen is not None or engine.block != "auto":
-        return ruled(job).block > 1
-    return ruled(job).block > 1 or worth(job, split)
+    if run_spec.chosen is not None or engine.block != "auto":
+        return ruled(run_spec).block > 1
+    return ruled(run_spec).block > 1 or worth(run_spec, split)
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ def leaves_of(state: Any) -> list[Any]:
 class Trial:
     """One pass of an algorithm's functions, each watched; `name` of a function is what messages call it."""
 
-    def __init__(self, job: RunSpec, split: Split, algorithm: Algorithm) -> None:
-        self.job, self.split, self.algorithm = job, split, algorithm
-        self.x = job.start()
-        self.attributes = Attributes(algorithm, job.workload)
+    def __init__(self, run_spec: RunSpec, split: Split, algorithm: Algorithm) -> None:
+        self.run_spec, self.split, self.algorithm = run_spec, split, algorithm
+        self.x = run_spec.start()
+        self.attributes = Attributes(algorithm, run_spec.workload)
 
     def run(self) -> None:
-        algorithm, plan = self.algorithm, self.job.experiment.federation
+        algorithm, plan = self.algorithm, self.run_spec.experiment.federation
         server = self.watch("server_init", algorithm.server_init, {"model": self.x})
         public = self.watch("broadcast", algorithm.broadcast, {"server's state": server})
         public = self.watch("unpack", algorithm.unpack, {"public state": public})
@@ -275,18 +275,18 @@ class Trial:
         tell = lambda server, mean: algorithm.told(server, mean, when)  # noqa: E731
         self.watch("told", tell, {"server's state": server, "mean message": mean})
         self.watch("model", algorithm.model, {"server's state": then})
-        if may_vectorise(self.job, self.split):
+        if may_vectorise(self.run_spec, self.split):
             self.together(trainer, public, client, columns)
 
     def trainer(self) -> LocalTrainer:
         try:
-            return LocalTrainer(self.algorithm, self.job.workload, self.x, "torch", self.job.precision)
+            return LocalTrainer(self.algorithm, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         except Exception as error:
             raise Unfit from error
 
     def columns(self) -> dict[str, Tensor]:
         """Batches of the first clients of round 1, (c, b, …) each; "key" (c,); "weight" (c, b) where some are short."""
-        plan, seed, train = self.job.experiment.federation, self.job.experiment.seed, self.split.train
+        plan, seed, train = self.run_spec.experiment.federation, self.run_spec.experiment.seed, self.split.train
         clients = sample(seed, 1, plan.clients, plan.cohort)[:CLIENTS]
         local = Local(steps=1, batch=plan.local.batch)
         drawn: Stream = stream(self.split.client_index, clients, np.zeros(len(clients)), local, seed)

@@ -46,30 +46,30 @@ class DataSummary(NamedTuple):
 class Driver:
     """Build, `start` the fleet, then go through `rounds`; `close` in any case."""
 
-    def __init__(self, job: RunSpec, setup: DataSummary) -> None:
-        experiment = job.experiment
-        self.job, self.setup, self.plan = job, setup, experiment.federation
+    def __init__(self, run_spec: RunSpec, setup: DataSummary) -> None:
+        experiment = run_spec.experiment
+        self.run_spec, self.setup, self.plan = run_spec, setup, experiment.federation
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
-        x = job.start()
-        self.method = job.method()
+        x = run_spec.start()
+        self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.client_index, job.block(x.flat.numel()))
+        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.client_index, run_spec.block(x.flat.numel()))
         self._begin()
         self.version = 0
         self.events: list[str] = []
         self.whole = True  # not in the middle of a commit
-        self.table = make_table(job, self.state_spec, self.method.warm_start is not None)
-        self.checkpoints = make_checkpoints(job, self.table, self.state_spec)
-        if self.checkpoints is not None and job.resume:
+        self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
+        self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
+        if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
-        take_room(job, pytree.tree_leaves(self.server))
+        take_room(run_spec, pytree.tree_leaves(self.server))
 
     @torch.no_grad()
     def _begin(self) -> None:
         """Before round 1."""
-        self.server = self.job.method().server_init(self.job.start())
+        self.server = self.run_spec.method().server_init(self.run_spec.start())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.plan.rounds)
@@ -78,7 +78,7 @@ class Driver:
         """fleet: makes the workers, given the clients' states."""
         self.fleet = fleet(self.table)
         self.dispatch = Dispatch(
-            self.fleet, self.job.experiment.engine.on_failure, self.tell, partial(remedy, self.job)
+            self.fleet, self.run_spec.experiment.engine.on_failure, self.tell, partial(remedy, self.run_spec)
         )
 
     def tell(self, event: str) -> None:
@@ -87,12 +87,12 @@ class Driver:
     def close(self) -> None:
         """Stop the workers; remove the clients' states unless they are to be kept or the run can be resumed, which is
         so until its result is on the disk: then it is for `discard`."""
-        give_room(self.job, launcher=False)
+        give_room(self.run_spec, launcher=False)
         if hasattr(self, "fleet"):
             self.fleet.close()
         if self.checkpoints is not None:
             self.checkpoints.finish()
-        if self.job.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
+        if self.run_spec.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
             return
         self.table.remove()
         if self.checkpoints is not None:
@@ -121,7 +121,7 @@ class Driver:
         except (FedFleetError, KeyboardInterrupt):
             if self.whole:
                 self.table.abort()
-                give_room(self.job)
+                give_room(self.run_spec)
                 self._save()
             yield from self._news(last=True)
             raise
@@ -158,8 +158,8 @@ class Driver:
     def _next(self, warm_start: Record) -> Record:
         """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
         started, number = time.perf_counter(), self.round + 1
-        if self.job.changes:
-            self.method = self.job.method(number)
+        if self.run_spec.changes:
+            self.method = self.run_spec.method(number)
         sampled, tasks = self.cohorts.drawn(number)
         mean, totals = self._train(self.method, self.state_spec, number, sampled, tasks)
         trained = time.perf_counter()
@@ -173,7 +173,7 @@ class Driver:
         updated = time.perf_counter()
         record = {
             "round": number,
-            **totals.record(count, trained - started, self.job.workers),
+            **totals.record(count, trained - started, self.run_spec.workers),
             **traffic(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in told.items()},
@@ -187,8 +187,8 @@ class Driver:
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, sampled, totals, record)
-        if self.job.experiment.tracking.clients and self.job.directory is not None:
-            write_clients(self.job.directory, number, totals.clients)
+        if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
+            write_clients(self.run_spec.directory, number, totals.clients)
         return record
 
     def _where(self, number: int, size: int) -> Round:
@@ -233,13 +233,13 @@ class Driver:
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
-        every = self.job.experiment.evaluate.every
+        every = self.run_spec.experiment.evaluate.every
         return number == self.plan.rounds or (every > 0 and number % every == 0)
 
     def _evaluate(self, x: Tree) -> Record:
-        asked, setup = self.job.experiment.evaluate, self.setup
+        asked, setup = self.run_spec.experiment.evaluate, self.setup
         run = partial(self._run, "evaluate", state=x.flat)
-        record = measured(self.job.workload, asked, (setup.examples, setup.client_index), run)
+        record = measured(self.run_spec.workload, asked, (setup.examples, setup.client_index), run)
         if lost := [name for name, value in record.items() if math.isnan(value)]:
             self.tell(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
         return record
@@ -253,7 +253,7 @@ class Driver:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
-        every = self.job.experiment.checkpoint.every
+        every = self.run_spec.experiment.checkpoint.every
         if every and self.round % every == 0 and self.round < self.plan.rounds:
             self._save()
 
@@ -266,7 +266,7 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
-        config, plan = self.job.experiment.plain(), self.job.plan_to_seal()
+        config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_to_seal()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
         self.checkpoints.save(snapshot)
 
@@ -284,9 +284,9 @@ class Driver:
     def _resume(self, checkpoints: Checkpoints) -> None:
         snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.state_spec))
         self.events += passed_over
-        snapshot = usable(snapshot, self.job, passed_over)
+        snapshot = usable(snapshot, self.run_spec, passed_over)
         spec = pytree.tree_structure(self.server)
-        device = self.job.device
+        device = self.run_spec.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records

@@ -33,8 +33,8 @@ GRACE_SECONDS = 30.0
 class Detached(Observer):
     """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
 
-    def __init__(self, job: RunSpec) -> None:
-        self.job, self.news = job, EventLog(keep=True)
+    def __init__(self, run_spec: RunSpec) -> None:
+        self.run_spec, self.news = run_spec, EventLog(keep=True)
         self.signal = 0
         self.outcome: Result | Exception | None = None
         self.begun = threading.Event()
@@ -48,10 +48,10 @@ class Detached(Observer):
             raise self.outcome
 
     def _run(self) -> None:
-        assert self.job.directory is not None
+        assert self.run_spec.directory is not None
         try:
             self.outcome = watched(
-                self.job, RunDirectory(Path(self.job.directory), self.job.run_id), [self], self._stop
+                self.run_spec, RunDirectory(Path(self.run_spec.directory), self.run_spec.run_id), [self], self._stop
             )
         except FedFleetError as error:
             self.outcome = error
@@ -61,13 +61,13 @@ class Detached(Observer):
         self.news.end()
         self.news.until_heard(LINGER_SECONDS)
         time.sleep(GRACE_SECONDS)
-        ray.kill(ray.get_actor(actor_name(self.job.run_id), NAMESPACE))
+        ray.kill(ray.get_actor(actor_name(self.run_spec.run_id), NAMESPACE))
 
     def _stop(self) -> int:
         return self.signal
 
     # --- an observer ------------------------------------------------------------------------------------------------
-    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.begun.set()
 
     def record(self, record: Record) -> None:
@@ -81,7 +81,7 @@ class Detached(Observer):
 
     # --- for those who attach ---------------------------------------------------------------------------------------
     def of(self) -> RunSpec:
-        return self.job
+        return self.run_spec
 
     def since(self, seen: int) -> tuple[list[Any], bool]:
         return self.news.since(seen)
@@ -97,16 +97,16 @@ def actor_name(run_id: str) -> str:
     return f"fedfleet-{run_id}"
 
 
-def detach(job: RunSpec) -> None:
+def detach(run_spec: RunSpec) -> None:
     """Start the run on its cluster and leave it there."""
-    address = job.experiment.engine.address
-    if not address or job.experiment.engine.backend != "ray":
+    address = run_spec.experiment.engine.address
+    if not address or run_spec.experiment.engine.backend != "ray":
         raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
-    start_ray(job)
+    start_ray(run_spec)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": here()}
-    options |= {"name": actor_name(job.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
+    options |= {"name": actor_name(run_spec.run_id), "namespace": NAMESPACE, "lifetime": "detached"}
     actor: Any = ray.remote(**options, **carried(address))(Detached)
-    detached = actor.remote(job)
+    detached = actor.remote(run_spec)
     try:
         answered(detached.start.remote(), "the run's process", address)
     except RayTaskError as error:
@@ -142,9 +142,9 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
     watching = list(observers)
     outcome: Any = None
     try:
-        job: Any = answered(actor.of.remote(), f"run {run_id}", address)
+        run_spec: Any = answered(actor.of.remote(), f"run {run_id}", address)
         for observer in watching:
-            observer.begin(job, {})
+            observer.begin(run_spec, {})
         for told in listen(actor, lambda: 0):
             tell(told, watching)
         outcome = answered(actor.ended.remote(), f"run {run_id}", address)

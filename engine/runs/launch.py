@@ -47,12 +47,12 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     """Resolve every name, so that a mistake is told before anything starts."""
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
-    job = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
-    workload, engine = job.workload, experiment.engine
+    run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
+    workload, engine = run_spec.workload, experiment.engine
     with blamed("workload", settings=experiment.workload):
         workload.check()
-    method, x = job.method(), job.started()
-    with blamed("method", settings=experiment.method), memory_errors.building(job):
+    method, x = run_spec.method(), run_spec.started()
+    with blamed("method", settings=experiment.method), memory_errors.building(run_spec):
         StateSpec(method, x)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
@@ -63,16 +63,18 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if engine.kernels in ("native", "chain"):
-        refused(job)
-    if job.precision is not None and (engine.dtype != "float32" or job.buffers or not halves(job.workload)):
+        refused(run_spec)
+    if run_spec.precision is not None and (
+        engine.dtype != "float32" or run_spec.buffers or not halves(run_spec.workload)
+    ):
         raise ConfigError(
             "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
             "choose same"
         )
-    if job.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
+    if run_spec.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
         gpus = max(group.gpus for group in engine.groups())
         raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a worker: no CUDA device is here; use cpu")
-    return job
+    return run_spec
 
 
 def halves(workload: Workload) -> bool:
@@ -80,61 +82,68 @@ def halves(workload: Workload) -> bool:
     return isinstance(workload, Classification)
 
 
-def refused(job: RunSpec) -> None:
+def refused(run_spec: RunSpec) -> None:
     """ConfigError where the kernels that are asked for cannot be had."""
-    kernels = job.experiment.engine.kernels
-    if job.device.type != "cpu" or job.experiment.engine.dtype != "float32":
-        where = f"device={job.device.type}, dtype={job.experiment.engine.dtype}"
+    kernels = run_spec.experiment.engine.kernels
+    if run_spec.device.type != "cpu" or run_spec.experiment.engine.dtype != "float32":
+        where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
         raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
     try:
         library()
     except NoKernels as error:
         raise ConfigError(f"engine.kernels={kernels}: {error}; choose torch") from error
-    if kernels == "chain" and (reason := why_no_chain(job)):
+    if kernels == "chain" and (reason := why_no_chain(run_spec)):
         raise ConfigError(
             "engine.kernels=chain is for cross-entropy of a chain of convolutions, ReLU, 2 x 2 max pooling and linear "
             f"layers, with precision=same, but {reason}; choose native or torch"
         )
 
 
-def watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None) -> Result:
+def watched(
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None
+) -> Result:
     """The run, alone in its folder. directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0;
     None: those that come."""
     with (
         stopping() if stop is None else nullcontext(stop) as asked,
-        directory.alone(job.resume) if directory is not None else nullcontext(),
+        directory.alone(run_spec.resume) if directory is not None else nullcontext(),
     ):
-        return _watched(job, directory, observers, asked)
+        return _watched(run_spec, directory, observers, asked)
 
 
-def _watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
+def _watched(run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
     if directory is not None:
         observers.insert(0, directory)
-    tracking = job.experiment.tracking
+    tracking = run_spec.experiment.tracking
     if tracking.uri != "none":
         spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
-        observers.append(job.registry.build("TRACKERS", {**spec, "directory": job.directory}, "tracking"))
+        observers.append(run_spec.registry.build("TRACKERS", {**spec, "directory": run_spec.directory}, "tracking"))
     started, rows = time.perf_counter(), History()
     begun: list[Observer] = []
     try:
         for observer in observers:
             begun.append(observer)
-            observer.begin(job, {})
-        held = directory.held(job) if directory is not None and job.resume else None
+            observer.begin(run_spec, {})
+        held = directory.held(run_spec) if directory is not None and run_spec.resume else None
         if held is not None:
             tell(held.rows, observers)
             model = held.model
             for row in held.rows:
                 rows.replace(row)
         else:
-            with memory_errors.told(job):
-                model = _play(job, observers, rows, stop)
+            with memory_errors.told(run_spec):
+                model = _play(run_spec, observers, rows, stop)
         result = Result(
-            job.run_id, job.experiment, rows, model, time.perf_counter() - started, directory and directory.path
+            run_spec.run_id,
+            run_spec.experiment,
+            rows,
+            model,
+            time.perf_counter() - started,
+            directory and directory.path,
         )
         for observer in observers:
             observer.end(result)
-        discard(job)
+        discard(run_spec)
         return result
     except BaseException as error:
         for observer in begun:
@@ -142,9 +151,9 @@ def _watched(job: RunSpec, directory: Any, observers: list[Observer], stop: Call
         raise
 
 
-def _play(job: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
+def _play(run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
     """Pass on what the run tells; the final model."""
-    play = _on_ray(job, stop) if job.experiment.engine.backend == "ray" else in_process(job, stop)
+    play = _on_ray(run_spec, stop) if run_spec.experiment.engine.backend == "ray" else in_process(run_spec, stop)
     with closing(play):  # now, and not when an exception of an observer's is forgotten
         while True:
             try:
@@ -167,32 +176,32 @@ def tell(told: Event, observers: list[Observer]) -> None:
             observer.record(told)
 
 
-def _on_ray(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
     from ..backends.ray.driver_actor import play
 
-    return play(job, stop)
+    return play(run_spec, stop)
 
 
-def in_process(job: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
+def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
     """Run in this process; yields what the driver tells, returns the final model's tensors."""
 
     def beat() -> None:
         if stop():
             raise Interrupted(stop())
 
-    split = checked_split(job)
+    split = checked_split(run_spec)
     beat()
-    job, told = plan_execution(job, split, measure)
+    run_spec, told = plan_execution(run_spec, split, measure)
     beat()
     data = Data.of(split.train, split.test, split.client_index)
     setup = DataSummary(split.client_index, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
-    driver = Driver(job, setup)
+    driver = Driver(run_spec, setup)
     driver.tell(told)
     if left := left_out(split):
         driver.tell(left)
     try:
-        driver.start(lambda table: InProcess(job, data, table.place, beat))
+        driver.start(lambda table: InProcess(run_spec, data, table.place, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

@@ -19,7 +19,7 @@ class Observer:
     time with the same number, when the run went back to a checkpoint after it lost a node.
     """
 
-    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         """The run is about to start. facts: reserved, empty."""
 
     def resumed(self, records: list[Record]) -> None:

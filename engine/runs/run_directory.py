@@ -127,13 +127,13 @@ class RunDirectory(Observer):
             raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
         return found
 
-    def begin(self, job: RunSpec, facts: dict[str, Any]) -> None:
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write(self.path / "config.yaml", yaml.safe_dump(job.experiment.plain(), sort_keys=False))
+        write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
-        write(self.path / "run.json", json.dumps({"run_id": job.run_id}) + "\n")
-        self.run_id = job.run_id
-        self._log(f"run {job.run_id} {'resumes' if job.resume else 'begins'}")
+        write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id}) + "\n")
+        self.run_id = run_spec.run_id
+        self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
         if not self.locked:
             self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
 
@@ -198,7 +198,7 @@ class RunDirectory(Observer):
         """Where else a result may be kept."""
         return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
 
-    def held(self, job: RunSpec) -> Held | None:
+    def held(self, run_spec: RunSpec) -> Held | None:
         """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:
@@ -208,7 +208,7 @@ class RunDirectory(Observer):
             except Exception:  # not there, or not whole
                 continue
             whole = said["model_sha256"] == digest(model) and said["rounds"] == len(rows)
-            if whole and said["run_id"] == self.run_id and len(rows) == job.experiment.federation.rounds:
+            if whole and said["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
                 return Held(rows, model)
         return None
 

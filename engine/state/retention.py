@@ -24,87 +24,91 @@ from .shared_checkpoint import Copies
 from .table import Table
 
 
-def make_table(job: RunSpec, state_spec: StateSpec, opens: bool) -> Table:
+def make_table(run_spec: RunSpec, state_spec: StateSpec, opens: bool) -> Table:
     """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin; opens: with everyone."""
-    experiment, plan, directory = job.experiment, job.experiment.federation, job.directory
+    experiment, plan, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
     everyone = plan.clients if opens else plan.cohort
     kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
-    if directory is not None and job.resume:
+    if directory is not None and run_spec.resume:
         kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
-    folder = str(state_folder(job))
+    folder = str(state_folder(run_spec))
     narrow = experiment.engine.state_dtype == "bfloat16"
     place = (folder, narrow, directory is not None)
     return Table(state_spec.client, plan.clients, everyone + kept * plan.clients, place)
 
 
-def make_checkpoints(job: RunSpec, table: Table, state_spec: StateSpec) -> Checkpoints | None:
+def make_checkpoints(run_spec: RunSpec, table: Table, state_spec: StateSpec) -> Checkpoints | None:
     """None for a run without a folder. ConfigError where copies are asked for and their folder cannot be written to."""
-    asked = job.experiment.checkpoint
-    if job.directory is None:
+    asked = run_spec.experiment.checkpoint
+    if run_spec.directory is None:
         return None
     copies = None
     if asked.folder:
         rows = RowFiles(table.place, state_spec.client) if table.place.folder else None
-        copies = Copies(asked.folder, job.run_id, asked.keep, rows, Path(job.directory))
+        copies = Copies(asked.folder, run_spec.run_id, asked.keep, rows, Path(run_spec.directory))
         copies.check()
-    return Checkpoints(job.directory, asked.keep, table, copies)
+    return Checkpoints(run_spec.directory, asked.keep, table, copies)
 
 
-def take_room(job: RunSpec, server: list[torch.Tensor]) -> None:
+def take_room(run_spec: RunSpec, server: list[torch.Tensor]) -> None:
     """Take room on the disk for the last checkpoint or the result, so that a disk that has become full meanwhile does
     not cost the run. server: the leaves of the server's state. StoreFull where there is no room."""
-    if job.directory is None:
+    if run_spec.directory is None:
         return
-    plan = job.experiment.federation
+    plan = run_spec.experiment.federation
     state = sum(leaf.numel() * leaf.element_size() for leaf in server)
     count = 2 * state + 32 * plan.clients + 1024 * plan.rounds + 2**16
     try:
-        reserve(Path(job.directory), count)
+        reserve(Path(run_spec.directory), count)
     except OSError as error:
         raise StoreFull(
-            f"no room for the model and the record of the rounds, {count:,} bytes, in {job.directory} "
+            f"no room for the model and the record of the rounds, {count:,} bytes, in {run_spec.directory} "
             f"({error.strerror}); make room or choose another --out"
         ) from None
 
 
-def give_room(job: RunSpec, launcher: bool = True) -> None:
+def give_room(run_spec: RunSpec, launcher: bool = True) -> None:
     """Give that room back; launcher: also where the launcher has the same folder, and will do so itself."""
-    if job.directory is not None and (launcher or not (Path(job.directory) / LAUNCHER).exists()):
-        release(Path(job.directory))
+    if run_spec.directory is not None and (launcher or not (Path(run_spec.directory) / LAUNCHER).exists()):
+        release(Path(run_spec.directory))
 
 
-def state_folder(job: RunSpec) -> Path:
+def state_folder(run_spec: RunSpec) -> Path:
     """The run's own, whatever else is kept in engine.store."""
-    store = job.experiment.engine.store
+    store = run_spec.experiment.engine.store
     if store:
-        return Path(store) / f"state-{job.run_id}"
-    return Path(job.directory) / "state" if job.directory else Path(tempfile.gettempdir()) / f"fedfleet-{job.run_id}"
+        return Path(store) / f"state-{run_spec.run_id}"
+    return (
+        Path(run_spec.directory) / "state"
+        if run_spec.directory
+        else Path(tempfile.gettempdir()) / f"fedfleet-{run_spec.run_id}"
+    )
 
 
-def discard(job: RunSpec, complete: bool = True) -> None:
+def discard(run_spec: RunSpec, complete: bool = True) -> None:
     """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
-    if job.experiment.engine.keep_state or (not complete and job.directory and written(job.directory)):
+    if run_spec.experiment.engine.keep_state or (not complete and run_spec.directory and written(run_spec.directory)):
         return
-    remove_files(str(state_folder(job)))
-    if job.directory:
-        remove_all(job.directory)
-    if job.directory and complete and (folder := job.experiment.checkpoint.folder):
+    remove_files(str(state_folder(run_spec)))
+    if run_spec.directory:
+        remove_all(run_spec.directory)
+    if run_spec.directory and complete and (folder := run_spec.experiment.checkpoint.folder):
         with suppress(OSError):  # what it costs is room there
-            Folder(folder).remove(job.run_id)
+            Folder(folder).remove(run_spec.run_id)
 
 
-def usable(snapshot: Snapshot | None, job: RunSpec, events: list[str]) -> Snapshot:
+def usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
     """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
-    rounds = job.experiment.federation.rounds
+    rounds = run_spec.experiment.federation.rounds
     if snapshot is None:
         why = f" ({'; '.join(events)})" if events else ""
-        raise ConfigError(f"{job.directory} has no checkpoint to resume from{why}; start the run anew")
-    if keys := differences(snapshot.config, job.experiment.plain()):
+        raise ConfigError(f"{run_spec.directory} has no checkpoint to resume from{why}; start the run anew")
+    if keys := differences(snapshot.config, run_spec.experiment.plain()):
         raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
-    if snapshot.plan != (plan := job.plan_to_seal()):
+    if snapshot.plan != (plan := run_spec.plan_to_seal()):
         raise ConfigError(f"the checkpoint is of a run by {told(snapshot.plan)}, this one goes by {told(plan)}")
     before = snapshot.config["federation"]["rounds"]
-    if resized(job, before):
+    if resized(run_spec, before):
         raise ConfigError(
             f"federation.rounds must stay {before} to resume, got {rounds}: the method's own settings follow from it"
         )
@@ -118,11 +122,11 @@ def told(plan: dict[str, Any]) -> str:
     return f"blocks of {plan.get('block')} clients and {plan.get('kernels')} kernels"
 
 
-def resized(job: RunSpec, rounds: int) -> bool:
+def resized(run_spec: RunSpec, rounds: int) -> bool:
     """Whether the method would have other settings in a run of so many rounds."""
-    federation = job.experiment.federation.model_copy(update={"rounds": rounds})
-    other = replace(job, experiment=job.experiment.model_copy(update={"federation": federation}))
-    here, again, there = job.method(), job.method(), other.method()
+    federation = run_spec.experiment.federation.model_copy(update={"rounds": rounds})
+    other = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"federation": federation}))
+    here, again, there = run_spec.method(), run_spec.method(), other.method()
     return here == again != there  # one without equality is none that can be asked
 
 

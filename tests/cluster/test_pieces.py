@@ -27,13 +27,13 @@ from ..engine.setups import EPOCHS, digits
 @pytest.fixture(scope="module")
 def worker_and_task(tmp_path_factory):
     """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
-    job = prepare(digits("scaffold", EPOCHS), "pieces")
-    split, method, x = job.split(), job.method(), job.start()
+    run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
     table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
-    worker = Worker(job, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
     everyone = np.arange(30)
     sizes = split.client_index.sizes_of(everyone)
-    steps = steps_of(sizes, job.experiment.federation.local)
+    steps = steps_of(sizes, run_spec.experiment.federation.local)
     ordered = everyone[np.lexsort((everyone, -steps))]
     task = ClientTask(0, ordered, (*range(4, 29, 4), 30))
     read, write = table.reserve(everyone)

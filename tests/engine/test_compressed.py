@@ -106,8 +106,8 @@ def test_beside_running_statistics(name: str):
     whole, alone = (run(few(method, Pictures(), block=block)) for block in (3, 1))
     for key, value in whole.model.items():
         np.testing.assert_allclose(value, alone.model[key], TOLERANCE, TOLERANCE, err_msg=key)
-    job = RunSpec.of("bytes", few(method, Pictures()))
-    state_spec = StateSpec(job.method(), job.start())
+    run_spec = RunSpec.of("bytes", few(method, Pictures()))
+    state_spec = StateSpec(run_spec.method(), run_spec.start())
     assert state_spec.buffers == 8 * 2 * (32 + 64 + 128 + 256)
     for row in whole.rows:
         assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (3 * state_spec.up, 3 * state_spec.down)
@@ -119,10 +119,10 @@ def test_beside_running_statistics(name: str):
 def test_the_papers_bytes():
     """CNN4 on 28 x 28: Kronecker blocks (2, 10), (8, 10), (31, 10) and 3,808 other numbers are 12,008 of 390,880."""
     workload = {"name": "fashion_mnist", "model": "cnn4"}
-    job = RunSpec.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
-    state_spec = StateSpec(job.method(), job.start())
+    run_spec = RunSpec.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
+    state_spec = StateSpec(run_spec.method(), run_spec.start())
     assert (state_spec.up, state_spec.down) == (48_032, 48_040)
-    shown = "\n".join(compression(job.method(), StateSpec(job.method(), job.started())))
+    shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.started())))
     for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
         assert part in shown
 

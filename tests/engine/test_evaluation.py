@@ -117,7 +117,7 @@ def test_worst_is_low_accuracy_and_high_loss():
 
 
 def test_fairness_needs_rows_that_a_report_can_read():
-    job = experiment(
+    run_spec = experiment(
         {
             "workload": "quadratic",
             "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
@@ -128,7 +128,7 @@ def test_fairness_needs_rows_that_a_report_can_read():
         }
     )
     with pytest.raises(ConfigError, match=r"evaluate.fairness: .* goes by floor, hessian, optimum"):
-        run(job)
+        run(run_spec)
 
 
 def test_perplexity():

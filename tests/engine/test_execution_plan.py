@@ -55,10 +55,10 @@ def never(*args: Any) -> Any:
 def plan_execution(
     experiment, measure=never, directory: Path | None = None, resumed: bool = False
 ) -> tuple[ExecutionPlan, str]:
-    job = RunSpec.of("run", experiment, str(directory) if directory else None, resumed)
-    job, told = execution_plan.plan_execution(job, job.split(), measure)
-    assert job.chosen is not None
-    return job.chosen, told
+    run_spec = RunSpec.of("run", experiment, str(directory) if directory else None, resumed)
+    run_spec, told = execution_plan.plan_execution(run_spec, run_spec.split(), measure)
+    assert run_spec.chosen is not None
+    return run_spec.chosen, told
 
 
 def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: Path, monkeypatch):
@@ -77,8 +77,8 @@ def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: P
 def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or_worker_is_not():
     asked = []
 
-    def measure(job, split, candidates):
-        asked.append(job)
+    def measure(run_spec, split, candidates):
+        asked.append(run_spec)
         return {ExecutionPlan(3, "torch"): 1.0}
 
     base = auto()
@@ -104,7 +104,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     plan = auto().federation.model_copy(update={"rounds": 4})
     experiment = auto().model_copy(update={"federation": plan})
 
-    def chosen(job, split, candidates):
+    def chosen(run_spec, split, candidates):
         return {ExecutionPlan(5, "torch"): 1.0}
 
     monkeypatch.setattr("fedfleet.engine.runs.launch.measure", chosen)
@@ -140,16 +140,20 @@ def test_short_runs_go_by_the_rule_and_what_is_given_is_taken(monkeypatch):
 
 
 def test_candidates():
-    job = RunSpec.of("run", digits("fedavg", STEPS, block="auto"))
-    plan = job.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
-    job = RunSpec.of("run", job.experiment.model_copy(update={"federation": plan}))
+    run_spec = RunSpec.of("run", digits("fedavg", STEPS, block="auto"))
+    plan = run_spec.experiment.federation.model_copy(update={"clients": 100, "cohort": 100})
+    run_spec = RunSpec.of("run", run_spec.experiment.model_copy(update={"federation": plan}))
     blocks = (1, 3, 5, 9, 13, 25)
-    assert execution_plan.candidates(job) == [
+    assert execution_plan.candidates(run_spec) == [
         ExecutionPlan(block, name) for block in blocks for name in ("torch", "chain")
     ]
-    other = RunSpec.of("run", job.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}}))
+    other = RunSpec.of(
+        "run", run_spec.experiment.model_copy(update={"workload": {"name": "regularised", "of": "digits"}})
+    )
     assert {c.kernels for c in execution_plan.candidates(other)} == {"torch", "native"}
-    double = job.experiment.model_copy(update={"engine": job.experiment.engine.model_copy(update={"dtype": "float64"})})
+    double = run_spec.experiment.model_copy(
+        update={"engine": run_spec.experiment.engine.model_copy(update={"dtype": "float64"})}
+    )
     assert {c.kernels for c in execution_plan.candidates(RunSpec.of("run", double))} == {"torch"}
 
 
@@ -169,8 +173,8 @@ def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
         return real(self, public, client, steps, batches)
 
     monkeypatch.setattr(LocalTrainer, "together", together)
-    job = RunSpec.of("run", auto(kernels="torch"))
-    ran = autotune.measure(job, job.split(), execution_plan.candidates(job))
+    run_spec = RunSpec.of("run", auto(kernels="torch"))
+    ran = autotune.measure(run_spec, run_spec.split(), execution_plan.candidates(run_spec))
     assert list(ran) == [(1, "torch"), (2, "torch")]
 
 
@@ -217,6 +221,6 @@ def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
 
 def test_measuring_leaves_the_callers_threads_alone():
     before = torch.get_num_threads()
-    job = RunSpec.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
-    assert autotune.measure(job, job.split(), execution_plan.candidates(job)[:1])
+    run_spec = RunSpec.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
+    assert autotune.measure(run_spec, run_spec.split(), execution_plan.candidates(run_spec)[:1])
     assert torch.get_num_threads() == before

@@ -39,9 +39,9 @@ def plan(workload: Any = "digits", method: Any = SGD, steps: int = 3, **more: An
 
 
 def started(data: dict[str, Any]) -> None:
-    job = RunSpec.of("test", experiment(data))
-    _ = job.workload
-    job.method()
+    run_spec = RunSpec.of("test", experiment(data))
+    _ = run_spec.workload
+    run_spec.method()
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -177,12 +177,12 @@ def test_mistakes_about_held_out_rows(table):
         (plan("linear", 10, {"held_out": 0.5}), None),
         (plan("saddle", 10, {"fairness": True}), "evaluate.fairness: the workload's report goes by floor"),
     ):
-        job = RunSpec.of("mistake", experiment)
+        run_spec = RunSpec.of("mistake", experiment)
         if words is None:
-            assert job.split().client_index.held is not None
+            assert run_spec.split().client_index.held is not None
         else:
             with pytest.raises(ConfigError, match=words):
-                job.split()
+                run_spec.split()
 
 
 # --- rows that nobody has ---------------------------------------------------------------------------------------------

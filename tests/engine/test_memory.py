@@ -27,12 +27,12 @@ def test_a_worker_is_light(ray_here):
     from fedfleet.engine.records.arrow_columns import to_arrow
 
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
-    job = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
-    split = job.split()
+    run_spec = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
+    split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = Driver(job, DataSummary(split.client_index, examples(split.test)))
+    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     try:
-        driver.start(lambda table: RayFleet(job, data, table.place, (lambda: None, driver.tell)))
+        driver.start(lambda table: RayFleet(run_spec, data, table.place, (lambda: None, driver.tell)))
         assert len(list(driver.rounds())) == 3
         pid = ray.get(driver.fleet.seats[0].pid)
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20

@@ -200,6 +200,6 @@ def test_fess_gda_with_epochs():
 
 def test_a_schedule_for_each_group():
     method = {"name": "local_sgda", "lr": {"primal": {"schedule": "exponential", "start": 1, "decay": 0.5}, "dual": 3}}
-    job = prepare(made("saddle", method, {"clients": 4, "cohort": 4}), "test")
-    rates: Any = [job.method(round) for round in (1, 3)]
+    run_spec = prepare(made("saddle", method, {"clients": 4, "cohort": 4}), "test")
+    rates: Any = [run_spec.method(round) for round in (1, 3)]
     assert [(m.rule.lr.primal, m.rule.lr.dual) for m in rates] == [(1.0, 3.0), (0.25, 3.0)]

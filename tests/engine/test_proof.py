@@ -158,7 +158,7 @@ def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(execution_plan, "WORTH", 0)
 
-    def own_ones(job: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
+    def own_ones(run_spec: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
         return {candidates[-1]: 1.0}  # torch's come first
 
     monkeypatch.setattr("fedfleet.engine.runs.launch.measure", own_ones)
@@ -201,12 +201,12 @@ def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(mak
 
 def test_hooks_of_all_modules_are_seen():
     workload = made()
-    job = RunSpec.of("run", experiment(workload, kernels="chain"))
-    assert fitted(workload, job.start().layout)
+    run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
+    assert fitted(workload, run_spec.start().layout)
     hook = nn.modules.module.register_module_forward_hook(lambda module, given, y: y)
     try:
         with pytest.raises(Unfit, match="all modules"):
-            fitted(workload, job.start().layout)
+            fitted(workload, run_spec.start().layout)
     finally:
         hook.remove()
 
@@ -243,9 +243,9 @@ def test_columns_of_another_size_than_declared_are_refused():
 
 def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = experiment(made(), kernels="auto")
-    job = replace(RunSpec.of("run", asked, str(tmp_path), resume=True))
-    split = job.split()
-    assert execution_plan.proven(job, split, ExecutionPlan(4, "chain"), "as the run began") == (
+    run_spec = replace(RunSpec.of("run", asked, str(tmp_path), resume=True))
+    split = run_spec.split()
+    assert execution_plan.proven(run_spec, split, ExecutionPlan(4, "chain"), "as the run began") == (
         (4, "chain"),
         "as the run began",
     )
@@ -255,9 +255,9 @@ def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
-    job = RunSpec.of("run", experiment(made(), kernels="chain"))
-    split = job.split()
-    planned, _ = execution_plan.plan_execution(job, split, lambda *_: {})
+    run_spec = RunSpec.of("run", experiment(made(), kernels="chain"))
+    split = run_spec.split()
+    planned, _ = execution_plan.plan_execution(run_spec, split, lambda *_: {})
     data, rows = Data.of(split.train, split.test, split.client_index), StateLayout("", 0, False, False)
     proofs = []
     real = kernel_proof.prove
@@ -312,9 +312,9 @@ def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel_proof.Proof]:
     from .test_kernels import lenet
 
-    job = RunSpec.of("run", lenet(method=method, kernels=kernels))
-    split = job.split()
-    return job, kernel_proof.Proof(job, kernel_proof.Given(split.train, split.client_index), kernels)
+    run_spec = RunSpec.of("run", lenet(method=method, kernels=kernels))
+    split = run_spec.split()
+    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.Given(split.train, split.client_index), kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -336,9 +336,9 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 
 @pytest.mark.usefixtures("wrong_library")
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
-    job = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
-    split = job.split()
-    proving = kernel_proof.Proof(job, kernel_proof.Given(split.train, split.client_index), "native")
+    run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
+    split = run_spec.split()
+    proving = kernel_proof.Proof(run_spec, kernel_proof.Given(split.train, split.client_index), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -354,11 +354,11 @@ def test_a_run_that_asks_for_them_is_told(tmp_path: Path):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "local_muon"])
 def test_what_is_right_is_proven(method, kernels):
     for seed in range(4):
-        job = RunSpec.of(
+        run_spec = RunSpec.of(
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
-        split = job.split()
-        kernel_proof.prove(job, kernel_proof.Given(split.train, split.client_index), kernels)
+        split = run_spec.split()
+        kernel_proof.prove(run_spec, kernel_proof.Given(split.train, split.client_index), kernels)
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -372,9 +372,9 @@ def test_a_dead_start_proves_nothing_by_itself():
         return Classification.logits(self, {**p, "1.weight": p["1.weight"] / 2}, batch, key)
 
     workload = made(init=dead, logits=halved_hidden, chained=property(said))
-    job = RunSpec.of("run", experiment(workload, kernels="chain"))
-    split = job.split()
+    run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
+    split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
     kernel_proof.prove(right, kernel_proof.Given(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(job, kernel_proof.Given(split.train, split.client_index), "chain")
+        kernel_proof.prove(run_spec, kernel_proof.Given(split.train, split.client_index), "chain")

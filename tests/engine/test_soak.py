@@ -23,13 +23,13 @@ EVERY = 20
 def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     """(bytes that Python and numpy hold, resident ones) after every EVERY rounds of SCAFFOLD, checkpoints on."""
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
-    job = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
-    split = job.split()
-    driver = Driver(job, DataSummary(split.client_index, len(split.test["label"])))
+    run_spec = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
+    split = run_spec.split()
+    driver = Driver(run_spec, DataSummary(split.client_index, len(split.test["label"])))
     found = []
     tracemalloc.start()
     try:
-        driver.start(lambda table: InProcess(job, Data.of(*split), table.place, lambda: None))
+        driver.start(lambda table: InProcess(run_spec, Data.of(*split), table.place, lambda: None))
         done = 0
         for told in driver.rounds():
             if not isinstance(told, dict):

@@ -368,10 +368,10 @@ def refused(made: Experiment, mark: str) -> str:
 
 def tried(made: Experiment) -> None:
     """The trial alone, to its end."""
-    job = prepare(made, "test")
-    split = job.split()
+    run_spec = prepare(made, "test")
+    split = run_spec.split()
     with torch.no_grad():
-        Trial(job, split, job.method()).run()
+        Trial(run_spec, split, run_spec.method()).run()
 
 
 class Plain(Broken):
@@ -458,7 +458,7 @@ class Keyed(Plain):
 def test_counted_randomness_and_numbers_left_as_they_were():
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     tried(digits(local(Keyed())))
-    try_step(job := prepare(digits(local(Keyed())), "test"), job.split())
+    try_step(run_spec := prepare(digits(local(Keyed())), "test"), run_spec.split())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), str(np.random.get_state())) == states[1:]
 
@@ -470,7 +470,7 @@ def test_what_raises_by_itself_is_left_to_the_run():
         def estimate(self, oracle, y, c, c_i, trace):
             raise RuntimeError("out of luck")
 
-    try_step(job := prepare(digits(local(Raises())), "test"), job.split())
+    try_step(run_spec := prepare(digits(local(Raises())), "test"), run_spec.split())
     assert not trial_step.under_way
 
 
@@ -485,16 +485,16 @@ def test_it_takes_no_time():
             "tracking": {"uri": "none"},
         }
     )
-    job = prepare(made, "test")
-    split = job.split()
-    try_step(job, split)
+    run_spec = prepare(made, "test")
+    split = run_spec.split()
+    try_step(run_spec, split)
     began = time.perf_counter()
-    try_step(job, split)
+    try_step(run_spec, split)
     assert time.perf_counter() - began < 1.0
 
 
 def test_the_bits_are_those_of_a_run_without_it(monkeypatch: pytest.MonkeyPatch):
     made = digits("scaffold")
     tested = run(made).model_sha256
-    monkeypatch.setattr("fedfleet.engine.planning.data.try_step", lambda job, split: None)
+    monkeypatch.setattr("fedfleet.engine.planning.data.try_step", lambda run_spec, split: None)
     assert run(made).model_sha256 == tested

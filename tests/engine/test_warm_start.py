@@ -36,11 +36,11 @@ WARM = [
 def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     """(the server's state after the opening pass, every client's)."""
     base = few(method, plan={"local": {"steps": 3, "batch": batch}}, engine=engine)
-    job = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
-    split = job.split()
+    run_spec = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
+    split = run_spec.split()
     data = Data.of(split.train, split.test, split.client_index)
-    driver = Driver(job, DataSummary(split.client_index, 1))
-    driver.start(lambda table: InProcess(job, data, table.place, lambda: None))
+    driver = Driver(run_spec, DataSummary(split.client_index, 1))
+    driver.start(lambda table: InProcess(run_spec, data, table.place, lambda: None))
     try:
         assert driver._opening()
         worker: Any = driver.fleet.worker

@@ -64,9 +64,9 @@ def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) 
 
 def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
     """The file of a row of a run's states, where it begins there, and its bytes."""
-    job = RunSpec.of("width", small(out, method))
+    run_spec = RunSpec.of("width", small(out, method))
     number, place = spot(row)
-    each = width(pytree.tree_leaves(StateSpec(job.method(), job.start()).client), narrow=False)
+    each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.start()).client), narrow=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
 
 

@@ -114,12 +114,12 @@ def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
 
 
 def by_hand(chosen: Any, without: int) -> dict[str, Any]:
-    job = prepare(chosen, new_run_id())
-    split, method, x = job.split(), job.method(), job.start()
+    run_spec = prepare(chosen, new_run_id())
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
     table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
     try:
-        worker = Worker(job, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+        worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
         sizes = np.diff(split.client_index.offsets)[sampled]
         tasks = plan_tasks(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)

@@ -134,8 +134,8 @@ def test_two_rounds_are_those_of_plain_torch(root: Path):
     """Two clients of unequal size, torch's own BatchNorm, models and running statistics averaged by examples."""
     ours = plan(root).model_copy(update={"workload": workload(root)})
     federation = ours.federation.model_copy(update={"clients": 2, "cohort": 2, "rounds": 2})
-    job = ours.model_copy(update={"federation": federation})
-    result = run(job)
+    run_spec = ours.model_copy(update={"federation": federation})
+    result = run(run_spec)
     split = workload(root).split(0, 2)
     x = torch.from_numpy(split.train["input"]).double()
     label = torch.from_numpy(split.train["label"])
@@ -188,20 +188,22 @@ def test_on_ray_with_a_break_the_same_bits(root: Path, ray_here: None):
 def test_bytes_are_counted_apart(root: Path):
     """480 channels, a mean and a variance each; float64."""
     record = run(plan(root)).rows[0]
-    job = Job.of("x", plan(root))
-    own = sum(value.numel() for name, value in job.workload.init(0).items() if name not in job.workload.buffers)
+    run_spec = Job.of("x", plan(root))
+    own = sum(
+        value.numel() for name, value in run_spec.workload.init(0).items() if name not in run_spec.workload.buffers
+    )
     assert record["comm/bytes_buffers_down"] == record["comm/bytes_buffers_up"] == 3 * 2 * 480 * 8
     assert record["comm/bytes_down"] == record["comm/bytes_up"] == 3 * own * 8
     assert "comm/bytes_buffers_down" not in run(plan(root).model_copy(update={"workload": "digits"})).rows[0]
 
 
 def test_methods_see_parameters_only(root: Path):
-    job = Job.of("x", plan(root, "scaffold"))
-    method, x = job.method(), job.start()
+    run_spec = Job.of("x", plan(root, "scaffold"))
+    method, x = run_spec.method(), run_spec.start()
     assert isinstance(method, Buffered)
     forms = Forms(method, x)
-    own, buffers = parted(x, len(job.workload.buffers))
-    assert list(buffers) == list(job.workload.buffers)
+    own, buffers = parted(x, len(run_spec.workload.buffers))
+    assert list(buffers) == list(run_spec.workload.buffers)
     assert forms.server.public.method.x.layout == own.layout
     assert forms.kept == own.flat.numel() * 8
     again = joined(own, buffers)

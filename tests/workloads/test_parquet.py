@@ -143,18 +143,18 @@ def test_columns_are_named_for_features(tmp_path):
         columns = {"age": x[:, 0], "height": x[:, 1] / 7, "citizen": x[:, 2] > 99, "label": np.arange(ROWS) % 2}
         put(tmp_path, pa.table(columns), part)
     spec = {"name": "parquet", "data_root": str(tmp_path), "input": ["age", "height", "citizen"]}
-    workload: Any = job(spec).workload
+    workload: Any = run_spec(spec).workload
     assert workload.shape == (3,)
     train = workload.load()[0]
     assert train["input"].dtype == np.float32  # of bytes as well: an age is no brightness
     assert np.allclose(train["input"], np.stack([x[:, 0], x[:, 1] / 7, x[:, 2] > 99], 1))
     with pytest.raises(ConfigError, match=r"shape must be \(3,\) for so many columns in input, got shape=\(4,\)"):
-        _ = job({**spec, "shape": [4]}).workload
+        _ = run_spec({**spec, "shape": [4]}).workload
     with pytest.raises(ConfigError, match=r"must have the columns \['age', 'weight', 'label'\]"):
-        job({**spec, "input": ["age", "weight"]}).split()
+        run_spec({**spec, "input": ["age", "weight"]}).split()
 
 
-def job(workload: Any, clients: int = 5, evaluate: Any = None, **more: Any) -> Job:
+def run_spec(workload: Any, clients: int = 5, evaluate: Any = None, **more: Any) -> Job:
     return Job.of(
         "test",
         experiment(
@@ -262,7 +262,7 @@ def test_cells_that_cannot_be_used_are_told_with_column_count_and_first_row(part
     shape = [2] if pa.types.is_list(cells.type) or column != "input" else [1]
     spec = {"name": "parquet", "data_root": str(tmp_path), "shape": shape, "client": "client"}
     with pytest.raises(ConfigError, match=words) as found:
-        job(spec).split()
+        run_spec(spec).split()
     if "row" in words or column in str(found.value):
         assert f"/table/{part}.parquet" in str(found.value)
 
@@ -353,11 +353,11 @@ def test_what_a_plug_in_loads_is_checked_too(part, bad, words):
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", (bad, {}) if part == "the training set" else ({}, bad))
     with pytest.raises(ConfigError, match=words) as found:
-        job(workload).split()
+        run_spec(workload).split()
     assert part in str(found.value)
     for fine in ({"label": (np.arange(9) % 3).astype(kind)} for kind in (np.int8, np.int32, np.uint8, np.float64)):
         object.__setattr__(workload, "columns", (fine, fine))
-        assert job(workload).split().train["label"].dtype == np.int64
+        assert run_spec(workload).split().train["label"].dtype == np.int64
 
 
 def test_float64_takes_what_float32_does_not():
@@ -366,7 +366,7 @@ def test_float64_takes_what_float32_does_not():
 
     workload = OwnRows(model=Logistic(), partition=Iid())
     object.__setattr__(workload, "columns", ({"input": np.full((9, 2), 1e39)}, {}))
-    assert job(workload, dtype="float64").split().train["input"].max() == 1e39
+    assert run_spec(workload, dtype="float64").split().train["input"].max() == 1e39
 
 
 # --- idx --------------------------------------------------------------------------------------------------------------

@@ -92,13 +92,13 @@ def test_auc_on_a_stand_in(name: str, arguments: dict[str, Any]):
 
 def test_stand_ins_can_be_learnt():
     """Chance is a tenth."""
-    job = plan(
+    run_spec = plan(
         {"name": "cifar10", "model": "logistic", "augment": [], "stand_in": 200},
         rounds=20,
         federation={"clients": 5, "cohort": 5, "rounds": 20, "local": {"steps": 4, "batch": 20}},
         method={"name": "fedavg", "rule": {"name": "sgd", "lr": 0.01}},
     )
-    assert run(job).metrics["eval/accuracy"] > 0.6
+    assert run(run_spec).metrics["eval/accuracy"] > 0.6
 
 
 def test_stand_ins_are_refused():
@@ -115,7 +115,7 @@ class Reseeding(Observer):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def begin(self, job: Any, facts: Any) -> None:
+    def begin(self, run_spec: Any, facts: Any) -> None:
         self.record({})
 
     def record(self, record: Any) -> None:

@@ -106,8 +106,8 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
     engine = made.engine
     if "auto" not in (engine.block, engine.kernels):
         return made, ""
-    job = RunSpec.of("bench", made)
-    (block, kernels), how = remembered(job, job.split(), autotune.measure)
+    run_spec = RunSpec.of("bench", made)
+    (block, kernels), how = remembered(run_spec, run_spec.split(), autotune.measure)
     engine = engine.model_copy(update={"block": block, "kernels": kernels})
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
 

@@ -191,15 +191,15 @@ class SearchTracker:
         log_parameters(self.client, run.info.run_id, experiment)
 
     def _tags(self, number: int, experiment: Experiment) -> dict[str, str]:
-        job = RunSpec.of(f"{self.search_id}-{number:04d}", experiment)
+        run_spec = RunSpec.of(f"{self.search_id}-{number:04d}", experiment)
         found = {
             "method": name_of(experiment.method),
             "workload": name_of(experiment.workload),
-            "partition": partition_of(job),
+            "partition": partition_of(run_spec),
             "level": level(experiment.workload),
             "seed": str(experiment.seed),
             "commit": self.commit,
-            "fedfleet.run_id": job.run_id,
+            "fedfleet.run_id": run_spec.run_id,
         }
         return {key: value for key, value in found.items() if value}
 

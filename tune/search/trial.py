@@ -90,8 +90,8 @@ class Reporter(Observer):
         self.rows: list[Record] = []
         self.rounds = 0
 
-    def begin(self, job: Any, facts: dict[str, Any]) -> None:
-        self.rounds = job.experiment.federation.rounds
+    def begin(self, run_spec: Any, facts: dict[str, Any]) -> None:
+        self.rounds = run_spec.experiment.federation.rounds
 
     def record(self, record: Record) -> None:
         self.rows.append(record)

@@ -139,13 +139,13 @@ def resolve(cell: Cell) -> None:
 
 
 def built_of(cell: Cell) -> None:
-    job = RunSpec.of("check", experiment(cell.data))
-    assert job.workload is not None
-    spec = schedules.at(job.experiment.method, 1, job.experiment.federation.rounds, "method")
-    built = job.registry.build("METHODS", spec, "method")
+    run_spec = RunSpec.of("check", experiment(cell.data))
+    assert run_spec.workload is not None
+    spec = schedules.at(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")
+    built = run_spec.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:
-            built.planned(job.plan)
+            built.planned(run_spec.plan)
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
 

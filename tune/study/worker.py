@@ -39,7 +39,7 @@ class News(Observer):
     def __init__(self, pipe: Any) -> None:
         self.pipe, self.last = pipe, 0.0
 
-    def begin(self, job: Any, facts: dict[str, Any]) -> None: ...
+    def begin(self, run_spec: Any, facts: dict[str, Any]) -> None: ...
 
     def record(self, record: Record) -> None:
         if time.monotonic() - self.last > NEWS_SECONDS:

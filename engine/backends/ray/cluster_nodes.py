@@ -78,14 +78,14 @@ class Seat:
 class Sites:
     """`seats` are workers that work, `coming` those that start. tell: is told what a log should have."""
 
-    def __init__(self, job: RunSpec, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
-        self.job, self.data, self.table, self.tell = job, data, table, tell
+    def __init__(self, run_spec: RunSpec, data: Sequence[Any], table: Table, tell: Callable[[str], None]) -> None:
+        self.run_spec, self.data, self.table, self.tell = run_spec, data, table, tell
         self.where = Whereabouts(table.capacity)
         self.sites: list[Site] = []
         self.seats: list[Seat] = []
         self.coming: list[Seat] = []
         self.room: Room | None = None
-        self.groups = job.experiment.engine.groups()
+        self.groups = run_spec.experiment.engine.groups()
         self.pace = np.zeros((len(self.groups), 2))  # steps, seconds
         self.made = 0
         self.moved = 0  # rows, since somebody asked
@@ -99,12 +99,12 @@ class Sites:
         number, place = self.where.add(), self.table.place
         mine = number != DRIVER or not place.folder  # where clients keep nothing, there are workers' stacks to keep
         if mine:
-            parent = self.job.experiment.engine.store or tempfile.gettempdir()
-            folder = Path(parent) / f"fedfleet-{self.job.run_id}-{node.id[:12]}"
+            parent = self.run_spec.experiment.engine.store or tempfile.gettempdir()
+            folder = Path(parent) / f"fedfleet-{self.run_spec.run_id}-{node.id[:12]}"
             place = place._replace(folder=str(folder))
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 2, "scheduling_strategy": on(node.id)}
         actor: Any = ray.remote(**options)(Keeper)
-        site = Site(node.id, node.name, number, place, actor.remote(self.job, place, mine))
+        site = Site(node.id, node.name, number, place, actor.remote(self.run_spec, place, mine))
         self.sites.append(site)
         return site
 
@@ -113,9 +113,13 @@ class Sites:
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         where = on(site.id) if bundle is None or self.room is None else self.room.of(bundle)
         actor: Any = ray.remote(**options, scheduling_strategy=where)(FarHost)
-        job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
+        run_spec = (
+            self.run_spec
+            if group.gpus or not self.run_spec.experiment.engine.on_gpus()
+            else self.run_spec.on_processor()
+        )
         made = site.keeper.ready.remote()  # the files are there before the worker opens them
-        worker = actor.remote(job, *self.data, site.place, number, made)
+        worker = actor.remote(run_spec, *self.data, site.place, number, made)
         return Seat(number, site, group, worker, worker.ready.remote(), bundle)
 
     def timed(self, seat: Seat, facts: dict[str, float]) -> None:
@@ -155,7 +159,7 @@ class Sites:
         cause, site = why_unfit(error), seat.site
         ray.kill(seat.actor)
         if not cause:
-            cause, site.died = death_at_start(error, self.job), site.died + 1
+            cause, site.died = death_at_start(error, self.run_spec), site.died + 1
             self.tell(f"{seat.name} died as it started: {cause}")
             if site.died < STARTS:
                 return
@@ -171,7 +175,7 @@ class Sites:
         """Start what is wanting: workers for nodes that joined, and for those that were lost."""
         unfit = {site.id for site in self.sites if site.alive and site.unfit}
         nodes = [node for node in nodes if node.id not in unfit]
-        missing = wanted(self.job.experiment.engine, nodes)
+        missing = wanted(self.run_spec.experiment.engine, nodes)
         for seat in self.seats + self.coming:
             same = next((g for g in missing if g == seat.group), None)
             if same is not None:

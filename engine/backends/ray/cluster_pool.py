@@ -40,12 +40,12 @@ class Spread:
     committed rows must stay. steps: (N,) of each client in a round."""
 
     def __init__(
-        self, job: RunSpec, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
+        self, run_spec: RunSpec, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
     ) -> None:
         check, tell = calls
         self.steps = steps
-        self.job, self.table, self.check, self.tell = job, table, check, tell
-        self.sites = Sites(job, data, table, tell)
+        self.run_spec, self.table, self.check, self.tell = run_spec, table, check, tell
+        self.sites = Sites(run_spec, data, table, tell)
         self.where = self.sites.where
         self.desk = Desk(self.where, steps)
         self.deaths = 0
@@ -62,7 +62,7 @@ class Spread:
         sites.room = room
         for bundle, spot in enumerate(room.spots):
             sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group, bundle))
-        limit = self.job.experiment.engine.wait + start_seconds(self.job)
+        limit = self.run_spec.experiment.engine.wait + start_seconds(self.run_spec)
         end = time.monotonic() + limit
         try:
             while sites.coming:
@@ -172,7 +172,7 @@ class Spread:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
         except RayError as error:
-            self._lost(seat, death(error, self.job))
+            self._lost(seat, death(error, self.run_spec))
             return
         self.working.pop(news)
         seat.calls.remove(given)
@@ -214,7 +214,7 @@ class Spread:
         stack = ray.get(seat.site.keeper.stack.remote(seat.number), timeout=ANSWER_SECONDS)
         self._died(1, cause)
         if stack:
-            patience = self.job.experiment.engine.patience
+            patience = self.run_spec.experiment.engine.patience
             self.tell(f"{where} has taken no step for {patience:g} s; its stack:\n{stack}")
             cause = f"no step for {patience:g} s (engine.patience)"
             why = Failure(cause, "")

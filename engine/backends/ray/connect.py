@@ -38,9 +38,9 @@ QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 
-def start_ray(job: RunSpec) -> bool:
+def start_ray(run_spec: RunSpec) -> bool:
     """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop)."""
-    engine = job.experiment.engine
+    engine = run_spec.experiment.engine
     started = not ray.is_initialized()
     if started:
         if not engine.address:

@@ -53,21 +53,21 @@ BEGIN_SECONDS = 2
 class DriverProcess:
     """Runs the rounds in one thread; other calls look at what has been told so far."""
 
-    def __init__(self, job: RunSpec) -> None:
-        self.job, self.news = job, EventLog()
+    def __init__(self, run_spec: RunSpec) -> None:
+        self.run_spec, self.news = run_spec, EventLog()
         self.signal = 0
 
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            with driving(self.job.directory, self._check):
+            with driving(self.run_spec.directory, self._check):
                 return self._rounds()
         finally:
             self.news.end()
 
     def _rounds(self) -> dict[str, Tensor]:
         data, setup, told = self._data()
-        driver = Driver(self.job, setup)
+        driver = Driver(self.run_spec, setup)
         for sentence in told:
             driver.tell(sentence)
         try:
@@ -81,16 +81,20 @@ class DriverProcess:
     def _fleet(self, data: list[Any], setup: DataSummary, table: Table, tell: Callable[[str], None]) -> Fleet:
         """Alike workers on this node, where they all fit, pull their tasks; else the driver hands them out. On a
         cluster that was there before they take their room at once (a trial of a search has its own)."""
-        engine, calls = self.job.experiment.engine, (self._check, tell)
+        engine, calls = self.run_spec.experiment.engine, (self._check, tell)
         alike = len(engine.groups()) == 1
         if (alike and not engine.address) or get_current_placement_group() is not None:
-            return RayFleet(self.job, data, table.place, calls)
+            return RayFleet(self.run_spec, data, table.place, calls)
         room = take(engine, self._check, self.news.tell)  # at once: no round is near
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.workers != "auto" and all(spot.node == mine for spot in room.spots):
-            return RayFleet(self.job, data, table.place, calls, room)
+            return RayFleet(self.run_spec, data, table.place, calls, room)
         fleet = Spread(
-            self.job, data, table, calls, steps_of(setup.client_index.sizes, self.job.experiment.federation.local)
+            self.run_spec,
+            data,
+            table,
+            calls,
+            steps_of(setup.client_index.sizes, self.run_spec.experiment.federation.local),
         )
         fleet.open(room)
         return fleet
@@ -98,10 +102,10 @@ class DriverProcess:
     def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
         """References to the data in the object store, of which no copy stays in this process; sentences for the log on
         how clients are run and which rows nobody has."""
-        split = checked_split(self.job)
-        if self.job.experiment.engine.address and asks_for_kernels(self.job, split):
-            self.job = self.job.on_machines(tuple(lacking_kernels(self.job, self._check)))
-        self.job, told = plan_execution(self.job, split, measure)
+        split = checked_split(self.run_spec)
+        if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
+            self.run_spec = self.run_spec.on_machines(tuple(lacking_kernels(self.run_spec, self._check)))
+        self.run_spec, told = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         return data, DataSummary(split.client_index, examples(split.test)), [told, *filter(None, [left_out(split)])]
 
@@ -120,10 +124,10 @@ class DriverProcess:
         return self.news.since(seen)
 
 
-def lacking_kernels(job: RunSpec, check: Callable[[], None]) -> Iterator[str]:
+def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[str]:
     """Why nodes of the cluster that could have workers of the run cannot have kernels of our own, a sentence each. They
     build them now, all at once, if need be; one that does not answer in time has none."""
-    groups = job.experiment.engine.groups()
+    groups = run_spec.experiment.engine.groups()
     asked: dict[Any, str] = {}
     for node in cluster():
         if any(node.fits(group) for group in groups):
@@ -148,18 +152,18 @@ def examples(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def play(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
     """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
     before = set(below(os.getpid()))
     with none_left(before), at_once(stop):
-        started = start_ray(job)
+        started = start_ray(run_spec)
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
-    options |= carried(job.experiment.engine.address)
+    options |= carried(run_spec.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
-    driver = actor.remote(job)
+    driver = actor.remote(run_spec)
     final = driver.run.remote()
     try:
-        started_within(START_SECONDS, driver.here.remote(), job, stop)
+        started_within(START_SECONDS, driver.here.remote(), run_spec, stop)
         yield from listen(driver, stop)
         return ray.get(final)
     except RayTaskError as error:
@@ -167,11 +171,11 @@ def play(job: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[s
         raise cause from cause.__cause__
     except RayActorError as error:
         if "No module named 'fedfleet" in str(error):
-            raise ConfigError(f"engine.address={job.experiment.engine.address}: {ABSENT}") from None
+            raise ConfigError(f"engine.address={run_spec.experiment.engine.address}: {ABSENT}") from None
         raise DriverDied(f"the driver died ({type(error).__name__})") from None
     finally:
         ray.kill(driver)
-        discard(job, complete=False)  # a driver that was killed could not
+        discard(run_spec, complete=False)  # a driver that was killed could not
         if started:
             shut_down(before)
 
@@ -205,7 +209,7 @@ def below(process: int) -> Iterator[int]:
                 yield from below(child)
 
 
-def started_within(seconds: float, here: Any, job: RunSpec, stop: Callable[[], int]) -> None:
+def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> None:
     """Wait for a driver to start; here: a reference to its first answer. What it died of is raised by who asks it."""
     end = time.monotonic() + seconds
     while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
@@ -213,7 +217,7 @@ def started_within(seconds: float, here: Any, job: RunSpec, stop: Callable[[], i
             raise Interrupted(stop())
         if time.monotonic() > end:
             raise NoRoom(
-                f"engine.address={job.experiment.engine.address}: the run's driver has not started on the cluster "
+                f"engine.address={run_spec.experiment.engine.address}: the run's driver has not started on the cluster "
                 f"within {seconds:g} s; look at `ray status` on its head"
             )
 

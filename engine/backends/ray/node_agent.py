@@ -42,10 +42,10 @@ UNMOVED = "its clients' states could not be brought"
 class Keeper:
     """A node's rows, for other nodes to copy."""
 
-    def __init__(self, job: RunSpec, place: StateLayout, mine: bool) -> None:
+    def __init__(self, run_spec: RunSpec, place: StateLayout, mine: bool) -> None:
         """mine: the files are made here and removed by `close`; else they are the run's own."""
         self.place, self.mine = place, mine
-        sample = StateSpec(job.method(), job.start()).client
+        sample = StateSpec(run_spec.method(), run_spec.start()).client
         leaves = pytree.tree_leaves(sample)
         if mine:
             make_files(place.folder, place.capacity, width(leaves, place.narrow))
@@ -88,18 +88,25 @@ class FarHost(Worker):
     if no step is taken for `patience` seconds, its stack goes to a file of its node and it ends."""
 
     def __init__(
-        self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout, number: int, made: str
+        self,
+        run_spec: RunSpec,
+        train: Any,
+        test: Any,
+        client_index: ClientIndex,
+        place: StateLayout,
+        number: int,
+        made: str,
     ) -> None:
         """made: waited for; the node's files are there."""
         self.number, self.armed = number, 0.0
-        self.patience = job.experiment.engine.patience
+        self.patience = run_spec.experiment.engine.patience
         self.stack = open(stack_file(place, number), "w")  # noqa: SIM115 as long as the process
-        self.unfit = built(partial(self._prepare, job, train, test, client_index, place))
+        self.unfit = built(partial(self._prepare, run_spec, train, test, client_index, place))
 
-    def _prepare(self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
+    def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
         data = Data(from_arrow(train), from_arrow(test), client_index)
-        prove_here(job, data)
-        super().__init__(job, data, place, self._beat)
+        prove_here(run_spec, data)
+        super().__init__(run_spec, data, place, self._beat)
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -80,20 +80,20 @@ def why_unfit(error: Exception) -> str:
     return said(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
 
 
-def death(error: Exception, job: RunSpec) -> Failure:
+def death(error: Exception, run_spec: RunSpec) -> Failure:
     """A task's failure by its worker's death, as Ray tells it; with what to change where memory may be the reason."""
     if isinstance(error, OutOfMemoryError):
         return Failure("the worker died: Ray ended it, for its machine's memory ran out", "", kind="memory")
     cause = f"the worker died: {type(error).__name__}"
     if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
-        cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy(job)})"
+        cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy(run_spec)})"
     return Failure(cause, "")
 
 
-def death_at_start(error: Exception, job: RunSpec) -> str:
+def death_at_start(error: Exception, run_spec: RunSpec) -> str:
     """A worker's that had no task yet, for a log."""
-    found = death(error, job)
-    return f"{found.cause}; {remedy(job)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"
+    found = death(error, run_spec)
+    return f"{found.cause}; {remedy(run_spec)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"
 
 
 def said(error: Exception) -> str:

@@ -40,27 +40,27 @@ SEATS = 4096
 Calls = tuple[Callable[[], None], Callable[[str], None]]
 
 
-def start_seconds(job: RunSpec) -> float:
+def start_seconds(run_spec: RunSpec) -> float:
     """What a worker may take to start: it may have to build the kernels."""
-    return START_SECONDS + (BUILD_SECONDS if job.kernels != "torch" else 0.0)
+    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels != "torch" else 0.0)
 
 
 class RayFleet:
     """calls: (check, called while waiting, may raise to stop; tell, is told what a log should have)."""
 
     def __init__(
-        self, job: RunSpec, data: Sequence[Any], place: StateLayout, calls: Calls, room: Room | None = None
+        self, run_spec: RunSpec, data: Sequence[Any], place: StateLayout, calls: Calls, room: Room | None = None
     ) -> None:
         """room: on a cluster that was there before, what has been taken of it."""
-        self.job, self.data, self.place, self.room = job, data, place, room
+        self.run_spec, self.data, self.place, self.room = run_spec, data, place, room
         self.check, self.tell = calls
         self.handle, self.path = nameless("fedfleet-beats")
         os.ftruncate(self.handle, SEATS * 8)
         self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
         self.orders, self.orders_path = nameless("fedfleet-orders")
-        self.board = Board.make(*board_sizes(job))
+        self.board = Board.make(*board_sizes(run_spec))
         self.made, self.deaths = 0, 0
-        groups = [group for group in job.experiment.engine.groups() for _ in range(group.count)]
+        groups = [group for group in run_spec.experiment.engine.groups() for _ in range(group.count)]
         self.seats = [self._seat(group, bundle) for bundle, group in enumerate(groups)]
         self.waiting: deque[Any] = deque()
         self.batch: list[Any] = []  # tasks under way
@@ -84,13 +84,17 @@ class RayFleet:
         where = self.room.of(bundle) if self.room else here()
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
-        job = self.job if group.gpus or not self.job.experiment.engine.on_gpus() else self.job.on_processor()
-        actor = made.remote(job, *self.data, self.place, signs, self.board.address)
+        run_spec = (
+            self.run_spec
+            if group.gpus or not self.run_spec.experiment.engine.on_gpus()
+            else self.run_spec.on_processor()
+        )
+        actor = made.remote(run_spec, *self.data, self.place, signs, self.board.address)
         return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle, tries)
 
     def _started(self, seat: Seat) -> None:
         """Wait for a first worker; some may die on the way, and it may be given up."""
-        limit = self.job.experiment.engine.wait + start_seconds(self.job)
+        limit = self.run_spec.experiment.engine.wait + start_seconds(self.run_spec)
         end = time.monotonic() + limit
         while True:
             try:
@@ -114,7 +118,7 @@ class RayFleet:
         many have died so."""
         cause = why_unfit(error)
         if not cause:
-            cause = death_at_start(error, self.job)
+            cause = death_at_start(error, self.run_spec)
             self.tell(f"worker {seat.number} died as it started: {cause}")
             if seat.tries + 1 < STARTS:
                 seat.leave()
@@ -217,7 +221,7 @@ class RayFleet:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
         except RayError as error:
-            self._lost(seat, death(error, self.job))
+            self._lost(seat, death(error, self.run_spec))
 
     def _lost(self, seat: Seat, why: Failure) -> None:
         """Replace a worker; blame the task that it had claimed."""
@@ -238,11 +242,11 @@ class RayFleet:
 
     # --- workers that hang --------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        patience = self.job.experiment.engine.patience
+        patience = self.run_spec.experiment.engine.patience
         for seat in list(self.working.values()):
             last = max(float(self.beats[seat.number]), self.began)
             try:
-                limit = patience if seat.up(0) else max(patience, start_seconds(self.job))
+                limit = patience if seat.up(0) else max(patience, start_seconds(self.run_spec))
             except RayError as error:
                 self.working.pop(seat.bell)
                 another = self._died_starting(seat, error)

@@ -56,7 +56,7 @@ class Signs(NamedTuple):
 class HostProcess(Worker):
     def __init__(
         self,
-        job: RunSpec,
+        run_spec: RunSpec,
         train: Any,
         test: Any,
         client_index: ClientIndex,
@@ -76,12 +76,12 @@ class HostProcess(Worker):
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.beat = beat
-        self.unfit = built(partial(self._prepare, job, train, test, client_index, place))
+        self.unfit = built(partial(self._prepare, run_spec, train, test, client_index, place))
 
-    def _prepare(self, job: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
+    def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
         data = Data(from_arrow(train), from_arrow(test), client_index)
-        prove_here(job, data)
-        super().__init__(job, data, place, self.beat)
+        prove_here(run_spec, data)
+        super().__init__(run_spec, data, place, self.beat)
 
     def ready(self) -> int:
         """The process's number. WorkerUnfit where no client of the run can be run here."""
@@ -139,16 +139,16 @@ def slot_of(task: Any) -> int:
     return task.index % MOST
 
 
-def board_sizes(job: RunSpec) -> tuple[int, int, int, int]:
+def board_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
     """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
-    method, x = job.method(), job.start()
+    method, x = run_spec.method(), run_spec.start()
     methods = [each for each in (method, method.warm_start) if each is not None]
     state_spec = [StateSpec(each, x) for each in methods]
     sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in state_spec)
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in state_spec)
-    plan = job.experiment.federation
+    plan = run_spec.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
-    rows = job.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
+    rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
     failure = 8192 + 4 * LONGEST  # bytes of a traceback in UTF-8
     return public, sums, failure + 128 * max(clients, rows), MOST
 
