@@ -191,7 +191,7 @@ class Finder:
 def below_losses(frame: FrameType | None) -> bool:
     """Whether a frame was called, however indirectly, by what asks a workload for its losses (`LocalTrainer.loss`)."""
     while frame is not None:
-        if frame.f_code.co_name == "loss" and frame.f_code.co_filename.endswith("trip.py"):
+        if frame.f_code.co_name == "loss" and frame.f_code.co_filename.endswith("/clients/local_training.py"):
             return True
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""Who has which row of the files of clients' states (rows.py).
+"""Who has which row of the files of clients' states (row_files.py).
 
 The driver owns the table client -> row. A round reads committed rows and writes fresh ones; the commit flips the table.
 Until then nothing that was committed has been touched, so a round that is given up costs nothing. A checkpoint is the

@@ -158,7 +158,7 @@ def test_files_of_one_name_in_two_folders(folder: Path):
     """Each class finds the names of its own module."""
     (folder / "other").mkdir()
     (folder / "other" / "own_rule.py").write_text(METHOD)
-    parts = RunSpec.of("", described(["own_rule.py", "other/own_rule.py"])).parts
+    parts = RunSpec.of("", described(["own_rule.py", "other/own_rule.py"])).registry
     built = parts.build("METHODS", {"name": "halved", "rule": "signed"}, "method")
     assert type(built.rule).__name__ == "Signed"
 

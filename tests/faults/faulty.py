@@ -1,6 +1,6 @@
 """A plug-in: digits whose clients fail as a plan says. The plan is a file, so that a run can be repaired.
 
-FOLDER/plan.json holds rules, {client, kind, skip, times}: from its `skip`-th call of the loss on, so many `times`, the
+FOLDER/rules.json holds rules, {client, kind, skip, times}: from its `skip`-th call of the loss on, so many `times`, the
 client does what `kind` says. Calls are counted in files, for workers come and go. Client -1 is anyone, evaluations too.
 """
 
@@ -80,7 +80,7 @@ class Failing:
 
     def rules(self) -> list[dict[str, Any]]:
         try:
-            return json.loads((Path(self.faults) / "plan.json").read_text())
+            return json.loads((Path(self.faults) / "rules.json").read_text())
         except FileNotFoundError:
             return []
 

@@ -80,7 +80,7 @@ def plan(faults: Path, *rules: dict[str, Any]) -> None:
     faults.mkdir(parents=True, exist_ok=True)
     for old in faults.glob("met-*"):
         old.unlink()
-    (faults / "plan.json").write_text(json.dumps(rules))
+    (faults / "rules.json").write_text(json.dumps(rules))
 
 
 def rule(client: int, kind: str, skip: int = 0, times: int = ALWAYS) -> dict[str, Any]:
