@@ -64,7 +64,7 @@ class Broadcast(NamedTuple):
     previous: Any  # x_prev, or ()
 
 
-class Trip(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree
     rule: Any
     gradients: Any  # sum of g, where there are controls
@@ -155,14 +155,14 @@ class SharedMomentum(WarmStarted):
         x, zero = public.x, public.x.zeros()
         sends = self.server.momentum == "directions"
         gradients = zero if self.direction.controlled else ()
-        return Trip(x, self.rule.init(x), gradients, zero if sends else (), x.flat.new_zeros(()))
+        return LocalState(x, self.rule.init(x), gradients, zero if sends else (), x.flat.new_zeros(()))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         u, g = self.direction.at(local.y, public, client, oracle)
         y, rule = self.rule.step(local.y, u, local.rule)
         gradients = local.gradients + g if self.direction.controlled else ()
         directions = local.directions + u if self.server.momentum == "directions" else ()
-        return Trip(y, rule, gradients, directions, local.steps + 1)
+        return LocalState(y, rule, gradients, directions, local.steps + 1)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         moved, k = local.y - public.x, local.steps
@@ -178,7 +178,7 @@ class SharedMomentum(WarmStarted):
         control = c.add(sent.change, round.share) if self.direction.controlled else ()
         return Server(Shared(new, self._momentum(server.public, mean), control, x if self.direction.reduced else ()))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         """lr: gamma; nothing where the local rule has no step size of which gamma would be a multiple."""
         if self.server.gamma is not None:
             return {"lr": self.server.gamma}

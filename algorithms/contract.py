@@ -39,7 +39,7 @@ class Oracle(Protocol):
         ...
 
 
-class Visit(Protocol):
+class LocalSteps(Protocol):
     """A client's local steps of a round, K in all: their oracles one after the other, or plain descent at once."""
 
     steps: int
@@ -103,7 +103,7 @@ class Round(NamedTuple):
         return self.cohort / self.clients
 
 
-class Plan(NamedTuple):
+class RunContext(NamedTuple):
     """The sizes of a run, S, N and R; `steps`: K, or None where it differs from client to client. `seed`: of all that
     is drawn; `layout`: of the model."""
 
@@ -119,7 +119,7 @@ class Deferred(ABC):
     """A method some of whose settings follow from the run's sizes, its seed or the model's shapes."""
 
     @abstractmethod
-    def planned(self, plan: Plan) -> Algorithm:
+    def build(self, context: RunContext) -> Algorithm:
         """The method itself; ValueError where the plan does not say enough."""
 
 
@@ -153,9 +153,9 @@ class Algorithm(ABC):
     @abstractmethod
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local: ...
 
-    def client_steps(self, public: Public, client: Client, local: Local, visit: Visit) -> Local:
-        """All of a visit's steps. What is here is what is meant; a method of plain descent may have it done at once."""
-        for oracle in visit:
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        """All of a steps's steps. What is here is what is meant; a method of plain descent may have it done at once."""
+        for oracle in steps:
             local = self.client_step(public, client, local, oracle)
         return local
 
@@ -169,7 +169,7 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         """Numbers, or tensors (), of the server's step for the record, columns `server/NAME`. It is given what
         `server_update` is given."""
         return {}

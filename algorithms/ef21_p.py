@@ -63,7 +63,7 @@ class Private(NamedTuple):
     h: Any  # (c,), the mean of all clients' h_i, or ()
 
 
-class Visit(NamedTuple):
+class LocalState(NamedTuple):
     method: Any
     key: Tensor  # of the last step
 
@@ -108,13 +108,13 @@ class Sparsified(Compressing):
 
     def client_begin(self, public: Any, client: Client) -> Local:
         inner = self.method.client_begin(public, self.method.client_init(public))
-        return Visit(inner, torch.zeros((), dtype=torch.int64, device=public.x.flat.device))
+        return LocalState(inner, torch.zeros((), dtype=torch.int64, device=public.x.flat.device))
 
-    def client_step(self, public: Any, client: Client, local: Visit, oracle: Oracle) -> Local:
+    def client_step(self, public: Any, client: Client, local: LocalState, oracle: Oracle) -> Local:
         kept = self.method.client_init(public)
-        return Visit(self.method.client_step(public, kept, local.method, oracle), oracle.key)
+        return LocalState(self.method.client_step(public, kept, local.method, oracle), oracle.key)
 
-    def client_finish(self, public: Any, client: Client, local: Visit) -> tuple[Message, Client]:
+    def client_finish(self, public: Any, client: Client, local: LocalState) -> tuple[Message, Client]:
         message, _ = self.method.client_finish(public, self.method.client_init(public), local.method)
         inside, rest = self.halves.split(message.delta)
         if self.memory != "none":
@@ -149,8 +149,8 @@ class Sparsified(Compressing):
         change, known, x = self.down.next(inner.public.x, x_hat, round.number + 1)
         return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.told(*self._inner(server, mean), round)
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.server_metrics(*self._inner(server, mean), round)
 
     def model(self, server: Server) -> Tree:
         public, held = server.public, server.private

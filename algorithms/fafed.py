@@ -49,7 +49,7 @@ class Shared(NamedTuple):
     previous: Any  # mean of p_i, where the server has it
 
 
-class Trip(NamedTuple):
+class LocalState(NamedTuple):
     """The step along m_i is taken when the next one begins, so that the last is left to the server."""
 
     y: Tree
@@ -102,7 +102,7 @@ class Fafed(WarmStarted):
 
     def client_begin(self, public: Public, client: Client) -> Local:
         point = last_point(client, public.x, public.number) if self.previous == "own" else public.previous
-        return Trip(public.x, point, public.moments, torch.zeros_like(public.number, dtype=torch.bool))
+        return LocalState(public.x, point, public.moments, torch.zeros_like(public.number, dtype=torch.bool))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         (m, v), begun = local.moments, local.begun
@@ -111,7 +111,7 @@ class Fafed(WarmStarted):
         point = Tree(torch.where(begun, local.y.flat, local.point.flat), m.layout)
         g = oracle(y)
         m = g.add(m - oracle(point), 1 - self.alpha)
-        return Trip(y, point, Moments(m, v.lerp(g * g, 1 - self.beta)), torch.ones_like(begun))
+        return LocalState(y, point, Moments(m, v.lerp(g * g, 1 - self.beta)), torch.ones_like(begun))
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x

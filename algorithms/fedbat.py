@@ -64,7 +64,7 @@ class Private(NamedTuple):
     rule: Any  # the server rule's state
 
 
-class Visit(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree  # with theta
     rule: Any
     alpha0: Tensor  # (L,)
@@ -106,7 +106,7 @@ class FedBat(Compressing):
         none = public.flat.new_zeros(len(self.halves.sizes))
         y = Tree.of({**dict(public.items()), THETA: none})
         begun = torch.zeros((), dtype=torch.bool, device=none.device)
-        return Visit(y, self.method.rule.init(y), none, begun, torch.zeros_like(begun, dtype=torch.int64))
+        return LocalState(y, self.method.rule.init(y), none, begun, torch.zeros_like(begun, dtype=torch.int64))
 
     def spread(self, alpha: Tensor) -> Tensor:
         """(L,) -> (c,), each weight's for all of its entries."""
@@ -120,7 +120,7 @@ class FedBat(Compressing):
         """alpha before it is clipped, (L,)."""
         return alpha0 * torch.exp(self.rho * theta)
 
-    def client_step(self, public: Tree, client: Client, local: Visit, oracle: Oracle) -> Local:
+    def client_step(self, public: Tree, client: Client, local: LocalState, oracle: Oracle) -> Local:
         y = local.y.pick(public)
         (held, _), (moved, rest) = self.halves.split(public), self.halves.split(y)
         u, theta = moved - held, local.y[THETA]
@@ -140,9 +140,9 @@ class FedBat(Compressing):
         du = torch.where(begun & ~small, 0.0, inside)
         v = Tree.of({**dict(self.halves.join(du, others).items()), THETA: dtheta})
         y, rule = self.method.rule.step(local.y, v, local.rule)
-        return Visit(y, rule, alpha0, begun, oracle.key)
+        return LocalState(y, rule, alpha0, begun, oracle.key)
 
-    def client_finish(self, public: Tree, client: Client, local: Visit) -> tuple[Message, Client]:
+    def client_finish(self, public: Tree, client: Client, local: LocalState) -> tuple[Message, Client]:
         delta = local.y.pick(public) - public
         u, rest = self.halves.split(delta)
         alpha = torch.where(local.begun, self.raw(local.alpha0, local.y[THETA]), self.means(u)).clamp(*self.bounds)
@@ -162,9 +162,9 @@ class FedBat(Compressing):
         change, known, x = self.down.next(x, self.unpack(server.public), round.number + 1)
         return Server(Broadcast(change, known), Private(x, rule))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         held: Private = server.private
-        return self.method.told(Server(PublicState(held.x, (), ()), held.rule), mean, round)
+        return self.method.server_metrics(Server(PublicState(held.x, (), ()), held.rule), mean, round)
 
     def model(self, server: Server) -> Tree:
         return self.method.server.model(self.unpack(server.public), server.private.rule)

@@ -92,8 +92,8 @@ class Truncated(Within):
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         return self._sent(self.method.server_update(self._truncated(server), mean, round))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.told(self._truncated(server), mean, round)
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.server_metrics(self._truncated(server), mean, round)
 
     def model(self, server: Server) -> Tree:
         x, private = server.private

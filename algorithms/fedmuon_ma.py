@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Plan, Public, Round, Server
+from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Public, Round, RunContext, Server
 from .local import Rule
 from .parts.groups import Number, both
 from .parts.muon import UNNAMED, Ball, Spectral
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
     begun: Tensor  # (), 0 until there is a momentum
 
 
-class Visit(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree
     m: Tree
     rule: Any
@@ -84,7 +84,7 @@ class FedMuonMA(WarmStarted):
         return ()
 
     def client_begin(self, public: Public, client: Client) -> Local:
-        return Visit(public.x, public.m, self.rule.init(public.x), public.begun)
+        return LocalState(public.x, public.m, self.rule.init(public.x), public.begun)
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         begun = local.begun > 0
@@ -93,7 +93,7 @@ class FedMuonMA(WarmStarted):
         g = oracle(y)
         m = g.add(local.m - oracle(local.y), 1 - self.beta) if self.reduced else local.m.lerp(g, self.beta)
         m = Tree(torch.where(begun, m.flat, g.flat), g.layout)
-        return Visit(y, m, rule, torch.ones_like(local.begun))
+        return LocalState(y, m, rule, torch.ones_like(local.begun))
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
@@ -134,16 +134,16 @@ class ParameterFree(Deferred):
 
     settings: tuple[tuple[str, Any], ...]
 
-    def planned(self, plan: Plan) -> FedMuonMA:
-        if plan.steps is None:
+    def build(self, context: RunContext) -> FedMuonMA:
+        if context.steps is None:
             raise ValueError("parameter_free needs federation.local.steps, got epochs; give steps")
-        iterations = plan.rounds * plan.steps
-        if plan.cohort > iterations:
+        iterations = context.rounds * context.steps
+        if context.cohort > iterations:
             raise ValueError(
-                f"parameter_free needs cohort <= rounds * steps, got cohort={plan.cohort}, rounds={plan.rounds}, "
-                f"steps={plan.steps}; raise rounds"
+                f"parameter_free needs cohort <= rounds * steps, got cohort={context.cohort}, rounds={context.rounds}, "
+                f"steps={context.steps}; raise rounds"
             )
-        lr, beta = plan.cohort**0.25 / iterations**0.75, (plan.cohort / iterations) ** 0.5
+        lr, beta = context.cohort**0.25 / iterations**0.75, (context.cohort / iterations) ** 0.5
         return _build(lr, lr, beta, **dict(self.settings))
 
 

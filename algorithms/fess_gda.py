@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .contract import Deferred, Plan, Round
+from .contract import Deferred, Round, RunContext
 from .fedavg import Plain
 from .local import LocalMethod, ServerRule
 from .parts.groups import Number, PerGroup, both
@@ -70,10 +70,10 @@ class FessGda(Deferred):
         nonnegative(rho=self.rho)
         self._method(0)
 
-    def planned(self, plan: Plan) -> LocalMethod:
-        if plan.steps is None and self.rho:
+    def build(self, context: RunContext) -> LocalMethod:
+        if context.steps is None and self.rho:
             raise ValueError(f"rho > 0 needs federation.local.steps, got epochs, rho={self.rho}; give steps")
-        return self._method(plan.steps or 0)
+        return self._method(context.steps or 0)
 
     def _method(self, steps: int) -> LocalMethod:
         pull = both(self.lr)[0] * both(self.server_lr)[0] * steps * self.rho

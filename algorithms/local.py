@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server, Visit
+from .contract import Algorithm, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
 from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
@@ -138,7 +138,7 @@ class ClientState(NamedTuple):
     carried: Any  # the rule's state, where it is kept; else ()
 
 
-class Trip(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree
     trace: Any
     rule: Any
@@ -188,21 +188,21 @@ class LocalMethod(WarmStarted):
     def client_begin(self, public: Public, client: Client) -> Local:
         x = public.x
         kept = {"reset": self.rule.init(x), "keep": client.carried, "average": public.carried}[self.carry]
-        return Trip(x, self.estimator.begin(x, public.shared, client.own), kept, x.flat.new_zeros(()))
+        return LocalState(x, self.estimator.begin(x, public.shared, client.own), kept, x.flat.new_zeros(()))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         v, trace = self.estimator.estimate(oracle, local.y, public.shared, client.own, local.trace)
         y, rule = self.rule.step(local.y, v, local.rule)
-        return Trip(y, trace, rule, local.steps + 1)
+        return LocalState(y, trace, rule, local.steps + 1)
 
-    def client_steps(self, public: Public, client: Client, local: Local, visit: Visit) -> Local:
+    def client_steps(self, public: Public, client: Client, local: Local, visit: LocalSteps) -> Local:
         """At once where estimator and rule say that this is plain descent; a class that defines how a step goes and
         nothing of the kind beside it does not say so."""
         says = (self, "client_step", "client_steps"), (self.rule, "step", "plain")
         if all(beside(type(part), *names) for part, *names in (*says, (self.estimator, "estimate", "constant"))):
             shift, lr = self.estimator.constant(public.shared, client.own), self.rule.plain()
             if shift is not None and lr is not None and (found := visit.descend(local.y, lr, shift, local.trace)):
-                return Trip(*found, local.rule, local.steps + visit.steps)
+                return LocalState(*found, local.rule, local.steps + visit.steps)
         return super().client_steps(public, client, local, visit)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
@@ -222,7 +222,7 @@ class LocalMethod(WarmStarted):
         shared = self.estimator.update(server.public.shared, mean.sent.estimator, mean.delta, round)
         return Server(PublicState(x, shared, mean.averaged.carried), private)
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         """lr: the global learning rate."""
         arguments = (server.public.x, mean.delta, self.norm2(mean), server.private, round)
         return {"lr": self.server.rate(*arguments)}

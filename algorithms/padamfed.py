@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .cheng import Direction, ServerStep, SharedMomentum, Start
-from .contract import Deferred, Plan
+from .contract import Deferred, RunContext
 from .parts.rules import Normalised, positive
 
 Momentum = Literal["direction_mean", "plain"]
@@ -41,11 +41,11 @@ class Sizes(NamedTuple):
     beta: float
 
 
-def parameter_free(plan: Plan, reduced: bool) -> Sizes:
+def parameter_free(context: RunContext, reduced: bool) -> Sizes:
     """The step sizes that know nothing of the problem."""
-    if plan.steps is None:
+    if context.steps is None:
         raise ValueError("lr, gamma and beta must be given with federation.local.epochs: K differs between clients")
-    k, rounds, both = plan.steps, plan.rounds, plan.cohort * plan.steps
+    k, rounds, both = context.steps, context.rounds, context.cohort * context.steps
     if reduced:
         size = both ** (1 / 3) / rounds ** (2 / 3)
         return Sizes(1 / (k * rounds), size, min(1.0, size))
@@ -67,12 +67,12 @@ class Given:
             raise ValueError(f"give gamma or server_lr, got gamma={self.gamma}, server_lr={self.server_lr}")
         Direction(1.0 if self.beta is None else self.beta)
 
-    def all(self, plan: Plan, reduced: bool) -> Sizes:
+    def all(self, context: RunContext, reduced: bool) -> Sizes:
         """gamma means nothing where server_lr is given."""
         gamma = 1.0 if self.server_lr is not None else self.gamma
         if self.lr is not None and gamma is not None and self.beta is not None:
             return Sizes(self.lr, gamma, self.beta)
-        free = parameter_free(plan, reduced)
+        free = parameter_free(context, reduced)
         return Sizes(self.lr or free.lr, gamma or free.gamma, self.beta or free.beta)
 
 
@@ -91,8 +91,8 @@ class ParameterFree(Deferred):
         if self.momentum not in ("direction_mean", "plain"):
             raise ValueError(f"momentum must be direction_mean or plain, got {self.momentum!r}")
 
-    def planned(self, plan: Plan) -> SharedMomentum:
-        lr, gamma, beta = self.given.all(plan, self.reduced)
+    def build(self, context: RunContext) -> SharedMomentum:
+        lr, gamma, beta = self.given.all(context, self.reduced)
         momentum = "directions" if self.momentum == "direction_mean" else "controls"
         server_lr = self.given.server_lr
         server = ServerStep(gamma, 1.0, momentum) if server_lr is None else ServerStep(None, server_lr, momentum)

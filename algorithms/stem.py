@@ -90,7 +90,7 @@ class Shared(NamedTuple):
     previous: Any  # mean of p_i, where the server has it
 
 
-class Trip(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree
     direction: Tree
     point: Tree  # p_i
@@ -129,12 +129,12 @@ class Stem(WarmStarted):
 
     def client_begin(self, public: Public, client: Client) -> Local:
         point = last_point(client, public.x, public.number) if self.previous == "own" else public.previous
-        return Trip(public.x, public.direction, point, public.steps + 1 if self.rates.decays else ())
+        return LocalState(public.x, public.direction, point, public.steps + 1 if self.rates.decays else ())
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         lr, a = self.rates.at(local.t)
         d = oracle(local.y) + (local.direction - oracle(local.point)) * (1 - a)
-        return Trip(local.y - d * lr, d, local.y, local.t + 1 if self.rates.decays else ())
+        return LocalState(local.y - d * lr, d, local.y, local.t + 1 if self.rates.decays else ())
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.contract import Deferred, Plan
+from fedfleet.algorithms.contract import Deferred, RunContext
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts import tasks
@@ -210,7 +210,7 @@ def test_zero_gradient(method: str):
 def built(method: str) -> Any:
     found = made(method)
     layout = tree(Quadratic().start).layout
-    return found.planned(Plan(3, 5, 6, 2, 0, layout)) if isinstance(found, Deferred) else found
+    return found.build(RunContext(3, 5, 6, 2, 0, layout)) if isinstance(found, Deferred) else found
 
 
 def form(state: Any) -> Any:

@@ -51,7 +51,7 @@ def unpack_places(packed: Tensor, count: int, n: int) -> Tensor:
 
 class Codec(ABC):
     @abstractmethod
-    def told(self, n: int) -> tuple[str, float]:
+    def describe(self, n: int) -> tuple[str, float]:
         """(what is sent of n numbers, how many it counts as, places not counted)."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ def share(ratio: float, n: int) -> int:
 class Identity(Codec):
     """All of it."""
 
-    def told(self, n: int) -> tuple[str, float]:
+    def describe(self, n: int) -> tuple[str, float]:
         return "all", n
 
     def encode(self, v: Tensor, key: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class TopK(Codec):
         """Numbers of 32 bits that one of n entries costs, with its place."""
         return 1 + width(n) / 32
 
-    def told(self, n: int) -> tuple[str, float]:
+    def describe(self, n: int) -> tuple[str, float]:
         return f"{share(self.ratio, n):,} largest", share(self.ratio, n)
 
     def encode(self, v: Tensor, key: Tensor) -> Sparse:
@@ -128,7 +128,7 @@ class RandK(Codec):
         """Numbers of 32 bits that one of n entries costs; its place follows from the key."""
         return 1.0
 
-    def told(self, n: int) -> tuple[str, float]:
+    def describe(self, n: int) -> tuple[str, float]:
         return f"{share(self.ratio, n):,} at random", share(self.ratio, n)
 
     def places(self, key: Tensor, n: int) -> Tensor:
@@ -158,7 +158,7 @@ def signs(v: Tensor, alpha: Tensor, key: Tensor) -> Tensor:
 class Signs(Codec):
     """alpha is the mean magnitude."""
 
-    def told(self, n: int) -> tuple[str, float]:
+    def describe(self, n: int) -> tuple[str, float]:
         return "1 bit each", n / 32 + 1
 
     def encode(self, v: Tensor, key: Tensor) -> Bits:

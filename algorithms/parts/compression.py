@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..contract import Algorithm, Deferred, Plan
+from ..contract import Algorithm, Deferred, RunContext
 from ..local import LocalMethod
 from ..tree import Layout
 from .factors import Anchored, BothRandom, Form, Frozen, Hadamard, Pair, TensorHadamard
@@ -35,10 +35,10 @@ class Compressed(Deferred):
     method: LocalMethod
     compression: Compression
 
-    def planned(self, plan: Plan) -> Algorithm:
-        if plan.layout is None:
-            raise ValueError("a compression needs the model's shapes, got layout=None; give Plan a layout")
-        return self.compression.around(self.method, plan.layout, plan.seed)
+    def build(self, context: RunContext) -> Algorithm:
+        if context.layout is None:
+            raise ValueError("a compression needs the model's shapes, got layout=None; give RunContext a layout")
+        return self.compression.around(self.method, context.layout, context.seed)
 
 
 def compressed(method: LocalMethod, compression: Compression | None) -> LocalMethod | Compressed:

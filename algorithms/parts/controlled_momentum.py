@@ -54,7 +54,7 @@ class Kept(NamedTuple):
     u: Tree  # the momentum
 
 
-class Visit(NamedTuple):
+class LocalState(NamedTuple):
     y: Tree
     rule: Any
     total: Tree  # of the gradients
@@ -88,12 +88,12 @@ class ControlledMomentum(Algorithm):
 
     def client_begin(self, public: Public, client: Client) -> Local:
         x = public.x
-        return Visit(x, self.rule.init(x), x.zeros(), x.flat.new_zeros(()))
+        return LocalState(x, self.rule.init(x), x.zeros(), x.flat.new_zeros(()))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         g = oracle(local.y)
         y, rule = self.rule.step(local.y, public.c.add(g - client, self.beta), local.rule)
-        return Visit(y, rule, local.total + g, local.steps + 1)
+        return LocalState(y, rule, local.total + g, local.steps + 1)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         moved, h = local.y - public.x, local.total / local.steps
@@ -106,7 +106,7 @@ class ControlledMomentum(Algorithm):
         x = server.public.x.add(mean.delta, 1.0 if self.ratio is None else self.ratio)
         return Server(Shared(x), Kept(h, u))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
         """lr: gamma, and lr_dual, where it is another for the dual group; nothing where it is not given."""
         if self.gamma is None:
             return {}

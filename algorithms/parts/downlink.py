@@ -56,8 +56,8 @@ class Halves:
 
     def report(self, codec: Codec, weights: Iterable[Weight]) -> Report:
         """Of what goes up."""
-        total, sent = sum(self.layout.sizes), sum(codec.told(n)[1] for n in self.sizes)
-        told = [(Sized(w, (), round(codec.told(w.numbers)[1])), codec.told(w.numbers)[0]) for w in weights]
+        total, sent = sum(self.layout.sizes), sum(codec.describe(n)[1] for n in self.sizes)
+        told = [(Sized(w, (), round(codec.describe(w.numbers)[1])), codec.describe(w.numbers)[0]) for w in weights]
         return Report(tuple(s for s, _ in told), [text for _, text in told], 1 - (sum(self.sizes) - sent) / total)
 
     def encode(self, codec: Codec, v: Tensor, key: Tensor) -> tuple[Any, ...]:

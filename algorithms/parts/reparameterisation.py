@@ -248,8 +248,8 @@ class Reparameterised(Within):
         turn = torch.full_like(server.public.turn, round.number + 1) if self.reset else ()
         return Server(Broadcast(inner.public, turn, Known(unpacked.base)), inner.private)
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.told(Server(self.unpack(server.public).method, server.private), mean, round)
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.server_metrics(Server(self.unpack(server.public).method, server.private), mean, round)
 
     def model(self, server: Server) -> Tree:
         unpacked = self.unpack(server.public)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...algorithms.contract import Algorithm, Deferred, Plan
+from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
 from ..errors import ConfigError
@@ -92,7 +92,7 @@ class RunSpec:
         built = self.registry.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
             with blamed("method"):
-                built = built.planned(self.plan)
+                built = built.build(self.context)
         if not isinstance(self.experiment.method, str | dict):
             check_finite(self.experiment.method, "method")
         if not isinstance(built, Algorithm):
@@ -106,10 +106,10 @@ class RunSpec:
             return self.workload.buffers
 
     @property
-    def plan(self) -> Plan:
+    def context(self) -> RunContext:
         federation = self.experiment.federation
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
-        return Plan(*sizes, self.experiment.seed, self.layout)
+        return RunContext(*sizes, self.experiment.seed, self.layout)
 
     @cached_property
     def layout(self) -> Layout:

@@ -113,8 +113,8 @@ class Buffered(Algorithm):
         after = self.method.server_update(self._own(server), mean._replace(delta=delta), round)
         return after._replace(public=WithBuffers(after.public, server.public.buffers + moved))
 
-    def told(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.told(self._own(server), mean._replace(delta=self._apart(mean.delta)[0]), round)
+    def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
+        return self.method.server_metrics(self._own(server), mean._replace(delta=self._apart(mean.delta)[0]), round)
 
     def model(self, server: Server) -> Tree:
         return joined(self.method.model(self._own(server)), server.public.buffers)

@@ -272,8 +272,8 @@ class Trial:
         update = lambda server, mean: algorithm.server_update(server, mean, when)  # noqa: E731
         then = self.watch("server_update", update, {"server's state": server, "mean message": mean})
         self.keeps_form("server_update", "server's state", server, then, (update, (server, mean)))
-        tell = lambda server, mean: algorithm.told(server, mean, when)  # noqa: E731
-        self.watch("told", tell, {"server's state": server, "mean message": mean})
+        metrics = lambda server, mean: algorithm.server_metrics(server, mean, when)  # noqa: E731
+        self.watch("server_metrics", metrics, {"server's state": server, "mean message": mean})
         self.watch("model", algorithm.model, {"server's state": then})
         if may_vectorise(self.run_spec, self.split):
             self.together(trainer, public, client, columns)

@@ -168,7 +168,7 @@ class Driver:
         with blamed(f"round {number}: the method's step on the server raised", MethodFailed):
             server = self.method.server_update(self.server, mean, where)
             model = self.method.model(server)
-            told = self.method.told(self.server, mean, where)
+            metrics = self.method.server_metrics(self.server, mean, where)
         check(number, server, model, self.limit, totals, self.model)
         updated = time.perf_counter()
         record = {
@@ -176,7 +176,7 @@ class Driver:
             **totals.record(count, trained - started, self.run_spec.workers),
             **traffic(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
-            **{f"server/{name}": float(value) for name, value in told.items()},
+            **{f"server/{name}": float(value) for name, value in metrics.items()},
             "time/server": updated - trained,
             **self.fleet.facts(),
         }

@@ -1,8 +1,8 @@
-"""What the tests of compression share: methods planned for a problem, and their draws in the reference's terms."""
+"""What the tests of compression share: methods built for a problem, and their draws in the reference's terms."""
 
 import torch
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.parts.compression import Compressed
 from fedfleet.algorithms.parts.factors import Frozen
 from fedfleet.workloads import counted
@@ -11,19 +11,19 @@ from tests.algorithms.keyed import COHORTS, PROBLEM, STEPS, TOLERANCE, play
 from tests.reference.kronecker import Blocks
 from tests.reference.lowrank import HadamardMatrix, HadamardTensor, Matrix
 
-__all__ = ["COHORTS", "PROBLEM", "STEPS", "TOLERANCE", "planned", "play", "trained"]
+__all__ = ["COHORTS", "PROBLEM", "STEPS", "TOLERANCE", "build", "play", "trained"]
 
 SEED = 3
 X0 = tree(PROBLEM.start)
 
 
-def planned(method, layout=X0.layout, seed=SEED):
-    return method.planned(Plan(3, 5, 6, None, seed, layout)) if isinstance(method, Compressed) else method
+def build(method, layout=X0.layout, seed=SEED):
+    return method.build(RunContext(3, 5, 6, None, seed, layout)) if isinstance(method, Compressed) else method
 
 
 def trained(method):
     """The engine's path on the shared problem and timetable."""
-    return run(planned(method), PROBLEM, COHORTS, STEPS)
+    return run(build(method), PROBLEM, COHORTS, STEPS)
 
 
 # --- the reference's forms and draws from the engine's plan ---------------------------------------------------------
@@ -35,12 +35,12 @@ OURS |= {"fixed U": "fixed.u", "fixed V": "fixed.v"}
 def forms(method, reshape="raw", kind="product"):
     """layer -> the reference's form, of the sizes that the engine chose."""
     made = {}
-    for sized in planned(method).space.sized:
+    for sized in build(method).space.sized:
         size, shape = sized.size, sized.weight.shape
         if kind != "product":
             made[sized.weight.name] = HadamardTensor(*size) if len(shape) == 4 else HadamardMatrix(*size)
         else:
-            product = planned(method).space.form.product
+            product = build(method).space.form.product
             layout = getattr(product, "layout", None)
             made[sized.weight.name] = Blocks(*size, layout, reshape) if layout else Matrix(*size, reshape)
     return made
@@ -48,7 +48,7 @@ def forms(method, reshape="raw", kind="product"):
 
 def draw(method, reset=0):
     """The engine's factors; r: the round in which they are first used."""
-    space = planned(method).space
+    space = build(method).space
 
     def factor(r, i, layer, name, shape):
         place = (r // reset if reset else 0, space.layout.names.index(layer))

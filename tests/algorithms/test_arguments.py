@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import Deferred, Plan
+from fedfleet.algorithms.contract import Deferred, RunContext
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.errors import ConfigError
@@ -145,7 +145,7 @@ def outcome(method: str, **given: Any) -> torch.Tensor:
     try:
         built = TABLES.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
-            built = built.planned(Plan(3, 5, ROUNDS, STEPS, 3, tree(PROBLEM.start).layout))
+            built = built.build(RunContext(3, 5, ROUNDS, STEPS, 3, tree(PROBLEM.start).layout))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     steps = {(r, i): STEPS for r, cohort in enumerate(COHORTS) for i in cohort}

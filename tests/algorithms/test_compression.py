@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.ef21_p import Sparsification, ef21_p
 from fedfleet.algorithms.fedavg import Plain, fedavg
 from fedfleet.algorithms.fedbat import Binarisation
@@ -28,7 +28,7 @@ from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.tree import Layout, Tree
 from fedfleet.workloads import counted
 from fedfleet.workloads.convolutional import Cnn4, Cnn10
-from tests.algorithms.compressed import COHORTS, PROBLEM, STEPS, planned, trained
+from tests.algorithms.compressed import COHORTS, PROBLEM, STEPS, build, trained
 from tests.algorithms.driver import run, tree
 from tests.algorithms.problems import Quadratic
 
@@ -39,7 +39,7 @@ FACTORED = [fedmud, fedmud_bkd, fedmud_aad, fedmud_bkd_aad, fedmud_f, fedmud_bkd
 
 
 def made(recipe, **settings):
-    return planned(recipe(RULE, **{"ratio": 0.8, "layers": "all", "nearest": True, **settings}))
+    return build(recipe(RULE, **{"ratio": 0.8, "layers": "all", "nearest": True, **settings}))
 
 
 def same_models(left, right, names=None):
@@ -61,8 +61,8 @@ class FromZero(Quadratic):
 
 def test_fedmud_from_zero_that_never_resets_with_both_factors_random_is_fedlmt():
     form, budget = factors.BothRandom(LowRank(), "permuted"), Budget(0.8, "all", True)
-    ours = planned(Compressed(PLAIN, Factoring(form, budget, based=True, reset=0, spread=0.7)))
-    lmt = planned(fedlmt(RULE, 0.8, 0.7, layers="all", nearest=True))
+    ours = build(Compressed(PLAIN, Factoring(form, budget, based=True, reset=0, spread=0.7)))
+    lmt = build(fedlmt(RULE, 0.8, 0.7, layers="all", nearest=True))
     problem = FromZero()
     same_models(run(ours, problem, COHORTS, STEPS).models(), run(lmt, problem, COHORTS, STEPS).models())
 
@@ -180,13 +180,13 @@ class Matrices(Quadratic):
 def test_only_lr_times_the_squared_spread_counts(recipe):
     problem, settings = Matrices(), {"ratio": 0.9, "layers": "all", "nearest": True}
     layout = tree(problem.start).layout
-    one, other = (planned(recipe(Sgd(0.05 / c**2), a=0.5 * c, **settings), layout) for c in (1, 3))
+    one, other = (build(recipe(Sgd(0.05 / c**2), a=0.5 * c, **settings), layout) for c in (1, 3))
     same_models(*(run(method, problem, COHORTS, STEPS).models() for method in (one, other)))
 
 
 # --- L7: truncated decompositions -----------------------------------------------------------------------------------
 def test_fedhm_of_full_rank_without_steps_changes_nothing():
-    method = planned(fedhm(RULE, 1.0, layers="all", nearest=True), tree(Whole().start).layout)
+    method = build(fedhm(RULE, 1.0, layers="all", nearest=True), tree(Whole().start).layout)
     resting = run(method, Whole(), COHORTS, dict.fromkeys(STEPS, 0))
     torch.testing.assert_close(resting.models()[-1].flat, tree(Whole().start).flat, **TIGHT)
 
@@ -234,7 +234,7 @@ def test_fedpara_with_ones_is_low_rank_and_its_rank_is_at_most_squared():
 
 # --- L9: draws --------------------------------------------------------------------------------------------------------
 def test_draws_are_shared_and_differ_by_layer_and_turn():
-    one, same, other = (planned(fedmud_aad(RULE, 0.8, layers="all", nearest=True), seed=s).space for s in (3, 3, 4))
+    one, same, other = (build(fedmud_aad(RULE, 0.8, layers="all", nearest=True), seed=s).space for s in (3, 3, 4))
     like = torch.zeros(1, dtype=torch.float64)
     a, b, c, later = one.fixed(0, like), same.fixed(0, like), other.fixed(0, like), one.fixed(1, like)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -250,12 +250,12 @@ def test_ef21_p_without_compression_is_fedavg():
     ours = trained(whole)
     same_models(ours.models(), run(fedavg(RULE), PROBLEM, COHORTS, STEPS).models())
     for server in ours.servers:
-        torch.testing.assert_close(server.private.x.flat, planned(whole).unpack(server.public).x.flat, **TIGHT)
+        torch.testing.assert_close(server.private.x.flat, build(whole).unpack(server.public).x.flat, **TIGHT)
 
 
 def test_what_is_missing_contracts():
     """|x - x_hat|^2 after the broadcast is at most (1 - k / d) of before."""
-    method = planned(ef21_p(RULE, 0.2, layers="all"))
+    method = build(ef21_p(RULE, 0.2, layers="all"))
     halves, share_of = method.halves, 0.0
     for server in trained(ef21_p(RULE, 0.2, layers="all")).servers:
         (x, _), x_hat = halves.split(server.private.x), halves.split(method.unpack(server.public).x)[0]
@@ -267,7 +267,7 @@ def test_what_is_missing_contracts():
 
 def test_errors_are_remembered():
     """memory: error. All that went up and what is still held back make all movements of the client."""
-    method = planned(ef21_p(RULE, 0.3, "error", layers="all"))
+    method = build(ef21_p(RULE, 0.3, "error", layers="all"))
     server = method.server_init(tree(PROBLEM.start))
     x = method.unpack(server.public)
     client, moved, sent = method.client_init(x), 0.0, 0.0
@@ -305,7 +305,7 @@ def test_signs_are_unbiased_inside_and_saturate_outside():
 
 
 def bat(**settings):
-    return planned(Compressed(PLAIN, Binarisation(layers="all", **settings)))
+    return build(Compressed(PLAIN, Binarisation(layers="all", **settings)))
 
 
 class Asked:
@@ -401,7 +401,7 @@ def test_a_ratio_out_of_reach_says_what_is_in_reach():
 # --- what goes with what ----------------------------------------------------------------------------------------------
 def test_a_method_is_planned_for_a_model():
     with pytest.raises(ValueError, match="shapes"):
-        fedmud().planned(Plan(3, 5, 6, None))
+        fedmud().build(RunContext(3, 5, 6, None))
 
 
 @pytest.mark.parametrize(

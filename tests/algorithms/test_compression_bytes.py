@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedfleet.algorithms.contract import Algorithm, Known, Plan, Round
+from fedfleet.algorithms.contract import Algorithm, Known, Round, RunContext
 from fedfleet.algorithms.ef21_p import ef21_p
 from fedfleet.algorithms.fedbat import fedbat
 from fedfleet.algorithms.fedhm import fedhm
@@ -39,8 +39,8 @@ def model() -> Tree:
 X = model()
 
 
-def planned(method: Compressed) -> Algorithm:
-    return method.planned(Plan(2, 4, 5, None, 1, X.layout))
+def build(method: Compressed) -> Algorithm:
+    return method.build(RunContext(2, 4, 5, None, 1, X.layout))
 
 
 def serialised(state) -> bytes:
@@ -91,7 +91,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_counted_is_serialised(name):
     """The forms' bytes, which every round records, are those of each round's messages, whatever is in them."""
-    method = planned(METHODS[name]())
+    method = build(METHODS[name]())
     forms = Forms(method, X)
     for server, messages in rounds(method, 2):
         assert len(serialised(wire(server.public))) == forms.down
@@ -102,7 +102,7 @@ def test_counted_is_serialised(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_of_the_models_size_is_sent(name):
     """At 1/32: all of a message is below a tenth of the model, but for FedBAT's way down."""
-    method, whole = planned(METHODS[name]()), 4 * len(X.flat)
+    method, whole = build(METHODS[name]()), 4 * len(X.flat)
     forms = Forms(method, X)
     assert forms.up < whole / 10
     assert forms.down < whole / 10 or name == "fedbat"
@@ -111,7 +111,7 @@ def test_nothing_of_the_models_size_is_sent(name):
 @pytest.mark.parametrize("recipe", FACTORED)
 def test_factors_cost_the_real_ratio(recipe):
     """L13: up = ratio times the model; down the same and, where factors are drawn anew, the round's number."""
-    method = planned(recipe())
+    method = build(recipe())
     forms, ratio = Forms(method, X), method.report.ratio
     assert ratio <= 1 / 32 + 0.001
     assert forms.up == round(ratio * len(X.flat)) * 4
@@ -121,7 +121,7 @@ def test_factors_cost_the_real_ratio(recipe):
 @pytest.mark.parametrize("name", METHODS)
 def test_who_follows_the_broadcasts_knows_what_is_not_sent(name):
     """A client that is never sampled, from the first state and the broadcasts' bytes alone."""
-    method = planned(METHODS[name]())
+    method = build(METHODS[name]())
     held = None
     for server, _ in rounds(method, 3):
         truth = {key: part for key, part in server.public._asdict().items() if isinstance(part, Known)}
@@ -145,7 +145,7 @@ def followed(method, unpacked):
 # --- codecs: the widths -----------------------------------------------------------------------------------------------
 def test_places_and_values():
     """k values of 4 bytes; down their places in ceil(log2 d) bits each, up a key of 8 bytes; the rest in full."""
-    forms, halves = Forms(planned(ef21_p()), X), planned(ef21_p()).halves
+    forms, halves = Forms(build(ef21_p()), X), build(ef21_p()).halves
     (d,) = halves.sizes
     rest, k = 4 * (len(X.flat) - d), d // 32
     assert forms.up == 4 * k + 8 + rest
@@ -154,11 +154,11 @@ def test_places_and_values():
 
 def test_bits():
     """One a weight, filled up to bytes layer by layer, and a scale of 4 bytes a layer; the rest in full."""
-    forms, sizes = Forms(planned(fedbat()), X), planned(fedbat()).halves.sizes
+    forms, sizes = Forms(build(fedbat()), X), build(fedbat()).halves.sizes
     rest = 4 * (len(X.flat) - sum(sizes))
     assert forms.up == sum(math.ceil(n / 8) + 4 for n in sizes) + rest
     assert forms.down == 4 * len(X.flat)
-    assert Forms(planned(fedbat(both_ways=True)), X).down == forms.up
+    assert Forms(build(fedbat(both_ways=True)), X).down == forms.up
 
 
 @pytest.mark.parametrize("layers", ["inner", "all"])
@@ -167,7 +167,7 @@ def test_bits():
 def test_a_ratio_of_the_whole_model(ratio, masks, layers):
     """budget = "model": all bytes of each way are at most the ratio of the model's, and as near as whole entries allow:
     one more in each vector that is encoded, and a byte, would be more."""
-    method = planned(ef21_p(ratio=ratio, masks=masks, layers=layers, budget="model"))
+    method = build(ef21_p(ratio=ratio, masks=masks, layers=layers, budget="model"))
     forms, whole, parts = Forms(method, X), 4 * len(X.flat), len(method.halves.sizes)
     assert forms.model == whole
     for sent in (forms.up, forms.down):
@@ -176,34 +176,34 @@ def test_a_ratio_of_the_whole_model(ratio, masks, layers):
 
 def test_a_ratio_below_what_is_sent_in_full_is_refused():
     with pytest.raises(ValueError, match=r"ratio=0\.005 of the whole model cannot be reached: .* raise ratio"):
-        planned(ef21_p(ratio=0.005, budget="model"))
+        build(ef21_p(ratio=0.005, budget="model"))
 
 
 def test_shares_on_one_definition():
     """Bytes sent over bytes of the model, at 1/32 on CNN4 for FashionMNIST, as the methods' heads have them."""
     shares = {}
     for name, method in {"fedmud": fedmud(), "ef21_p": ef21_p(), "fedbat": fedbat(both_ways=True)}.items():
-        forms = Forms(planned(method), X)
+        forms = Forms(build(method), X)
         shares[name] = (round(forms.up / forms.model, 3), round(forms.down / forms.model, 3))
     assert shares == {"fedmud": (0.030, 0.030), "ef21_p": (0.041, 0.059), "fedbat": (0.041, 0.041)}
 
 
 def test_fedbat_forgets_unless_told():
     """The spec's default: no error feedback of what binarising the way down loses."""
-    assert planned(fedbat(both_ways=True)).down.feedback is False
+    assert build(fedbat(both_ways=True)).down.feedback is False
 
 
 @pytest.mark.parametrize("rho", [0.0, 6.0])
 def test_fedbat_learns_no_scale_from_the_first_step_on(rho):
     """phi = 0: mean |u| = 0 when binarising begins, so that alpha is the lower bound, where theta has no gradient."""
-    method = dataclasses.replace(planned(fedbat(phi=0.0)), rho=rho)
+    method = dataclasses.replace(build(fedbat(phi=0.0)), rho=rho)
     for _, messages in rounds(method, 2):
         for message in messages:
             assert all(float(bits.alpha) == pytest.approx(method.bounds[0]) for bits in message.delta.codes)
 
 
 def test_what_clients_know_is_what_they_keep():
-    kept = {name: Forms(planned(make()), X).kept for name, make in METHODS.items()}
+    kept = {name: Forms(build(make()), X).kept for name, make in METHODS.items()}
     inner = sum(X[name].numel() for name in ("conv2.weight", "conv3.weight", "conv4.weight"))
     assert kept["fedbat"] == 0
     assert kept["ef21_p"] == kept["fedbat_both"] == 4 * inner

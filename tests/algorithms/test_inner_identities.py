@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_ma import ParameterFree, fedmuon_ma, local_steps
@@ -186,15 +186,15 @@ def test_parameter_free_step_and_weight():
     """Corollary 5.2: lr = N^(1/4) / T^(3/4), beta = (N / T)^(1/2), K = T^(1/4) / N^(3/4)."""
     deferred = fedmuon_ma(parameter_free=True, start="zeros")
     assert isinstance(deferred, ParameterFree)
-    method = deferred.planned(Plan(cohort=16, clients=20, rounds=100, steps=100))
+    method = deferred.build(RunContext(cohort=16, clients=20, rounds=100, steps=100))
     assert (method.rule.lr, method.beta) == (pytest.approx(2 / 1000), pytest.approx(0.04))
     assert (method.rule.vector_rule, method.start) == (Sgd(method.rule.lr), "zeros")
     assert local_steps(10_000, 1) == 10
     assert local_steps(10_000, 16) == 1
     with pytest.raises(ValueError, match="steps"):
-        deferred.planned(Plan(2, 4, 10, None))
+        deferred.build(RunContext(2, 4, 10, None))
     with pytest.raises(ValueError, match="cohort=20, rounds=2, steps=3"):
-        deferred.planned(Plan(20, 20, 2, 3))
+        deferred.build(RunContext(20, 20, 2, 3))
 
 
 @pytest.mark.parametrize(

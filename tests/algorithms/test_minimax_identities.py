@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import Plan, Round
+from fedfleet.algorithms.contract import Round, RunContext
 from fedfleet.algorithms.fed_nsgda_m import fed_nsgda_m
 from fedfleet.algorithms.fed_sgda_clip import fed_sgda_clip
 from fedfleet.algorithms.fed_sgda_m import fed_sgda_m
@@ -36,7 +36,7 @@ from tests.algorithms.saddles import Saddle
 ROUNDING = 1e-11
 LR, GAMMA = PerGroup(0.02, 0.1), PerGroup(0.05, 0.2)
 ALL = everyone(5, 6, 3)
-PLAN = Plan(5, 5, 6, 3)
+CONTEXT = RunContext(5, 5, 6, 3)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ MADE = {
     "local_sgdam": lambda lr: local_sgdam(lr, lr),
     "fed_sgda_m": lambda lr: fed_sgda_m(lr, lr),
     "sagda": lambda lr: sagda(lr, lr),
-    "fess_gda": lambda lr: fess_gda(lr, lr).planned(PLAN),
+    "fess_gda": lambda lr: fess_gda(lr, lr).build(CONTEXT),
     "fed_nsgda_m": lambda lr: fed_nsgda_m(lr, lr, lr),
     "fedmuon_da": lambda lr: fedmuon_da(lr, lr, lr),
     "fed_sgda_clip": lambda lr: fed_sgda_clip(lr, lr, lr),
@@ -84,7 +84,7 @@ MINIMISATION = {
     "local_sgda": (local_sgda(0.1, 0.7), fedavg(Sgd(0.1), 0.7)),
     "local_sgdam": (local_sgdam(0.1, 0.4), FedMuonMA(Sgd(0.1), 0.4)),
     "sagda": (sagda(0.1, 0.7), scaffold(Sgd(0.1), 0.7)),
-    "fess_gda": (fess_gda(0.1, 0.7, rho=0.0).planned(PLAN), fedavg(Sgd(0.1), 0.7)),
+    "fess_gda": (fess_gda(0.1, 0.7, rho=0.0).build(CONTEXT), fedavg(Sgd(0.1), 0.7)),
 }
 
 
@@ -212,8 +212,8 @@ def test_t8_without_controls_and_without_smoothing():
     first = ([[0, 2, 3]], {(0, i): 2 + i % 2 for i in range(5)})
     equal(sagda(LR, 0.8), local_sgda(LR, 0.8), timetable=first)
     unlike(sagda(LR, 0.8), local_sgda(LR, 0.8))
-    equal(fess_gda(LR, 0.8, 0.0).planned(PLAN), local_sgda(LR, 0.8))
-    unlike(fess_gda(LR, 0.8, 1.0, 0.3).planned(PLAN), local_sgda(LR, 0.8))
+    equal(fess_gda(LR, 0.8, 0.0).build(CONTEXT), local_sgda(LR, 0.8))
+    unlike(fess_gda(LR, 0.8, 1.0, 0.3).build(CONTEXT), local_sgda(LR, 0.8))
 
 
 def test_t9_t10_one_client_with_nothing_but_the_new_gradient():
@@ -280,13 +280,13 @@ def test_t13_the_smoothing_contracts():
         factor = 0.6 * 0.7 if name.startswith("primal.") else 0.6
         torch.testing.assert_close(leaf, factor * (x - z)[name], rtol=1e-12, atol=1e-12)
     assert torch.equal(new["dual.Y"], x["dual.Y"])
-    made = fess_gda(PerGroup(0.02, 9.0), PerGroup(0.5, 9.0), rho=3.0).planned(PLAN)
+    made = fess_gda(PerGroup(0.02, 9.0), PerGroup(0.5, 9.0), rho=3.0).build(CONTEXT)
     assert made.server.pull == pytest.approx(0.02 * 0.5 * 3 * 3.0)
 
 
 def test_fess_gda_needs_the_number_of_steps():
     with pytest.raises(ValueError, match=r"rho > 0 needs federation\.local\.steps"):
-        fess_gda().planned(Plan(5, 5, 6, None))
+        fess_gda().build(RunContext(5, 5, 6, None))
 
 
 @pytest.mark.parametrize(

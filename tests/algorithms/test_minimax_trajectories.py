@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fed_nsgda_m import fed_nsgda_m
 from fedfleet.algorithms.fed_sgda_clip import fed_sgda_clip
 from fedfleet.algorithms.fed_sgda_m import fed_sgda_m
@@ -110,7 +110,7 @@ def test_sagda():
 def test_fess_gda(rho):
     """Three steps each: the pull is scaled by the plan's number of steps."""
     expected = slow(minimax.fess_gda, EQUAL, rho=rho, beta=0.4, **PAIRS)
-    fast = models(fess_gda(LR, SERVER, rho, 0.4 if rho else None).planned(Plan(3, 5, 6, 3)), expected, EQUAL)
+    fast = models(fess_gda(LR, SERVER, rho, 0.4 if rho else None).build(RunContext(3, 5, 6, 3)), expected, EQUAL)
     for server, shared in zip(fast.servers, expected.shared, strict=True):
         for name, centre in shared["centre"].items() if rho else ():
             np.testing.assert_allclose(server.private[name], centre, rtol=TOLERANCE, atol=TOLERANCE)

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fedlmt import fedlmt
 from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
@@ -28,14 +28,14 @@ SHAPES = {
 RATIO = 0.2
 
 
-def planned(method):
+def build(method):
     x = Tree.of({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()})
-    return method.planned(Plan(3, 5, 6, None, 7, x.layout)), x
+    return method.build(RunContext(3, 5, 6, None, 7, x.layout)), x
 
 
 def drawn(method):
     """{weight: {factor: its entries (n,)}} of the factors that are random in round 1."""
-    algorithm, x = planned(method)
+    algorithm, x = build(method)
     public = algorithm.server_init(x).public
     unpacked = algorithm.unpack(public)
     found = {}
@@ -83,7 +83,7 @@ def test_fedlmt_draws_as_torch_draws_the_two_layers(mode):
 @pytest.mark.parametrize("mode", ["fan_in", "fan_out"])
 def test_fedlmt_layers_together_are_the_weight(mode):
     """V and U of a convolution, put into two convolutions of torch, map an image as the weight W = U V^T does."""
-    algorithm, x = planned(fedlmt(ratio=RATIO, draw=mode))
+    algorithm, x = build(fedlmt(ratio=RATIO, draw=mode))
     server = algorithm.server_init(x)
     unpacked, model = algorithm.unpack(server.public), algorithm.model(server)
     image = torch.randn(2, 64, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

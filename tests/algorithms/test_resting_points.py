@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.optimize import root
 
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.diloco import diloco, muloco
 from fedfleet.algorithms.fafed import fafed
 from fedfleet.algorithms.fedavg import fedavg
@@ -190,7 +190,7 @@ def farthest(method, rounds, problem, point):
 def test_padamfed_circles_the_optimum(build):
     """A client's round has length K lr at most. Steps a tenth as long end ten times as near, whatever the clients'
     optima: no bias but that of the steps."""
-    ends_near(lambda lr, rounds: build(lr=lr, beta=0.5, server_lr=1.0).planned(Plan(N, N, rounds, K)))
+    ends_near(lambda lr, rounds: build(lr=lr, beta=0.5, server_lr=1.0).build(RunContext(N, N, rounds, K)))
 
 
 def test_fedmuon_ma_circles_the_optimum():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedfleet.algorithms.cheng import ServerStep, SharedMomentum, scaffold_m, scaffold_vr
-from fedfleet.algorithms.contract import Plan
+from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fafed import Fafed, Step, fafed
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.padamfed import padamfed, padamfed_vr, parameter_free
@@ -26,7 +26,7 @@ from tests.reference import variance_reduced as reference
 
 ROUNDING = 1e-12
 COHORTS, STEPS = partial(rounds=8)
-PLAN = Plan(cohort=3, clients=5, rounds=8, steps=3)
+CONTEXT = RunContext(cohort=3, clients=5, rounds=8, steps=3)
 PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic()}
 STARTS = pytest.mark.parametrize("start", ["zeros", "gradient"])
 
@@ -50,15 +50,15 @@ PADAMFED = {
 KINDS = pytest.mark.parametrize("kind", PADAMFED)
 
 
-def planned(kind, **settings):
+def build(kind, **settings):
     method, more, _ = PADAMFED[kind]
-    return method(**more, **settings).planned(PLAN)
+    return method(**more, **settings).build(CONTEXT)
 
 
 @STARTS
 @KINDS
 def test_padamfed(problem, kind, start):
-    fast = run(planned(kind, **SIZES, start=start), problem, COHORTS, STEPS)
+    fast = run(build(kind, **SIZES, start=start), problem, COHORTS, STEPS)
     plain = expected(reference.padamfed, problem, **SIZES, start=start, **PADAMFED[kind][2])
     found = {"momentum": lambda public: public.momentum, "control": lambda public: public.control}
     if "vr" in kind:
@@ -69,27 +69,27 @@ def test_padamfed(problem, kind, start):
 @pytest.mark.parametrize("rounds", [4, 9, 300])
 @pytest.mark.parametrize(("name", "method"), [("padamfed", padamfed), ("padamfed_vr", padamfed_vr)])
 def test_sizes_follow_from_the_plan(name, method, rounds):
-    built = method().planned(Plan(7, 20, rounds, 5))
+    built = method().build(RunContext(7, 20, rounds, 5))
     sizes = (built.rule.lr, built.server.gamma, built.direction.beta)
     np.testing.assert_allclose(sizes, reference.free(name, 7, 5, rounds), rtol=1e-14)
 
 
 def test_sizes_can_be_given():
-    built = padamfed(lr=0.3, server_lr=0.5).planned(PLAN)
+    built = padamfed(lr=0.3, server_lr=0.5).build(CONTEXT)
     assert (built.rule.lr, built.server.gamma, built.server.lr) == (0.3, None, 0.5)
-    assert built.direction.beta == parameter_free(PLAN, False).beta
-    epochs = PLAN._replace(steps=None)
-    assert padamfed(**SIZES).planned(epochs) == padamfed(**SIZES).planned(PLAN)
+    assert built.direction.beta == parameter_free(CONTEXT, False).beta
+    epochs = CONTEXT._replace(steps=None)
+    assert padamfed(**SIZES).build(epochs) == padamfed(**SIZES).build(CONTEXT)
     with pytest.raises(ValueError, match=r"lr, gamma and beta must be given with federation\.local\.epochs"):
-        padamfed(lr=0.1).planned(epochs)
+        padamfed(lr=0.1).build(epochs)
 
 
 @KINDS
 def test_server_lr_applies_the_mean_displacement(kind):
     """gamma = server_lr lr K."""
     given = {"lr": 0.05, "beta": 0.3}
-    one = planned(kind, **given, server_lr=0.7)
-    close(one, planned(kind, **given, gamma=0.7 * 0.05 * 3), timetable=even())
+    one = build(kind, **given, server_lr=0.7)
+    close(one, build(kind, **given, gamma=0.7 * 0.05 * 3), timetable=even())
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Louder(Quadratic):
 @STARTS
 @KINDS
 def test_padamfed_does_not_feel_the_scale_of_the_loss(kind, start):
-    method = planned(kind, **SIZES, start=start)
+    method = build(kind, **SIZES, start=start)
     cohorts, steps = partial()
     one, other = (run(method, p, cohorts, steps).models()[-1].flat for p in (Quadratic(), Louder()))
     torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
@@ -111,7 +111,7 @@ def test_padamfed_does_not_feel_the_scale_of_the_loss(kind, start):
 
 @KINDS
 def test_padamfed_moves_by_gamma_at_most(kind):
-    result = run(planned(kind, **SIZES), Quadratic(), COHORTS, STEPS)
+    result = run(build(kind, **SIZES), Quadratic(), COHORTS, STEPS)
     models = [tree(Quadratic().start), *result.models()]
     for before, after in pairwise(models):
         assert float((after - before).norm()) <= SIZES["gamma"] * (1 + ROUNDING)
@@ -119,7 +119,7 @@ def test_padamfed_moves_by_gamma_at_most(kind):
 
 @KINDS
 def test_a_client_moves_by_lr_k_at_most(kind):
-    problem, method = Quadratic(), planned(kind, **SIZES)
+    problem, method = Quadratic(), build(kind, **SIZES)
     public = method.broadcast(method.server_init(tree(problem.start)))
     oracles = [lambda y, k=k: tree(problem.gradient(0, arrays(y), 0, k)) for k in range(4)]
     message, _ = visit(method, public, method.client_init(public), oracles)
@@ -135,14 +135,14 @@ def test_padamfed_of_one_client_and_step_is_normalised_momentum_sgd(start):
     for r in range(8):
         g = g * 0.7 + 0.3 * mean_gradient(problem, x, r)
         x = x - 0.2 * g / g.norm()
-    last = run(planned("padamfed", **SIZES, start=start), problem, *everyone(1, 8, 1)).models()[-1]
+    last = run(build("padamfed", **SIZES, start=start), problem, *everyone(1, 8, 1)).models()[-1]
     torch.testing.assert_close(last.flat, x.flat, rtol=1e-11, atol=1e-11)
 
 
 @STARTS
 @KINDS
 def test_without_the_normaliser_it_is_scaffold_with_momentum(kind, start):
-    method = planned(kind, **SIZES, start=start)
+    method = build(kind, **SIZES, start=start)
     plain = SharedMomentum(method.direction, Sgd(0.1), ServerStep(0.15, 1.0, method.server.momentum), start)
     other = scaffold_vr if "vr" in kind else scaffold_m
     one, two = paths(plain, other(Sgd(0.1), 0.3, gamma=0.15, start=start))
@@ -150,22 +150,22 @@ def test_without_the_normaliser_it_is_scaffold_with_momentum(kind, start):
 
 
 def test_direction_mean_is_plain_without_variance_reduction():
-    method = planned("padamfed", **SIZES)
+    method = build("padamfed", **SIZES)
     directions = SharedMomentum(method.direction, method.rule, ServerStep(0.2, 1.0, "directions"), "gradient")
     close(method, directions)
-    one, two = paths(planned("padamfed_vr", **SIZES), planned("padamfed_vr plain", **SIZES))
+    one, two = paths(build("padamfed_vr", **SIZES), build("padamfed_vr plain", **SIZES))
     assert (one - two).abs().max() > 1e-3
 
 
 def test_all_weight_on_the_new_gradient_needs_no_reduction():
     sizes = {**SIZES, "beta": 1.0}
-    close(planned("padamfed", **sizes), planned("padamfed_vr", **sizes))
-    close(planned("padamfed", **sizes), planned("padamfed_vr plain", **sizes))
+    close(build("padamfed", **sizes), build("padamfed_vr", **sizes))
+    close(build("padamfed", **sizes), build("padamfed_vr plain", **sizes))
 
 
 @KINDS
 def test_c_is_the_mean_of_all_c_i(kind):
-    result = run(planned(kind, **SIZES), Quadratic(), COHORTS, STEPS)
+    result = run(build(kind, **SIZES), Quadratic(), COHORTS, STEPS)
     for server, clients in zip(result.servers, result.clients, strict=True):
         own = torch.stack([client.flat for client in clients]).mean(0)
         torch.testing.assert_close(server.public.control.flat, own, rtol=ROUNDING, atol=ROUNDING)

@@ -1,4 +1,4 @@
-"""Plain descent at once (`Visit.descend`) is its steps one after the other, and is taken where it is meant only.
+"""Plain descent at once (`LocalSteps.descend`) is its steps one after the other, and is taken where it is meant only.
 
 TOLERANCE: float32 sums in another order, as in test_fused_chain, some steps on. Where there are many, there is no ReLU:
 one that opens for the one and stays shut for the other is no rounding any more.

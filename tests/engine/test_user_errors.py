@@ -51,15 +51,15 @@ class Method(LocalMethod):
             raises("server_update")
         return super().server_update(server, mean, round)
 
-    def told(self, server, mean, round):
-        if WHERE == "told" and mean.delta.norm2() > 0:
-            raises("told")
-        return super().told(server, mean, round)
+    def server_metrics(self, server, mean, round):
+        if WHERE == "server_metrics" and mean.delta.norm2() > 0:
+            raises("server_metrics")
+        return super().server_metrics(server, mean, round)
 
 
 class Later(Deferred):
-    def planned(self, plan):
-        raises("planned")
+    def build(self, context):
+        raises("build")
         return method()
 
 
@@ -70,7 +70,7 @@ def method():
 
 
 def later():
-    return Later() if WHERE == "planned" else method()
+    return Later() if WHERE == "build" else method()
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ METHODS = {{"own": later}}
 WORKLOADS = {{"work": Work}}
 '''
 
-CONFIG = ["factory", "planned", "check", "init", "load", "server_init"]
+CONFIG = ["factory", "build", "check", "init", "load", "server_init"]
 """Before anything starts."""
 LATER: dict[str, type[FedFleetError]] = {
     "client_step": ClientFailed,
     "losses": ClientFailed,
     "server_update": MethodFailed,
-    "told": MethodFailed,
+    "server_metrics": MethodFailed,
     "report": EvaluationFailed,
     "summary": EvaluationFailed,
 }
@@ -196,7 +196,7 @@ def test_on_ray(tmp_path: Path, where: str):
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("where", "status"), [("factory", 2), ("load", 2), ("client_step", 1), ("told", 1)])
+@pytest.mark.parametrize(("where", "status"), [("factory", 2), ("load", 2), ("client_step", 1), ("server_metrics", 1)])
 def test_on_the_command_line(tmp_path: Path, where: str, status: int, monkeypatch: pytest.MonkeyPatch):
     plugin = written(tmp_path, where)
     monkeypatch.chdir(tmp_path)

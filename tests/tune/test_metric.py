@@ -53,7 +53,7 @@ def test_a_column_of_one_method_alone(tmp_path: Path):
         "from fedfleet.algorithms.fedavg import fedavg\n"
         "from fedfleet.algorithms.local import LocalMethod\n"
         "class Telling(LocalMethod):\n"
-        "    def told(self, server, mean, round):\n"
+        "    def server_metrics(self, server, mean, round):\n"
         "        return {'mine': mean.facts['norm2']}\n"
         "def fedsgd():\n"
         "    made = fedavg()\n"

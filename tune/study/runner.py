@@ -145,7 +145,7 @@ def built_of(cell: Cell) -> None:
     built = run_spec.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:
-            built.planned(run_spec.plan)
+            built.build(run_spec.context)
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
 
