@@ -35,9 +35,9 @@ WORTH = 20_000
 """Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
 BLOCKS = (48, 24, 12, 8, 4)
 """Numbers of blocks a round that are tried: such that two, four or eight workers end together."""
-RUNS = ("kernels/operators.py", "kernels/fused_chain.py", "clients/local_training.py", "clients/kernel_proof.py")
+RUNS = ("kernels/operators.py", "kernels/fused_chain.py", "clients/local_training.py", "planning/kernel_proof.py")
 MADE_OF = [*SOURCES, *(Path(__file__).parents[1] / name for name in RUNS)]
-"""What runs on a path: where it changes, what was measured no longer holds."""
+"""What computes the result: where it changes, what was measured no longer holds."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
 """(run specification, data, candidates) -> seconds a client of those that ran."""

@@ -48,7 +48,7 @@ WORKLOAD = """
 from dataclasses import dataclass
 import numpy as np
 from torch import nn
-from fedfleet.workloads.base import Classification, Model, Partition, Parts
+from fedfleet.workloads.base import Classification, Model, Partition, ClientIndex
 from fedfleet.workloads.models import Logistic
 from fedfleet.workloads.partitions import Iid
 
@@ -74,7 +74,7 @@ class Scaled(Model):
 class Rounds(Partition):
     "row r to client r mod N"
     def deal(self, labels, clients, seed):
-        return Parts.of([np.arange(i, len(labels), clients) for i in range(clients)])
+        return ClientIndex.of([np.arange(i, len(labels), clients) for i in range(clients)])
 
 WORKLOADS = {"bars": Bars}
 MODELS = {"scaled": Scaled}

@@ -219,4 +219,4 @@ def test_a_split_that_is_none(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match=r"^workload: split must return a workloads\.base\.Split, got NoneType"):
         run(described(plugin))
-    assert Split._fields == ("train", "test", "parts")
+    assert Split._fields == ("train", "test", "client_index")

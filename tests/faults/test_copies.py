@@ -43,7 +43,7 @@ def bucket() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
-    worker, port = server.get_worker_and_port()
+    host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "ACCESS_KEY_ID": "nobody",
@@ -51,7 +51,7 @@ def bucket() -> Iterator[str]:
             "EC2_METADATA_DISABLED": "true",
         }.items():
             patch.setenv(f"AWS_{name}", value)
-        query = f"?scheme=http&endpoint_override={quote(f'{worker}:{port}', safe='')}"
+        query = f"?scheme=http&endpoint_override={quote(f'{host}:{port}', safe='')}"
         Folder(f"s3://runs{query}&allow_bucket_creation=true").files.create_dir("runs")
         yield f"s3://runs/deep/er{query}"
     server.stop()
