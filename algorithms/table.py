@@ -12,8 +12,9 @@ from ..workloads.entry import Entry
 
 
 class Recipe(NamedTuple):
-    """A method: where its recipe is; its paper; trees kept per client; trees down and up; gradients per step. "ratio":
-    the method's argument, a share of a tree; places: of entries, packed."""
+    """A method. `build`: where its recipe is; `paper`: authors and year. The costs are counted in trees of the model's
+    size: `state` that a client keeps between rounds, `down` and `up` per client and round, `gradients` per local step.
+    Among the costs "ratio" is the method's argument, a share of a tree, and "places" are packed indices of entries."""
 
     build: str
     summary: str
@@ -26,177 +27,122 @@ class Recipe(NamedTuple):
 
 _HERE = "fedfleet.algorithms."
 
-METHODS = {
-    "fedavg": Recipe(
-        _HERE + "fedavg:fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0", "1", "1", "1"
+
+def _methods(*rows: tuple[str, str, str, str]) -> dict[str, Recipe]:
+    """name -> recipe; a method's module and its recipe are called like the method."""
+    return {
+        name: Recipe(f"{_HERE}{name}:{name}", summary, paper, *costs.split(" | "))
+        for name, summary, paper, costs in rows
+    }
+
+
+METHODS = _methods(
+    # name, summary, paper, "state | down | up | gradients"
+    ("fedavg", "local steps of any rule, then the mean", "McMahan et al. 2017", "0 | 1 | 1 | 1"),
+    ("scaffold", "control variates cancel client drift", "Karimireddy et al. 2020", "1 | 2 | 2 | 1"),
+    ("local_sgdm", "local momentum SGD; models and momenta are averaged", "Yu et al. 2019", "0 | 2 | 2 | 1"),
+    ("fedprox", "local steps that are pulled back to the server's model", "Li et al. 2020", "0 | 1 | 1 | 1"),
+    ("fedavg_m", "local steps along a momentum that all clients share", "Cheng et al. 2024", "0 | 2 | 1 + scalar | 1"),
+    ("fedavg_vr", "FedAvg-M with variance reduction", "Cheng et al. 2024", "0 | 3 | 1 + scalar | 2"),
+    ("scaffold_m", "SCAFFOLD with a shared momentum", "Cheng et al. 2024", "1 | 2 | 2 + scalar | 1"),
+    ("scaffold_vr", "SCAFFOLD-M with variance reduction", "Cheng et al. 2024", "1 | 3 | 2 + scalar | 2"),
+    ("padamfed", "SCAFFOLD-M with step sizes from S, K and R alone", "Yan et al. 2025", "1 | 2 | 2 + scalar | 1"),
+    ("padamfed_vr", "PAdaMFed with variance reduction", "Yan et al. 2025", "1 | 3 | 3 + scalar | 2"),
+    (
+        "stem",
+        "STORM estimators on the clients, which are averaged",
+        "Khanduri et al. 2021",
+        "1 + scalar | 2 + scalar | 2 | 2",
     ),
-    "scaffold": Recipe(
-        _HERE + "scaffold:scaffold", "control variates cancel drift", "Karimireddy et al. 2020", "1", "2", "2", "1"
+    (
+        "fafed",
+        "STEM with an Adam preconditioner that all clients share",
+        "Wu et al. 2023",
+        "1 + scalar | 3 + scalar | 3 | 2",
     ),
-    "local_sgdm": Recipe(
-        _HERE + "local_sgdm:local_sgdm", "momenta are averaged like the models", "Yu et al. 2019", "0", "2", "2", "1"
+    ("local_muon", "Muon on each client's own momentum, then the mean", "Takezawa et al. 2025", "1 | 1 | 1 | 1"),
+    ("fedmuon_bc", "Muon on bias-corrected momenta", "Takezawa et al. 2025", "1 | 2 | 2 | 1"),
+    ("fedavgm", "FedAvg with momentum on the server", "Hsu et al. 2019", "0 | 1 | 1 | 1"),
+    ("fedadagrad", "Adagrad on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+    ("fedadam", "Adam on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+    ("fedyogi", "Yogi on the server", "Reddi et al. 2021", "0 | 1 | 1 | 1"),
+    (
+        "fedexp",
+        "the server extrapolates along the mean displacement",
+        "Jhunjhunwala et al. 2023",
+        "0 | 1 | 1 + scalar | 1",
     ),
-    "fedprox": Recipe(
-        _HERE + "fedprox:fedprox", "local steps pulled back to the server's model", "Li et al. 2020", "0", "1", "1", "1"
+    ("fedexp_m", "FedExP with momentum on the server", "Jhunjhunwala et al. 2023", "0 | 1 | 1 + scalar | 1"),
+    ("feddu_adagrad", "FedExP in the metric of Adagrad", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
+    ("feddu_adam", "FedExP-M in the metric of Adam", "Takakura et al. 2025", "0 | 1 | 1 + scalar | 1"),
+    ("avg_biclip", "BiClip steps on the clients, then the mean", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+    ("adagrad_biclip", "BiClip steps on the clients, Adagrad on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+    ("rmsprop_biclip", "BiClip steps on the clients, RMSProp on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+    ("adam_biclip", "BiClip steps on the clients, Adam on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+    ("bi2clip", "BiClip steps on the clients and on the server", "Lee et al. 2025", "0 | 1 | 1 | 1"),
+    (
+        "diloco",
+        "AdamW whose state clients keep, Nesterov momentum on the server",
+        "Douillard et al. 2023",
+        "2 | 1 | 1 | 1",
     ),
-    "fedavg_m": Recipe(
-        _HERE + "cheng:fedavg_m", "steps along a shared momentum", "Cheng et al. 2024", "0", "2", "1 + scalar", "1"
+    (
+        "muloco",
+        "Muon whose state clients keep, Nesterov momentum on the server",
+        "Therien et al. 2025",
+        "1 to 2 | 1 | 1 | 1",
     ),
-    "fedavg_vr": Recipe(
-        _HERE + "cheng:fedavg_vr", "FedAvg-M, variance-reduced", "Cheng et al. 2024", "0", "3", "1 + scalar", "2"
-    ),
-    "scaffold_m": Recipe(
-        _HERE + "cheng:scaffold_m", "momentum and control variates", "Cheng et al. 2024", "1", "2", "2 + scalar", "1"
-    ),
-    "scaffold_vr": Recipe(
-        _HERE + "cheng:scaffold_vr", "SCAFFOLD-M, variance-reduced", "Cheng et al. 2024", "1", "3", "2 + scalar", "2"
-    ),
-    "padamfed": Recipe(
-        _HERE + "padamfed:padamfed", "SCAFFOLD-M, sizes from S, K, R", "Yan et al. 2025", "1", "2", "2 + scalar", "1"
-    ),
-    "padamfed_vr": Recipe(
-        _HERE + "padamfed:padamfed_vr", "PAdaMFed, variance-reduced", "Yan et al. 2025", "1", "3", "3 + scalar", "2"
-    ),
-    "stem": Recipe(
-        _HERE + "stem:stem", "STORM, averaged", "Khanduri et al. 2021", "1 + scalar", "2 + scalar", "2", "2"
-    ),
-    "fafed": Recipe(
-        _HERE + "fafed:fafed", "STEM, preconditioned like Adam", "Wu et al. 2023", "1 + scalar", "3 + scalar", "3", "2"
-    ),
-    "local_muon": Recipe(
-        _HERE + "local_muon:local_muon", "Muon on own momenta, averaged", "Takezawa et al. 2025", "1", "1", "1", "1"
-    ),
-    "fedmuon_bc": Recipe(
-        _HERE + "fedmuon_bc:fedmuon_bc", "Muon on corrected momenta", "Takezawa et al. 2025", "1", "2", "2", "1"
-    ),
-    "fedavgm": Recipe(_HERE + "fedavgm:fedavgm", "server momentum on the mean", "Hsu et al. 2019", "0", "1", "1", "1"),
-    "fedadagrad": Recipe(_HERE + "fedopt:fedadagrad", "Adagrad on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
-    "fedadam": Recipe(_HERE + "fedopt:fedadam", "Adam on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
-    "fedyogi": Recipe(_HERE + "fedopt:fedyogi", "Yogi on the server", "Reddi et al. 2021", "0", "1", "1", "1"),
-    "fedexp": Recipe(
-        _HERE + "fedexp:fedexp", "the server extrapolates", "Jhunjhunwala et al. 2023", "0", "1", "1 + scalar", "1"
-    ),
-    "fedexp_m": Recipe(
-        _HERE + "fedexp:fedexp_m", "with momentum", "Jhunjhunwala et al. 2023", "0", "1", "1 + scalar", "1"
-    ),
-    "feddu_adagrad": Recipe(
-        _HERE + "feddua:feddu_adagrad", "adaptive metric and step", "Takakura et al. 2025", "0", "1", "1 + scalar", "1"
-    ),
-    "feddu_adam": Recipe(
-        _HERE + "feddua:feddu_adam", "the same with momentum", "Takakura et al. 2025", "0", "1", "1 + scalar", "1"
-    ),
-    "avg_biclip": Recipe(
-        _HERE + "tailopt:avg_biclip", "BiClip steps, then the mean", "Lee et al. 2025", "0", "1", "1", "1"
-    ),
-    "adagrad_biclip": Recipe(
-        _HERE + "tailopt:adagrad_biclip", "BiClip steps, Adagrad outside", "Lee et al. 2025", "0", "1", "1", "1"
-    ),
-    "rmsprop_biclip": Recipe(
-        _HERE + "tailopt:rmsprop_biclip", "BiClip steps, RMSProp outside", "Lee et al. 2025", "0", "1", "1", "1"
-    ),
-    "adam_biclip": Recipe(
-        _HERE + "tailopt:adam_biclip", "BiClip steps, Adam outside", "Lee et al. 2025", "0", "1", "1", "1"
-    ),
-    "bi2clip": Recipe(_HERE + "tailopt:bi2clip", "BiClip inside and outside", "Lee et al. 2025", "0", "1", "1", "1"),
-    "diloco": Recipe(
-        _HERE + "diloco:diloco", "own AdamW inside, Nesterov outside", "Douillard et al. 2023", "2", "1", "1", "1"
-    ),
-    "muloco": Recipe(
-        _HERE + "diloco:muloco", "own Muon inside, Nesterov outside", "Therien et al. 2025", "1 to 2", "1", "1", "1"
-    ),
-    "fedmuon_ma": Recipe(
-        _HERE + "fedmuon_ma:fedmuon_ma", "Muon, momenta averaged too", "Zhang, Gao 2025", "0", "2 + scalar", "2", "1"
-    ),
-    "local_sgda": Recipe(
-        _HERE + "local_sgda:local_sgda",
-        "min-max: local descent-ascent, then the mean",
-        "Deng, Mahdavi 2021",
-        "0",
-        "1",
-        "1",
-        "1",
-    ),
-    "local_sgdam": Recipe(
-        _HERE + "local_sgdam:local_sgdam",
-        "min-max: with averaged momenta",
+    ("fedmuon_ma", "Muon; models and momenta are averaged", "Zhang, Gao 2025", "0 | 2 + scalar | 2 | 1"),
+    ("local_sgda", "min-max: local descent-ascent, then the mean", "Deng, Mahdavi 2021", "0 | 1 | 1 | 1"),
+    (
+        "local_sgdam",
+        "min-max: local descent-ascent with averaged momenta",
         "Sharma et al. 2022",
-        "0",
-        "2 + scalar",
-        "2",
-        "1",
+        "0 | 2 + scalar | 2 | 1",
     ),
-    "fed_sgda_m": Recipe(
-        _HERE + "fed_sgda_m:fed_sgda_m", "min-max: with STORM, averaged", "Wu et al. 2023", "0", "2 + scalar", "2", "2"
+    (
+        "fed_sgda_m",
+        "min-max: local descent-ascent with averaged STORM estimators",
+        "Wu et al. 2023",
+        "0 | 2 + scalar | 2 | 2",
     ),
-    "sagda": Recipe(_HERE + "sagda:sagda", "min-max: with control variates", "Yang et al. 2022", "1", "2", "2", "1"),
-    "fess_gda": Recipe(
-        _HERE + "fess_gda:fess_gda", "min-max: the server smooths the primal", "Shen et al. 2024", "0", "1", "1", "1"
-    ),
-    "fed_nsgda_m": Recipe(
-        _HERE + "fed_nsgda_m:fed_nsgda_m",
-        "min-max: normalised, momentum and controls",
-        "Zhang, Gao 2025",
-        "1",
-        "2",
-        "2",
-        "1",
-    ),
-    "fedmuon_da": Recipe(
-        _HERE + "fedmuon_da:fedmuon_da", "min-max: the same with Muon's steps", "Zhang, Gao 2025", "1", "2", "2", "1"
-    ),
-    "fed_sgda_clip": Recipe(
-        _HERE + "fed_sgda_clip:fed_sgda_clip",
-        "min-max: the same with clipped steps",
-        "Zhang, Gao 2025",
-        "1",
-        "2",
-        "2",
-        "1",
-    ),
-    "fedmud": Recipe(
-        _HERE + "fedmud:fedmud", "low-rank updates, folded in", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
-    ),
-    "fedmud_bkd": Recipe(
-        _HERE + "fedmud:fedmud_bkd", "Kronecker blocks", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
-    ),
-    "fedmud_aad": Recipe(
-        _HERE + "fedmud:fedmud_aad", "averages exactly", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
-    ),
-    "fedmud_bkd_aad": Recipe(
-        _HERE + "fedmud:fedmud_bkd_aad", "blocks, exactly", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
-    ),
-    "fedmud_f": Recipe(
-        _HERE + "fedmud:fedmud_f", "one factor frozen", "Li et al. 2025", "1", "ratio + scalar", "ratio", "1"
-    ),
-    "fedmud_bkd_f": Recipe(
-        _HERE + "fedmud:fedmud_bkd_f",
-        "blocks, one factor frozen",
+    ("sagda", "min-max: local descent-ascent with control variates", "Yang et al. 2022", "1 | 2 | 2 | 1"),
+    ("fess_gda", "min-max: local descent-ascent, the server smooths the primal", "Shen et al. 2024", "0 | 1 | 1 | 1"),
+    ("fed_nsgda_m", "min-max: normalised steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+    ("fedmuon_da", "min-max: Muon's steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+    ("fed_sgda_clip", "min-max: clipped steps, momentum and control variates", "Zhang, Gao 2025", "1 | 2 | 2 | 1"),
+    ("fedmud", "low-rank updates of frozen weights", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+    ("fedmud_bkd", "updates of Kronecker blocks", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+    ("fedmud_aad", "low-rank updates that are averaged exactly", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+    (
+        "fedmud_bkd_aad",
+        "updates of Kronecker blocks that are averaged exactly",
         "Li et al. 2025",
-        "1",
-        "ratio + scalar",
-        "ratio",
-        "1",
+        "1 | ratio + scalar | ratio | 1",
     ),
-    "fedhm": Recipe(
-        _HERE + "fedhm:fedhm", "truncated decompositions down", "Yao et al. 2021", "0", "ratio", "ratio", "1"
+    ("fedmud_f", "low-rank updates with one factor frozen", "Li et al. 2025", "1 | ratio + scalar | ratio | 1"),
+    (
+        "fedmud_bkd_f",
+        "updates of Kronecker blocks with one factor frozen",
+        "Li et al. 2025",
+        "1 | ratio + scalar | ratio | 1",
     ),
-    "fedlmt": Recipe(
-        _HERE + "fedlmt:fedlmt", "weights are low-rank products", "Liu et al. 2024", "0", "ratio", "ratio", "1"
+    ("fedhm", "truncated singular value decompositions are sent down", "Yao et al. 2021", "0 | ratio | ratio | 1"),
+    ("fedlmt", "weights are low-rank products", "Liu et al. 2024", "0 | ratio | ratio | 1"),
+    (
+        "fedpara",
+        "weights are entrywise products of low-rank matrices",
+        "Hyeon-Woo et al. 2022",
+        "0 | ratio | ratio | 1",
     ),
-    "fedpara": Recipe(
-        _HERE + "fedpara:fedpara", "entrywise low-rank", "Hyeon-Woo et al. 2022", "0", "ratio", "ratio", "1"
-    ),
-    "ef21_p": Recipe(
-        _HERE + "ef21_p:ef21_p",
-        "random entries up, largest down",
+    (
+        "ef21_p",
+        "random entries are sent up, the largest ones down",
         "Gruntkowska et al. 2023",
-        "1",
-        "ratio + places",
-        "ratio + scalar",
-        "1",
+        "1 | ratio + places | ratio + scalar | 1",
     ),
-    "fedbat": Recipe(_HERE + "fedbat:fedbat", "one bit a weight up", "Li et al. 2024", "0", "1", "1/32 + scalars", "1"),
-}
+    ("fedbat", "one learned bit per weight is sent up", "Li et al. 2024", "0 | 1 | 1/32 + scalars | 1"),
+)
 
 RULES = {
     "sgd": Entry(_HERE + "parts.rules:Sgd", "y - lr v"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..contract import Round
@@ -12,6 +13,16 @@ from ..local import ServerRule
 from ..tree import Tree
 from .groups import Number, PerGroup
 from .rules import positive
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b entry by entry, for b >= 0; 0 where b = 0."""
+    return torch.where(b > 0, a / b, 0.0)
+
+
+def quotient(a: Tree, b: Tree) -> Tree:
+    """a / b entry by entry, for b >= 0; 0 where b = 0."""
+    return Tree(ratio(a.flat, b.flat), a.layout)
 
 
 @dataclass(frozen=True)

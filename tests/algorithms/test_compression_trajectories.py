@@ -7,14 +7,12 @@ from fedfleet.algorithms.ef21_p import ef21_p
 from fedfleet.algorithms.fedbat import fedbat
 from fedfleet.algorithms.fedhm import fedhm
 from fedfleet.algorithms.fedlmt import fedlmt
-from fedfleet.algorithms.fedmud import (
-    fedmud,
-    fedmud_aad,
-    fedmud_bkd,
-    fedmud_bkd_aad,
-    fedmud_bkd_f,
-    fedmud_f,
-)
+from fedfleet.algorithms.fedmud import fedmud
+from fedfleet.algorithms.fedmud_aad import fedmud_aad
+from fedfleet.algorithms.fedmud_bkd import fedmud_bkd
+from fedfleet.algorithms.fedmud_bkd_aad import fedmud_bkd_aad
+from fedfleet.algorithms.fedmud_bkd_f import fedmud_bkd_f
+from fedfleet.algorithms.fedmud_f import fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.parts.codecs import RandK
 from fedfleet.algorithms.parts.rules import Momentum, Sgd

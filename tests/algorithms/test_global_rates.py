@@ -9,16 +9,23 @@ import copy
 import numpy as np
 import pytest
 
-from fedfleet.algorithms.cheng import fedavg_m, fedavg_vr, scaffold_m, scaffold_vr
 from fedfleet.algorithms.contract import Message, Round
 from fedfleet.algorithms.fafed import fafed
 from fedfleet.algorithms.fed_nsgda_m import fed_nsgda_m
+from fedfleet.algorithms.fedadagrad import Adagrad
+from fedfleet.algorithms.fedadam import AdamServer
+from fedfleet.algorithms.fedavg_m import fedavg_m
+from fedfleet.algorithms.fedavg_vr import fedavg_vr
 from fedfleet.algorithms.fedavgm import ServerMomentum
-from fedfleet.algorithms.feddua import DoublyAdaptive, DoublyAdaptiveMomentum
-from fedfleet.algorithms.fedexp import Extrapolated, ExtrapolatedMomentum
-from fedfleet.algorithms.fedopt import Adagrad, AdamServer, Yogi
+from fedfleet.algorithms.feddu_adagrad import DoublyAdaptiveAdagrad
+from fedfleet.algorithms.feddu_adam import DoublyAdaptiveAdam
+from fedfleet.algorithms.fedexp import Extrapolated
+from fedfleet.algorithms.fedexp_m import ExtrapolatedMomentum
+from fedfleet.algorithms.fedyogi import Yogi
 from fedfleet.algorithms.parts.adapted import LastTwo
 from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.scaffold_m import scaffold_m
+from fedfleet.algorithms.scaffold_vr import scaffold_vr
 from fedfleet.engine.methods.state_spec import Forms
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial
@@ -34,8 +41,8 @@ SERVERS = {
     "fedexp": (Extrapolated(1e-3), reference.FedExP(1e-3)),
     "fedexp without floor": (Extrapolated(0.1, False), reference.FedExP(0.1, floor=False)),
     "fedexp_m": (ExtrapolatedMomentum(1e-2, 0.8), reference.FedExPM(1e-2, 0.8)),
-    "feddu_adagrad": (DoublyAdaptive(1e-9, 0.05), reference.FedDuAdagrad(1e-9, 0.05)),
-    "feddu_adam": (DoublyAdaptiveMomentum(1e-9, 0.02, (0.8, 0.95)), reference.FedDuAdam(0.8, 0.95, 1e-9, 0.02)),
+    "feddu_adagrad": (DoublyAdaptiveAdagrad(1e-9, 0.05), reference.FedDuAdagrad(1e-9, 0.05)),
+    "feddu_adam": (DoublyAdaptiveAdam(1e-9, 0.02, (0.8, 0.95)), reference.FedDuAdam(0.8, 0.95, 1e-9, 0.02)),
 }
 
 

@@ -7,19 +7,25 @@ import math
 import pytest
 import torch
 
+from fedfleet.algorithms.adagrad_biclip import adagrad_biclip
+from fedfleet.algorithms.adam_biclip import adam_biclip
+from fedfleet.algorithms.avg_biclip import avg_biclip
+from fedfleet.algorithms.bi2clip import bi2clip
 from fedfleet.algorithms.contract import RunContext
-from fedfleet.algorithms.diloco import diloco, muloco
+from fedfleet.algorithms.diloco import diloco
+from fedfleet.algorithms.fedadagrad import fedadagrad
+from fedfleet.algorithms.fedadam import fedadam
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedmuon_ma import ParameterFree, fedmuon_ma, local_steps
-from fedfleet.algorithms.fedopt import fedadagrad, fedadam
 from fedfleet.algorithms.local_muon import local_muon
+from fedfleet.algorithms.muloco import muloco
 from fedfleet.algorithms.parts.biclip import BiClip, biclip
 from fedfleet.algorithms.parts.muon import UNNAMED, Identity, NewtonSchulz, muon
 from fedfleet.algorithms.parts.muon_adamw import Split, muon_adamw
 from fedfleet.algorithms.parts.rules import Adam, Averaged, Clip, Momentum, Sgd, adamw
+from fedfleet.algorithms.rmsprop_biclip import rmsprop_biclip
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.table import METHODS
-from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.errors import ConfigError

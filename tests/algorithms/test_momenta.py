@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.cheng import fedavg_m, fedavg_vr, scaffold_m, scaffold_vr
 from fedfleet.algorithms.fedavg import fedavg
+from fedfleet.algorithms.fedavg_m import fedavg_m
+from fedfleet.algorithms.fedavg_vr import fedavg_vr
 from fedfleet.algorithms.fedprox import fedprox
 from fedfleet.algorithms.local_sgdm import local_sgdm
 from fedfleet.algorithms.parts.rules import Adam, Momentum, Sgd
 from fedfleet.algorithms.scaffold import scaffold
+from fedfleet.algorithms.scaffold_m import scaffold_m
+from fedfleet.algorithms.scaffold_vr import scaffold_vr
 from tests.algorithms.driver import arrays, run, tree
 from tests.algorithms.problems import Line, Logistic, Quadratic, everyone, partial
 from tests.algorithms.test_identities import close, equal, paths

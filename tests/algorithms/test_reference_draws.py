@@ -12,7 +12,10 @@ import torch
 
 from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fedlmt import fedlmt
-from fedfleet.algorithms.fedmud import fedmud, fedmud_aad, fedmud_bkd, fedmud_f
+from fedfleet.algorithms.fedmud import fedmud
+from fedfleet.algorithms.fedmud_aad import fedmud_aad
+from fedfleet.algorithms.fedmud_bkd import fedmud_bkd
+from fedfleet.algorithms.fedmud_f import fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.tree import Tree
 from tests.reference import draws, lowrank

@@ -15,25 +15,35 @@ import numpy as np
 import pytest
 from scipy.optimize import root
 
+from fedfleet.algorithms.adagrad_biclip import adagrad_biclip
+from fedfleet.algorithms.adam_biclip import adam_biclip
+from fedfleet.algorithms.avg_biclip import avg_biclip
+from fedfleet.algorithms.bi2clip import bi2clip
 from fedfleet.algorithms.contract import RunContext
-from fedfleet.algorithms.diloco import diloco, muloco
+from fedfleet.algorithms.diloco import diloco
 from fedfleet.algorithms.fafed import fafed
+from fedfleet.algorithms.fedadagrad import fedadagrad
+from fedfleet.algorithms.fedadam import fedadam
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedavgm import fedavgm
-from fedfleet.algorithms.feddua import feddu_adagrad, feddu_adam
-from fedfleet.algorithms.fedexp import fedexp, fedexp_m
+from fedfleet.algorithms.feddu_adagrad import feddu_adagrad
+from fedfleet.algorithms.feddu_adam import feddu_adam
+from fedfleet.algorithms.fedexp import fedexp
+from fedfleet.algorithms.fedexp_m import fedexp_m
 from fedfleet.algorithms.fedmuon_ma import fedmuon_ma
-from fedfleet.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedfleet.algorithms.fedprox import fedprox
+from fedfleet.algorithms.fedyogi import fedyogi
 from fedfleet.algorithms.local_sgdm import local_sgdm
-from fedfleet.algorithms.padamfed import padamfed, padamfed_vr
+from fedfleet.algorithms.muloco import muloco
+from fedfleet.algorithms.padamfed import padamfed
+from fedfleet.algorithms.padamfed_vr import padamfed_vr
 from fedfleet.algorithms.parts.biclip import BiClip
 from fedfleet.algorithms.parts.muon import NewtonSchulz
 from fedfleet.algorithms.parts.muon_adamw import muon_adamw
 from fedfleet.algorithms.parts.rules import Adam, Normalised, Sgd
+from fedfleet.algorithms.rmsprop_biclip import rmsprop_biclip
 from fedfleet.algorithms.stem import stem
 from fedfleet.algorithms.table import METHODS
-from fedfleet.algorithms.tailopt import adagrad_biclip, adam_biclip, avg_biclip, bi2clip, rmsprop_biclip
 from tests.algorithms.driver import run
 from tests.algorithms.problems import Line, Quadratic, everyone
 

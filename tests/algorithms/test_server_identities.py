@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from fedfleet.algorithms.contract import Round
+from fedfleet.algorithms.fedadagrad import Adagrad
+from fedfleet.algorithms.fedadam import AdamServer, fedadam
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.fedavgm import ServerMomentum, fedavgm
-from fedfleet.algorithms.feddua import DoublyAdaptive, DoublyAdaptiveMomentum, feddu_adagrad, feddu_adam
-from fedfleet.algorithms.fedexp import Extrapolated, ExtrapolatedMomentum, fedexp
-from fedfleet.algorithms.fedopt import Adagrad, AdamServer, Yogi, fedadam
+from fedfleet.algorithms.feddu_adagrad import DoublyAdaptiveAdagrad, feddu_adagrad
+from fedfleet.algorithms.feddu_adam import DoublyAdaptiveAdam, feddu_adam
+from fedfleet.algorithms.fedexp import Extrapolated, fedexp
+from fedfleet.algorithms.fedexp_m import ExtrapolatedMomentum
+from fedfleet.algorithms.fedyogi import Yogi
 from fedfleet.algorithms.parts.adapted import LastTwo
 from fedfleet.algorithms.parts.rules import Adam, Momentum, Sgd
 from fedfleet.algorithms.parts.servers import Mean
@@ -143,8 +147,8 @@ RULES = {
     "yogi": Yogi(),
     "fedexp": Extrapolated(0.0),
     "fedexp_m": ExtrapolatedMomentum(0.0),
-    "feddu_adagrad": DoublyAdaptive(0.0, 0.0),
-    "feddu_adam": DoublyAdaptiveMomentum(0.0, 0.0),
+    "feddu_adagrad": DoublyAdaptiveAdagrad(0.0, 0.0),
+    "feddu_adam": DoublyAdaptiveAdam(0.0, 0.0),
 }
 
 
@@ -181,14 +185,14 @@ def test_fedexp_of_equal_clients_and_of_orthogonal_ones():
     same_path(Extrapolated(0.0), Mean(2.0), deltas=apart)
 
 
-class Unit(DoublyAdaptive):
+class Unit(DoublyAdaptiveAdagrad):
     """FedDuA with G = 1."""
 
     def metric(self, s):
         return vector(torch.ones_like(s.flat))
 
 
-class UnitMomentum(DoublyAdaptiveMomentum):
+class UnitMomentum(DoublyAdaptiveAdam):
     def metric(self, s):
         return vector(torch.ones_like(s.flat))
 
@@ -200,27 +204,29 @@ def test_feddua_with_unit_metric_is_fedexp():
 
 
 def test_feddua_does_not_know_the_scale_of_s():
-    class Scaled(DoublyAdaptiveMomentum):
+    class Scaled(DoublyAdaptiveAdam):
         def metric(self, s):
             return super().metric(s * 7.0)
 
-    same_path(DoublyAdaptiveMomentum(0.0), Scaled(0.0))
+    same_path(DoublyAdaptiveAdam(0.0), Scaled(0.0))
 
 
 def test_first_feddu_adagrad_round():
     mean = DELTAS[0].mean(0)
     step = (DELTAS[0] ** 2).sum(1).mean() / 2 * mean.sign() / mean.abs().sum()
-    alike(serve(DoublyAdaptive(0.0)).x[0], step)
+    alike(serve(DoublyAdaptiveAdagrad(0.0)).x[0], step)
 
 
 def test_feddua_moves_by_m_in_its_metric():
     """eta sum v^2 / G = m, that is <v, step> = m."""
-    path = serve(DoublyAdaptiveMomentum())
+    path = serve(DoublyAdaptiveAdam())
     for before, after, state in zip(path.x, path.x[1:], path.states[1:], strict=False):
         alike(state.v.flat @ (after - before), state.m)
 
 
-@pytest.mark.parametrize("rule", [Extrapolated(0.0, floor=False), DoublyAdaptive(0.0)], ids=["fedexp", "feddu_adagrad"])
+@pytest.mark.parametrize(
+    "rule", [Extrapolated(0.0, floor=False), DoublyAdaptiveAdagrad(0.0)], ids=["fedexp", "feddu_adagrad"]
+)
 def test_projections_on_systems_with_a_common_solution_come_nearer(rule):
     """Clients project on {A_i x = b_i}, all of which hold z: each round shrinks |x - z|, in FedDuAdagrad in its G."""
     a = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -232,7 +238,7 @@ def test_projections_on_systems_with_a_common_solution_come_nearer(rule):
         moved = (inverse @ (a @ (z - x.flat).unsqueeze(-1))).squeeze(-1)
         before = x.flat - z
         x, state = rule.step(x, vector(moved.mean(0)), (moved**2).sum(1).mean(), state, ROUND)
-        g = rule.metric(state).flat if isinstance(rule, DoublyAdaptive) else torch.ones_like(z)
+        g = rule.metric(state).flat if isinstance(rule, DoublyAdaptiveAdagrad) else torch.ones_like(z)
         assert (g * (x.flat - z) ** 2).sum() < (g * before**2).sum()
 
 

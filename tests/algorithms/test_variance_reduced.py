@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.algorithms.cheng import ServerStep, SharedMomentum, scaffold_m, scaffold_vr
 from fedfleet.algorithms.contract import RunContext
 from fedfleet.algorithms.fafed import Fafed, Step, fafed
 from fedfleet.algorithms.fedavg import fedavg
-from fedfleet.algorithms.padamfed import padamfed, padamfed_vr, parameter_free
+from fedfleet.algorithms.padamfed import padamfed
+from fedfleet.algorithms.padamfed_vr import padamfed_vr
 from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.parts.shared_momentum import ServerStep, SharedMomentum
+from fedfleet.algorithms.scaffold_m import scaffold_m
+from fedfleet.algorithms.scaffold_vr import scaffold_vr
 from fedfleet.algorithms.stem import stem
 from fedfleet.algorithms.tree import Tree
 from tests.algorithms.driver import arrays, run, tree, visit
@@ -77,7 +80,7 @@ def test_sizes_follow_from_the_plan(name, method, rounds):
 def test_sizes_can_be_given():
     built = padamfed(lr=0.3, server_lr=0.5).build(CONTEXT)
     assert (built.rule.lr, built.server.gamma, built.server.lr) == (0.3, None, 0.5)
-    assert built.direction.beta == parameter_free(CONTEXT, False).beta
+    assert built.direction.beta == padamfed().parameter_free(3, 3, 8).beta
     epochs = CONTEXT._replace(steps=None)
     assert padamfed(**SIZES).build(epochs) == padamfed(**SIZES).build(CONTEXT)
     with pytest.raises(ValueError, match=r"lr, gamma and beta must be given with federation\.local\.epochs"):

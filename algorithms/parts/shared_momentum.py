@@ -1,50 +1,37 @@
-"""FedAvg-M, FedAvg-VR, SCAFFOLD-M, SCAFFOLD-VR: local steps along one momentum that all clients share.
+"""Local steps along one momentum G that all clients share: the machinery of FedAvg-M, FedAvg-VR, SCAFFOLD-M,
+SCAFFOLD-VR.
 
-Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504 (its FedAvg-M-VR and SCAFFOLD-M-VR are the VR methods here).
-FedAvg-M is FedCM, Xu et al. 2021, arXiv:2106.10874, with a normalised pseudo-gradient.
+Cheng, Huang, Wu, Yuan, ICLR 2024, arXiv:2306.16504. PAdaMFed and PAdaMFed-VR take normalised steps in the same way.
 
-    y   <- y - lr u,  g = g(y), g' = g(x_prev) on the same batch
-           FedAvg-M     u = beta g + (1 - beta) G
-           FedAvg-VR    u = g + (1 - beta) (G - g')
-           SCAFFOLD-M   u = beta (g - c_i + c) + (1 - beta) G
-           SCAFFOLD-VR  u = g - beta (c_i - c) + (1 - beta) (G - g')
-    c_i <- mean of the K gradients g
-    G   <- mean over clients and steps of u,  (x - y_K) / (lr K) per client
+    y   <- y - lr u                      K times; u is the method's direction, G does not change during the round
+    c_i <- mean of the K gradients g     where there are control variates
+    G   <- mean over clients and steps of u, which is (x - y_K) / (lr K) per client
     x   <- x - gamma G
     c   <- c + |S|/N mean(change of c_i)
 
-G is fixed during a round; beta is the weight of the new gradient. Messages carry (y_K - x) / K in the place of
-y_K - x, from which G follows with this round's lr, also where clients take unequal numbers of steps; gamma =
-server_lr * lr * K with K their mean, unless given. Means are uniform whatever the federation's weights are: c is the
-plain mean of all c_i, and G, which follows from both, would not be the mean of u with another one.
+A message carries (y_K - x) / K instead of y_K - x. G follows from it with this round's lr, also where clients take
+unequal numbers of steps. gamma = server_lr * lr * K, with K the mean number of steps, unless gamma is given. All means
+are uniform, whatever the federation's client weights are: c is the plain mean of all c_i, and with other weights G,
+which follows from both, would not be the mean of u.
 
-Uncertain, as the rules were not read in the paper's PDF: start = "gradient" (one pass over all clients: G the mean
-gradient at x0, c_i the own one, c = G) is what the theory of the VR methods uses, from memory; "zeros" is the default.
-
-Departures:
-- x_prev is sent and not rebuilt as x + gamma G, which would be exact up to rounding only.
-- Of G and c, the SCAFFOLD methods send down beta c + (1 - beta) G alone, which is all that a step needs.
-- With a rule other than `sgd` the displacement is no multiple of the mean of u, so that every client sends that mean
-  too, one vector more.
-- FedAvg-M and FedAvg-VR are analysed for all clients taking part; here they run with a cohort as well.
-- start = "gradient" takes the gradients over all of the clients' rows, where the theory has one large batch of unknown
-  size.
+The SCAFFOLD methods send down beta c + (1 - beta) G instead of c and G, since a step needs nothing else of the two.
+With a rule other than `sgd` the displacement is no multiple of the mean of u, so that every client sends that mean too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .local import Rule
-from .parts.groups import PerGroup
-from .parts.rules import Normalised, Sgd, positive, refuse
-from .parts.warm_start import WarmStart, WarmStarted
-from .tree import Tree
+from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ..local import Rule
+from ..tree import Tree
+from .groups import PerGroup
+from .rules import Normalised, Sgd, positive, refuse
+from .warm_start import WarmStart, WarmStarted
 
 Start = Literal["zeros", "gradient"]
 
@@ -78,33 +65,34 @@ class Sent(NamedTuple):
     steps: Tensor  # (), counts as one number up
 
 
+def check_beta(beta: float) -> None:
+    if not 0 < beta <= 1:
+        raise ValueError(f"0 < beta <= 1 must hold, got beta={beta}")
+
+
 @dataclass(frozen=True)
-class Direction:
-    """u, from G and as wanted c_i and c (controlled), x_prev (reduced)."""
+class Direction(ABC):
+    """The direction u of a local step. `beta`: weight of the new gradient.
+
+    `controlled`: whether clients keep control variates c_i; `reduced`: whether x_prev is sent down, at which a second
+    gradient is taken on the same batch.
+    """
 
     beta: float = 0.1
-    controlled: bool = False
-    reduced: bool = False
+    controlled: ClassVar[bool] = False
+    reduced: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
-            raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
+        check_beta(self.beta)
 
     def along(self, shared: Shared) -> Tree:
-        """All that a step needs of G and c. Both are the same in all of a round's steps, so that one vector goes down
-        where the formulas have two."""
+        """What a step needs of G and c. Both are the same in all steps of a round, so that one vector goes down where
+        the formulas have two."""
         return shared.momentum.lerp(shared.control, self.beta) if self.controlled else shared.momentum
 
+    @abstractmethod
     def at(self, y: Tree, public: Broadcast, own: Any, oracle: Oracle) -> tuple[Tree, Tree]:
-        """(u, g) at y."""
-        g, along = oracle(y), public.along
-        if not self.controlled:
-            if not self.reduced:
-                return along.lerp(g, self.beta), g
-            return g.add(along - oracle(public.previous), 1 - self.beta), g
-        if not self.reduced:
-            return along.add(g - own, self.beta), g
-        return g.add(own, -self.beta).add(oracle(public.previous), self.beta - 1) + along, g
+        """(u, g) at y; `own`: c_i, or ()."""
 
 
 @dataclass(frozen=True)
@@ -214,38 +202,15 @@ def step_size(rule: Any) -> float:
     return rule.lr
 
 
-def _recipe(controlled: bool, reduced: bool) -> Callable[..., SharedMomentum]:
-    """All four have the same arguments."""
-
-    def recipe(
-        rule: Rule = Sgd(0.1),
-        beta: float = 0.1,
-        gamma: float | None = None,
-        server_lr: float | None = None,
-        start: Start = "zeros",
-    ) -> SharedMomentum:
-        plain = isinstance(rule, Sgd)
-        if gamma is not None and not plain:
-            raise ValueError(f"gamma needs the rule sgd, got gamma={gamma}, rule={rule}; give server_lr")
-        if gamma is not None:
-            refuse({"server_lr": server_lr}, f"the server's step is gamma={gamma}", "give one of the two")
-        server_lr = 1.0 if server_lr is None else server_lr
-        server = ServerStep(gamma, server_lr, "displacement" if plain else "directions")
-        return SharedMomentum(Direction(beta, controlled, reduced), rule, server, start)
-
-    limit, zero, warm = "FedAvg", "G = 0", "G = gradient at x0"
-    if controlled:
-        limit, zero, warm = "SCAFFOLD", "G = c = c_i = 0", "c_i = gradient at x0, G = c = their mean"
-    recipe.__doc__ = (
-        f"rule: local steps along the direction, plain unless said otherwise; beta: weight of the new gradient, 1 is "
-        f"{limit}; gamma: server's step along G, server_lr * lr * K unless given; server_lr: 1, as it is unless given, "
-        f"applies the mean displacement, and it is not given beside gamma; start: {zero}, or one pass over all clients "
-        f"for {warm}."
-    )
-    return recipe
-
-
-fedavg_m = _recipe(controlled=False, reduced=False)
-fedavg_vr = _recipe(controlled=False, reduced=True)
-scaffold_m = _recipe(controlled=True, reduced=False)
-scaffold_vr = _recipe(controlled=True, reduced=True)
+def shared_momentum(
+    direction: Direction, rule: Rule, gamma: float | None, server_lr: float | None, start: Start
+) -> SharedMomentum:
+    """The method with this direction; the other arguments as in the recipe `fedavg_m`."""
+    plain = isinstance(rule, Sgd)
+    if gamma is not None and not plain:
+        raise ValueError(f"gamma needs the rule sgd, got gamma={gamma}, rule={rule}; give server_lr")
+    if gamma is not None:
+        refuse({"server_lr": server_lr}, f"the server's step is gamma={gamma}", "give one of the two")
+    server_lr = 1.0 if server_lr is None else server_lr
+    server = ServerStep(gamma, server_lr, "displacement" if plain else "directions")
+    return SharedMomentum(direction, rule, server, start)

@@ -1,0 +1,36 @@
+"""MuLoCo: DiLoCo with Muon inside, whose state stays with the client.
+
+Therien, Huang, Rish, Belilovsky 2025, arXiv:2505.23725.
+
+    y <- Muon(y, g(y)) on hidden matrices, AdamW on the rest          H times
+    D <- x - mean y
+    b <- mu b + D;  x <- x - outer_lr (D + mu b)                      SGD with Nesterov, sum form
+
+The inner settings are the paper's: lr 0.02, momentum 0.95 without Nesterov, five `you` iterations, scale `spectral`.
+outer_lr 0.9 and mu 0.8 are those of its configurations with several workers (one worker: 0.7 and 0.6). carry = "reset"
+is for clients that are sampled now and then; in the paper all clients take part and never reset.
+
+Departures:
+- Schedules change between rounds and not between local steps; the paper warms up and then follows a cosine within
+  rounds.
+- AdamW's lr of 3e-4 is Jordan's.
+- Where clients are sampled, the mean is over the cohort, and a client that was idle goes on with its old inner state.
+- A convolution is orthogonalised as one flattened matrix, where the paper's program orthogonalises each kernel window.
+"""
+
+from __future__ import annotations
+
+from .diloco import Carry, diloco
+from .local import LocalMethod, Rule
+from .parts.muon_adamw import muon_adamw
+
+
+def muloco(
+    rule: Rule = muon_adamw(),
+    outer_lr: float = 0.9,
+    outer_mu: float = 0.8,
+    carry: Carry | None = None,
+) -> LocalMethod:
+    """rule: the inner optimiser, muon_adamw unless given; outer_lr, outer_mu: of the outer Nesterov step; carry: the
+    inner state, keep unless given."""
+    return diloco(rule, outer_lr, outer_mu, carry)
