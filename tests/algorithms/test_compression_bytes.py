@@ -25,7 +25,7 @@ from fedfleet.algorithms.fedmud_f import fedmud_f
 from fedfleet.algorithms.fedpara import fedpara
 from fedfleet.algorithms.parts.compression import Compressed, Factoring
 from fedfleet.algorithms.tree import Tree
-from fedfleet.engine.methods.state_spec import Forms, wire
+from fedfleet.engine.methods.state_spec import StateSpec, wire
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import initial
 from fedfleet.workloads.convolutional import Cnn4
@@ -95,32 +95,32 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_counted_is_serialised(name):
-    """The forms' bytes, which every round records, are those of each round's messages, whatever is in them."""
+    """The state_spec' bytes, which every round records, are those of each round's messages, whatever is in them."""
     method = build(METHODS[name]())
-    forms = Forms(method, X)
+    state_spec = StateSpec(method, X)
     for server, messages in rounds(method, 2):
-        assert len(serialised(wire(server.public))) == forms.down
+        assert len(serialised(wire(server.public))) == state_spec.down
         for message in messages:
-            assert len(serialised((message.delta, message.sent, message.averaged))) == forms.up
+            assert len(serialised((message.delta, message.sent, message.averaged))) == state_spec.up
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_of_the_models_size_is_sent(name):
     """At 1/32: all of a message is below a tenth of the model, but for FedBAT's way down."""
     method, whole = build(METHODS[name]()), 4 * len(X.flat)
-    forms = Forms(method, X)
-    assert forms.up < whole / 10
-    assert forms.down < whole / 10 or name == "fedbat"
+    state_spec = StateSpec(method, X)
+    assert state_spec.up < whole / 10
+    assert state_spec.down < whole / 10 or name == "fedbat"
 
 
 @pytest.mark.parametrize("recipe", FACTORED)
 def test_factors_cost_the_real_ratio(recipe):
     """L13: up = ratio times the model; down the same and, where factors are drawn anew, the round's number."""
     method = build(recipe())
-    forms, ratio = Forms(method, X), method.report.ratio
+    state_spec, ratio = StateSpec(method, X), method.report.ratio
     assert ratio <= 1 / 32 + 0.001
-    assert forms.up == round(ratio * len(X.flat)) * 4
-    assert forms.down == forms.up + (0 if recipe in (fedhm, fedlmt, fedpara) else 8)
+    assert state_spec.up == round(ratio * len(X.flat)) * 4
+    assert state_spec.down == state_spec.up + (0 if recipe in (fedhm, fedlmt, fedpara) else 8)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -150,20 +150,20 @@ def followed(method, unpacked):
 # --- codecs: the widths -----------------------------------------------------------------------------------------------
 def test_places_and_values():
     """k values of 4 bytes; down their places in ceil(log2 d) bits each, up a key of 8 bytes; the rest in full."""
-    forms, halves = Forms(build(ef21_p()), X), build(ef21_p()).halves
+    state_spec, halves = StateSpec(build(ef21_p()), X), build(ef21_p()).halves
     (d,) = halves.sizes
     rest, k = 4 * (len(X.flat) - d), d // 32
-    assert forms.up == 4 * k + 8 + rest
-    assert forms.down == 4 * k + math.ceil(k * math.ceil(math.log2(d)) / 8) + rest
+    assert state_spec.up == 4 * k + 8 + rest
+    assert state_spec.down == 4 * k + math.ceil(k * math.ceil(math.log2(d)) / 8) + rest
 
 
 def test_bits():
     """One a weight, filled up to bytes layer by layer, and a scale of 4 bytes a layer; the rest in full."""
-    forms, sizes = Forms(build(fedbat()), X), build(fedbat()).halves.sizes
+    state_spec, sizes = StateSpec(build(fedbat()), X), build(fedbat()).halves.sizes
     rest = 4 * (len(X.flat) - sum(sizes))
-    assert forms.up == sum(math.ceil(n / 8) + 4 for n in sizes) + rest
-    assert forms.down == 4 * len(X.flat)
-    assert Forms(build(fedbat(both_ways=True)), X).down == forms.up
+    assert state_spec.up == sum(math.ceil(n / 8) + 4 for n in sizes) + rest
+    assert state_spec.down == 4 * len(X.flat)
+    assert StateSpec(build(fedbat(both_ways=True)), X).down == state_spec.up
 
 
 @pytest.mark.parametrize("layers", ["inner", "all"])
@@ -173,9 +173,9 @@ def test_a_ratio_of_the_whole_model(ratio, masks, layers):
     """budget = "model": all bytes of each way are at most the ratio of the model's, and as near as whole entries allow:
     one more in each vector that is encoded, and a byte, would be more."""
     method = build(ef21_p(ratio=ratio, masks=masks, layers=layers, budget="model"))
-    forms, whole, parts = Forms(method, X), 4 * len(X.flat), len(method.halves.sizes)
-    assert forms.model == whole
-    for sent in (forms.up, forms.down):
+    state_spec, whole, parts = StateSpec(method, X), 4 * len(X.flat), len(method.halves.sizes)
+    assert state_spec.model == whole
+    for sent in (state_spec.up, state_spec.down):
         assert ratio * whole - 8 * parts <= sent <= ratio * whole
 
 
@@ -188,8 +188,8 @@ def test_shares_on_one_definition():
     """Bytes sent over bytes of the model, at 1/32 on CNN4 for FashionMNIST, as the methods' heads have them."""
     shares = {}
     for name, method in {"fedmud": fedmud(), "ef21_p": ef21_p(), "fedbat": fedbat(both_ways=True)}.items():
-        forms = Forms(build(method), X)
-        shares[name] = (round(forms.up / forms.model, 3), round(forms.down / forms.model, 3))
+        state_spec = StateSpec(build(method), X)
+        shares[name] = (round(state_spec.up / state_spec.model, 3), round(state_spec.down / state_spec.model, 3))
     assert shares == {"fedmud": (0.030, 0.030), "ef21_p": (0.041, 0.059), "fedbat": (0.041, 0.041)}
 
 
@@ -208,7 +208,7 @@ def test_fedbat_learns_no_scale_from_the_first_step_on(rho):
 
 
 def test_what_clients_know_is_what_they_keep():
-    kept = {name: Forms(build(make()), X).kept for name, make in METHODS.items()}
+    kept = {name: StateSpec(build(make()), X).kept for name, make in METHODS.items()}
     inner = sum(X[name].numel() for name in ("conv2.weight", "conv3.weight", "conv4.weight"))
     assert kept["fedbat"] == 0
     assert kept["ef21_p"] == kept["fedbat_both"] == 4 * inner

@@ -26,7 +26,7 @@ from fedfleet.algorithms.parts.adapted import LastTwo
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.scaffold_m import scaffold_m
 from fedfleet.algorithms.scaffold_vr import scaffold_vr
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.methods.state_spec import StateSpec
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial
 from tests.reference import server_adaptive as reference
@@ -112,10 +112,10 @@ def test_fed_nsgda_m_mixes_when_it_sends():
 def test_fafed_sends_no_mean_point():
     """The mean of the clients' last points is x + mean(y - x), which the server has; see `test_variance_reduced`."""
     x = tree(Quadratic().start)
-    assert Forms(fafed(previous="server"), x).up == Forms(fafed(), x).up == 3 * 8 * len(x.flat)
+    assert StateSpec(fafed(previous="server"), x).up == StateSpec(fafed(), x).up == 3 * 8 * len(x.flat)
 
 
 @pytest.mark.parametrize(("name", "down"), [("scaffold_m", 2), ("scaffold_vr", 3), ("fedavg_m", 2), ("fedavg_vr", 3)])
 def test_trees_down(name, down):
     x = tree(Quadratic().start)
-    assert Forms(CHENG[name](), x).down == down * 8 * len(x.flat)
+    assert StateSpec(CHENG[name](), x).down == down * 8 * len(x.flat)
