@@ -70,7 +70,7 @@ def record(asked: argparse.Namespace) -> None:
     """Steps and seconds of the blocks of a real round: unequal clients of the digits."""
     partition = {"name": "quantity", "beta": asked.beta}
     run_spec = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
-    split, x = run_spec.split(), run_spec.start()
+    split, x = run_spec.split(), run_spec.initial_model()
     driver = Driver(run_spec, DataSummary(split.client_index, 1))
     worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), driver.table.place, lambda: None)
     everyone = np.arange(160)

@@ -7,38 +7,54 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-LONGEST = 16_000
-"""Characters of a traceback that travel from one process to another."""
+LONGEST_TRACEBACK = 16_000
+"""The number of characters of a traceback that travel from one process to another."""
 
 
-def whole(error: BaseException) -> str:
-    """The traceback as Python prints it, with its causes; of a very long one the beginning and the end."""
-    if isinstance(error, Remote):
+def full_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, with its causes. A very long one is cut in the middle."""
+    if isinstance(error, RemoteCause):
         return str(error).strip()
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_TRACEBACK:
         return text
-    half = LONGEST // 2
+    half = LONGEST_TRACEBACK // 2
     return f"{text[:half]}\n…\n{text[-half:]}"
 
 
-class Remote(Exception):
-    """The cause of an error that was raised in another process: that process's traceback, as text."""
+def first_line(error: BaseException) -> str:
+    """The first line of the error's message, or the name of the error's type if the message is empty."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def type_and_first_line(error: BaseException) -> str:
+    """The type and the first line of the message, as in "ValueError: the line", at most 300 characters."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
+
+
+class RemoteCause(Exception):
+    """The cause of an error that was raised in another process: the traceback of that process as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
 
 
 class FedFleetError(Exception):
-    """Base of all errors raised on purpose. Its cause travels with it to other processes, as text."""
+    """The base of all errors that this package raises on purpose.
+
+    When an error is sent to another process, its cause travels with it as text.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, self.kept()
+        return type(self), self.args, self.pickled_state()
 
-    def kept(self) -> dict[str, Any]:
-        """What unpickling sets beside the arguments."""
+    def pickled_state(self) -> dict[str, Any]:
+        """The attributes that unpickling sets in addition to the arguments: the cause, if there is one."""
         cause = self.__cause__
-        return {} if cause is None else {"__cause__": cause if isinstance(cause, Remote) else Remote(whole(cause))}
+        if cause is None:
+            return {}
+        return {"__cause__": cause if isinstance(cause, RemoteCause) else RemoteCause(full_traceback(cause))}
 
 
 class ConfigError(FedFleetError, ValueError):
@@ -46,7 +62,7 @@ class ConfigError(FedFleetError, ValueError):
 
 
 class InUse(ConfigError):
-    """Another process writes in the folder."""
+    """Another process writes to the folder."""
 
 
 class Diverged(FedFleetError):
@@ -57,11 +73,14 @@ class Diverged(FedFleetError):
         self.round, self.detail, self.remedy = round, detail, remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Diverged, (self.round, self.detail, self.remedy), self.kept()
+        return Diverged, (self.round, self.detail, self.remedy), self.pickled_state()
 
 
 class ClientFailed(FedFleetError):
-    """Local work failed twice, and again for these clients alone (all of a task's, where none fails alone)."""
+    """Local work failed twice, and failed again for these clients alone.
+
+    `clients` are all clients of the task if none of them fails alone.
+    """
 
     def __init__(self, round: int, clients: tuple[int, ...], cause: str, where: str) -> None:
         who = f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
@@ -69,24 +88,26 @@ class ClientFailed(FedFleetError):
         self.round, self.clients, self.cause, self.where = round, clients, cause, where
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClientFailed, (self.round, self.clients, self.cause, self.where), self.kept()
+        return ClientFailed, (self.round, self.clients, self.cause, self.where), self.pickled_state()
 
 
 class MethodFailed(FedFleetError):
-    """A function of the method's that runs on the server raised."""
+    """A function of the method that runs on the server raised an exception."""
 
 
 class EvaluationFailed(FedFleetError):
-    """A slice of the test set failed twice."""
+    """The evaluation of a slice of the test set failed twice."""
 
 
 class WorkersLost(FedFleetError):
-    """Workers die as fast as they are replaced, or none is left."""
+    """Workers die as fast as they are replaced, or no worker is left."""
 
 
 class WorkerUnfit(FedFleetError):
-    """A worker's machine or environment cannot run any client of this run: kernels, a package, a plug-in or memory are
-    wanting there. No client is to blame; the worker is given up."""
+    """The machine or environment of a worker cannot run any client of this run.
+
+    Kernels, a package, a plug-in or memory are missing there. No client is the reason. The worker is given up.
+    """
 
 
 class OutOfMemory(FedFleetError):
@@ -94,38 +115,38 @@ class OutOfMemory(FedFleetError):
 
 
 class NoRoom(FedFleetError):
-    """The cluster's nodes could have the workers, but others hold what they need."""
+    """The nodes of the cluster are large enough for the workers, but other jobs hold what the workers need."""
 
 
 class RowsLost(FedFleetError):
-    """Clients' states are gone with the node that had them; the driver goes back to its last checkpoint."""
+    """States of clients were lost with the node that held them. The driver goes back to its last checkpoint."""
 
 
 class StoreFull(FedFleetError):
-    """No room for the clients' states, or for what a run writes when it ends."""
+    """The disk has no space for the clients' states, or for the files that a run writes when it ends."""
 
 
 class NotSaved(FedFleetError):
-    """The run is over, and its result could not be written."""
+    """The run is over, but its result could not be written."""
 
 
 class DriverDied(FedFleetError):
-    """The driver's process is gone; what was checkpointed is not."""
+    """The process of the driver is gone. The checkpoints that it wrote remain."""
 
 
 class Interrupted(FedFleetError):
-    """Asked to stop by a signal."""
+    """A signal asked the run to stop."""
 
     def __init__(self, signal: int, detail: str = "") -> None:
         super().__init__(f"interrupted{detail}")
         self.signal, self.detail = signal, detail
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Interrupted, (self.signal, self.detail), self.kept()
+        return Interrupted, (self.signal, self.detail), self.pickled_state()
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A clause for an unknown name: the nearest valid one, and all there are."""
+    """A clause for a message about an unknown name: the most similar valid name, then all valid names."""
     names = list(names)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""

@@ -1,4 +1,4 @@
-"""Memory that runs out: how it is recognised, and what a user is told of it."""
+"""Memory that runs out: how it is recognised, how it is bounded, and how much there is."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    pass
+ALLOCATOR_MESSAGES = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+)
+"""Parts of the messages of allocators that raise a plain RuntimeError."""
+LIMIT_LOCK = threading.RLock()
+"""Held while the limit of the process is changed: two threads that change it at once could leave it changed."""
 
-SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Cannot allocate memory")
-"""What allocators say in exceptions that are of no type of their own."""
-BOUND = threading.RLock()
-"""Of the process's limit: two threads that change it at once could leave it changed."""
 
-
-def exhausted(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be had."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory could not be allocated."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in SAID)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATOR_MESSAGES)
 
 
-def give_back() -> None:
-    """Memory that a task which failed for want of it still holds: frames of its exception refer to each other, and what
-    is freed is kept (`worker.keep_freed_memory`) in pieces of the wrong sizes."""
+def release_freed_memory() -> None:
+    """Return memory to the system after a task failed because it ran out of memory.
+
+    The frames of the exception refer to each other, so they are collected. malloc keeps what is freed
+    (`worker.keep_freed_memory`) in pieces that may have the wrong sizes for the next attempt, so it is trimmed.
+    """
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
@@ -43,18 +48,21 @@ def give_back() -> None:
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Meanwhile this process gets no more address space than there is memory available. Linux grants more than it has
-    and kills processes that use it; a bound makes an allocation fail instead, which can be told. Where there are GPUs
-    there is no bound: their drivers reserve address space that they do not use."""
-    room = None if torch.cuda.is_available() else available()
-    if room is None:
+def bounded_address_space() -> Iterator[None]:
+    """While it lasts, the address space of this process can grow only by the memory that is available.
+
+    Linux grants more memory than it has and kills processes that use it. With the bound an allocation fails instead,
+    and the failure can be reported. There is no bound if there are GPUs: their drivers reserve address space that they
+    do not use.
+    """
+    free = None if torch.cuda.is_available() else available_memory()
+    if free is None:
         yield
         return
-    with BOUND:
+    with LIMIT_LOCK:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + room
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + free
         resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
         try:
             yield
@@ -62,37 +70,34 @@ def bounded() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def available(system: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process could still have: the machine's, or those of its control group if that has fewer; None
-    where the system does not say."""
+def available_memory(system: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The bytes that this process can still allocate, or None if the system does not say.
+
+    It is the available memory of the machine, or that of the process's control group if it is less.
+    """
     try:
         (line,) = (line for line in system.read_text().splitlines() if line.startswith("MemAvailable:"))
         found = 1024 * int(line.split()[1])
     except (OSError, ValueError):
         return None
-    for folder, limit, used in (
+    for folder, limit, usage in (
         (groups, "memory.max", "memory.current"),
         (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
         with suppress(OSError, ValueError):
-            taken = int((folder / used).read_text()) - cached_files(folder / "memory.stat")
-            found = min(found, int((folder / limit).read_text()) - taken)
+            used = int((folder / usage).read_text()) - cached_files(folder / "memory.stat")
+            found = min(found, int((folder / limit).read_text()) - used)
     return max(found, 0)
 
 
 def cached_files(statistics: Path) -> int:
-    """Bytes of a control group's usage that are copies of files, which the kernel gives up when memory is wanted.
+    """The bytes of a control group's usage that are copies of files. The kernel gives them up when memory is needed.
 
-    Without them a group that has read many files would look full, although its processes need little.
+    If they counted as used, a group that has read many files would look full although its processes need little.
     """
     found = {}
     with suppress(OSError, ValueError):
         for line in statistics.read_text().splitlines():
             name, _, value = line.partition(" ")
-            found[name.removeprefix("total_")] = int(value)  # those of the first version count groups below with it
+            found[name.removeprefix("total_")] = int(value)  # in version 1, total_… includes the groups below
     return found.get("active_file", 0) + found.get("inactive_file", 0)
-
-
-def first_line(error: BaseException) -> str:
-    text = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -1,8 +1,9 @@
 """Ending a run by SIGINT (Ctrl-C) or SIGTERM.
 
-A signal sets a flag that is looked at between local steps, so that the last round can be checkpointed. An exception out
-of the handler would hit whatever line is under way, in a destructor too, where it is lost. Where nothing is at stake
-yet and another library waits, as while Ray starts, that is the only way to be quick: see `Stop.at_once`.
+A signal sets a flag that the engine reads between local steps, so that the last round can be checkpointed. An exception
+raised by the handler would interrupt whatever line is running, possibly in a destructor, where it is lost. Only where
+nothing can be lost yet and another library is waiting, as while Ray starts, an exception is used because it is quick:
+see `Stop.at_once`.
 """
 
 from __future__ import annotations
@@ -16,63 +17,67 @@ from typing import Any
 
 from .errors import Interrupted
 
-AGAIN_SECONDS = 1.0
+REPEAT_SECONDS = 1.0
+"""The time after which a signal that should interrupt at once is sent again."""
 
 
 class Stop:
-    """Called, it says the number of the signal that has come, or 0."""
+    """A callable that returns the number of the signal that has arrived, or 0."""
 
     def __init__(self) -> None:
         self.number = 0
-        self.eager = False
+        self.interrupts = False  # whether the handler raises KeyboardInterrupt
 
     def __call__(self) -> int:
         return self.number
 
-    def heard(self, number: int, frame: Any) -> None:
-        """The signals' handler. A second signal insists: it raises KeyboardInterrupt."""
-        insists, self.number = self.number != 0, self.number or number
-        if self.eager:
-            self._come_back()
-        if insists or self.eager:
+    def handle(self, number: int, frame: Any) -> None:
+        """The signal handler. A second signal raises KeyboardInterrupt."""
+        is_second, self.number = self.number != 0, self.number or number
+        if self.interrupts:
+            self._repeat()
+        if is_second or self.interrupts:
             raise KeyboardInterrupt
 
-    def _come_back(self) -> None:
-        """The exception may be lost in a destructor or a callback, so it is raised again after a while."""
+    def _repeat(self) -> None:
+        """Send the signal again after a while, since the exception may be lost in a destructor or a callback."""
 
         def again() -> None:
-            if self.eager:
+            if self.interrupts:
                 os.kill(os.getpid(), self.number)
 
-        timer = threading.Timer(AGAIN_SECONDS, again)
+        timer = threading.Timer(REPEAT_SECONDS, again)
         timer.daemon = True
         timer.start()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A signal ends what is done here at once, by Interrupted."""
-        self.eager = True
+        """While it lasts, a signal raises Interrupted immediately."""
+        self.interrupts = True
         try:
             if self.number:
                 raise KeyboardInterrupt
             yield
         except KeyboardInterrupt:
-            self.eager = False
+            self.interrupts = False
             raise Interrupted(self.number or signal.SIGINT) from None
         finally:
-            self.eager = False
+            self.interrupts = False
         if self.number:
             raise Interrupted(self.number)
 
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], int]]:
-    """While it lasts, SIGINT and SIGTERM of this process set a flag, which what is yielded returns."""
+    """While it lasts, SIGINT and SIGTERM set a flag. Yields the function that returns the flag, see `Stop`.
+
+    Python delivers signals to the main thread only. In any other thread the flag stays 0.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
     stop = Stop()
-    before = {number: signal.signal(number, stop.heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
@@ -81,5 +86,5 @@ def stopping() -> Iterator[Callable[[], int]]:
 
 
 def at_once(stop: Callable[[], int]) -> Any:
-    """`Stop.at_once`, where the signals are this process's own."""
+    """`Stop.at_once` if the function belongs to this process's own signals, else a context that does nothing."""
     return stop.at_once() if isinstance(stop, Stop) else nullcontext()

@@ -1,7 +1,7 @@
 """Which lines of an exception's traceback are the user's own, and how a message names them.
 
-A plug-in's mistake is raised many calls below the engine, often inside torch. What helps its author are the lines of
-the author's own files; the whole traceback goes to the run's log.
+A mistake in a plug-in is raised many calls below the engine, often inside torch. The author of the plug-in needs the
+lines of the plug-in's own files. The full traceback goes to the log of the run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,25 @@ from typing import Any, NamedTuple
 from .errors import ConfigError, FedFleetError
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "ray", "pandas", "pyarrow", "sklearn", "pydantic", "click")
-"""Installed packages whose lines are never the user's. Other installed packages may be plug-ins."""
-SHOWN = 4
-"""The user's lines that a message names at most, the innermost first; the log has all."""
+"""Installed packages whose lines never count as the user's. Other installed packages may be plug-ins."""
+SHOWN_LINES = 4
+"""The largest number of the user's lines that a message names, the innermost first. The log has all of them."""
+TOO_LARGE_MESSAGES = (
+    "Storage size calculation overflowed",
+    "can't allocate memory",
+    "Unable to allocate",
+    "without overflow",
+    "Overflow when unpacking",
+    "too large to convert",
+    "too big to convert",
+    "array is too big",
+    "Maximum allowed dimension",
+)
+"""Parts of the messages of torch, numpy and Python about numbers that are too large for a tensor or for its shape."""
 
 
 class Line(NamedTuple):
-    """A line of the user's code. `code`: the source text, "" where it cannot be found."""
+    """A line of the user's code. `code` is the source text, "" if it cannot be found."""
 
     file: str
     number: int
@@ -43,120 +55,114 @@ class Line(NamedTuple):
 
 
 @functools.cache
-def _ours() -> tuple[str, ...]:
-    """The folders of this package's four parts."""
+def _own_folders() -> tuple[str, ...]:
+    """The folders of the four parts of this package."""
     root = Path(__file__).resolve().parent.parent
     return tuple(f"{root / part}/" for part in ("algorithms", "engine", "tune", "workloads"))
 
 
 @functools.cache
-def is_users(file: str) -> bool:
-    """Whether a file is neither of this package, nor of Python's library, nor of a package in LIBRARIES."""
+def is_user_file(file: str) -> bool:
+    """Whether a file belongs neither to this package, nor to Python's library, nor to a package in LIBRARIES."""
     if file.startswith("<frozen ") or file.startswith("<string>") or file.startswith("<__array_function__"):
         return False
     path = str(Path(file).resolve()) if not file.startswith("<") else file
-    if path.startswith(_ours()):
+    if path.startswith(_own_folders()):
         return False
     parts = Path(path).parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:
             return parts[parts.index(folder) + 1].removesuffix(".py") not in LIBRARIES
-    places = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return not any(path.startswith(f"{Path(place).resolve()}/") for place in places)
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return not any(path.startswith(f"{Path(library).resolve()}/") for library in libraries)
 
 
-def lines_of(error: BaseException) -> list[Line]:
-    """The user's lines of an exception's traceback, the innermost first."""
+def user_lines(error: BaseException) -> list[Line]:
+    """The user's lines in an exception's traceback, the innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
-    found = [Line.of(f.filename, f.lineno or 0, f.name) for f in frames if is_users(f.filename)]
+    found = [Line.of(f.filename, f.lineno or 0, f.name) for f in frames if is_user_file(f.filename)]
     return found[::-1]
 
 
-def placed(error: BaseException) -> str:
-    """ " (file, line 12 in step: code; called by …)", or "" where no line of the user's is in the traceback."""
-    lines = lines_of(error)[:SHOWN]
+def location_clause(error: BaseException) -> str:
+    """ " (file, line 12 in step: code; called from …)", or "" if no line in the traceback is the user's."""
+    lines = user_lines(error)[:SHOWN_LINES]
     return f" ({'; called from '.join(map(str, lines))})" if lines else ""
 
 
-TOO_LARGE = (
-    "Storage size calculation overflowed",
-    "can't allocate memory",
-    "Unable to allocate",
-    "without overflow",
-    "Overflow when unpacking",
-    "too large to convert",
-    "too big to convert",
-    "array is too big",
-    "Maximum allowed dimension",
-)
-"""What torch, numpy and Python say of numbers that no tensor can be of, or have."""
-
-
-def said(error: BaseException) -> str:
-    """The exception's type, the first line of its message, and the user's lines."""
+def error_summary(error: BaseException) -> str:
+    """The type of an exception, the first line of its message, and the user's lines."""
     if isinstance(error, FedFleetError):
         return str(error)
-    if any(words in str(error) for words in TOO_LARGE):
+    if is_too_large(error):
         text = str(error).splitlines()[0]
-        return f"a setting is too large for a tensor or for this machine ({text}); lower it{placed(error)}"
+        return f"a setting is too large for a tensor or for this machine ({text}); lower it{location_clause(error)}"
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' if lines else ''}{lines[0] if lines else ''}{placed(error)}"
+    return f"{type(error).__name__}{': ' if lines else ''}{lines[0] if lines else ''}{location_clause(error)}"
 
 
-def largest(settings: Any, path: str = "") -> tuple[float, str]:
-    """(its size, "method.tau=1e+30") of the number among settings, however deep, that is furthest from 0."""
+def is_too_large(error: BaseException) -> bool:
+    """Whether an exception says that a number is too large for a tensor or for its shape."""
+    return any(words in str(error) for words in TOO_LARGE_MESSAGES)
+
+
+def largest_number(settings: Any, key: str = "") -> tuple[float, str]:
+    """The number in nested settings that is furthest from 0, as (its size, "method.tau=1e+30")."""
     if isinstance(settings, dict):
-        inner = [largest(value, f"{path}.{key}") for key, value in settings.items()]
+        inner = [largest_number(value, f"{key}.{name}") for name, value in settings.items()]
     elif isinstance(settings, list | tuple):
-        inner = [largest(value, path) for value in settings]
+        inner = [largest_number(value, key) for value in settings]
     elif isinstance(settings, int | float) and not isinstance(settings, bool):
-        return abs(settings), f"{path}={settings}"
+        return abs(settings), f"{key}={settings}"
     else:
         inner = []
     return max(inner, default=(0.0, ""))
 
 
 @contextmanager
-def blamed(what: str, kind: type[FedFleetError] = ConfigError, settings: Any = None) -> Iterator[None]:
-    """Turn what a plug-in raises into one sentence that begins with `what` and names the user's lines.
+def plugin_errors(what: str, kind: type[FedFleetError] = ConfigError, settings: Any = None) -> Iterator[None]:
+    """Turns an exception of a plug-in into one sentence that begins with `what` and names the user's lines.
 
-    A ValueError is how a part refuses its arguments: as a ConfigError it keeps its message alone. Errors of this
-    package pass unchanged, and so do those of the operating system that no line of the user's had part in. settings: by
-    key, for the message on a number that is too large.
+    Parts refuse their arguments by a ValueError: as a ConfigError it keeps only its message. Errors of this package
+    pass unchanged, and so do errors of the operating system if no line in their traceback is the user's.
+
+    `kind`: the type of the error that is raised instead. `settings`: the settings by key, from which a message about
+    a number that is too large names the largest one.
     """
     try:
         yield
     except FedFleetError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and not lines_of(error):
+        if isinstance(error, OSError) and not user_lines(error):
             raise
-        large = any(words in str(error) for words in TOO_LARGE)
-        if large and (named := largest(settings, what)[1]):
+        too_large, location = is_too_large(error), location_clause(error)
+        if too_large and (largest := largest_number(settings, what)[1]):
             text = str(error).splitlines()[0]
-            raise kind(f"{what}: a setting is too large ({text}), got {named}; lower it{placed(error)}") from error
-        if isinstance(error, ValueError) and kind is ConfigError and not large:
+            raise kind(f"{what}: a setting is too large ({text}), got {largest}; lower it{location}") from error
+        if isinstance(error, ValueError) and kind is ConfigError and not too_large:
             text = " ".join(str(error).split())
-            raise kind(f"{what}: {text or type(error).__name__}{placed(error)}") from error
-        raise kind(f"{what}: {said(error)}") from error
+            raise kind(f"{what}: {text or type(error).__name__}{location}") from error
+        raise kind(f"{what}: {error_summary(error)}") from error
 
 
-# --- finding a line that does something -------------------------------------------------------------------------------
-class Finder:
+# --- finding the line that has an effect ------------------------------------------------------------------------------
+class LineFinder:
     """Runs a function and finds the first of the user's lines after which `happened()` is true.
 
-    `found`: that line, or None. `returned`: the lines on which the user's outermost functions returned.
+    `found` is that line, or None. `in_losses` says whether it lies below the workload's losses. `returned` holds the
+    lines on which the outermost of the user's functions returned.
     """
 
     def __init__(self, happened: Callable[[], bool] = lambda: False) -> None:
         self.happened = happened
         self.found: Line | None = None
-        self.in_losses = False  # whether `found` lies below the workload's losses
+        self.in_losses = False
         self.returned: list[Line] = []
         self.depth = 0
 
     def run(self, function: Callable[[], Any]) -> None:
-        """Exceptions of the function are of no interest here."""
+        """Call the function and watch it. Exceptions that it raises are ignored."""
         before = sys.gettrace()
         sys.settrace(self._called)
         try:
@@ -167,7 +173,7 @@ class Finder:
             sys.settrace(before)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not is_users(frame.f_code.co_filename):
+        if not is_user_file(frame.f_code.co_filename):
             return None
         self.depth += 1
         last = frame.f_lineno
@@ -177,7 +183,7 @@ class Finder:
             if event in ("line", "return"):
                 if self.found is None and self.happened():
                     self.found = Line.of(frame.f_code.co_filename, last, frame.f_code.co_name)
-                    self.in_losses = below_losses(frame)
+                    self.in_losses = called_from_losses(frame)
                 last = frame.f_lineno
             if event == "return":
                 self.depth -= 1
@@ -188,8 +194,8 @@ class Finder:
         return inside
 
 
-def below_losses(frame: FrameType | None) -> bool:
-    """Whether a frame was called, however indirectly, by what asks a workload for its losses (`LocalTrainer.loss`)."""
+def called_from_losses(frame: FrameType | None) -> bool:
+    """Whether `LocalTrainer.loss`, which asks the workload for its losses, is among the callers of a frame."""
     while frame is not None:
         if frame.f_code.co_name == "loss" and frame.f_code.co_filename.endswith("/clients/local_training.py"):
             return True

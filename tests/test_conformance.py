@@ -191,7 +191,7 @@ def test_zero_gradient(method: str):
     if method in RESTARTS:
         run_spec = prepare(few(method), "conformance")
         algorithm: Any = run_spec.method()
-        start = dict(algorithm.model(algorithm.server_init(run_spec.start())).items())
+        start = dict(algorithm.model(algorithm.server_init(run_spec.initial_model())).items())
     if method in TRUNCATES:
         start = run(few(method, Flat(), 1)).model
     for name, value in ended.items():
@@ -250,7 +250,7 @@ def test_bytes_and_gradients_are_what_the_table_says(method: str):
     """Recorded = what the states' forms come to = the table's columns times the model's bytes, but for a number that
     the table need not mention, a count of steps, say; two of those that clients keep."""
     run_spec = prepare(few(method), "conformance")
-    x, recipe = run_spec.start(), METHODS[method]
+    x, recipe = run_spec.initial_model(), METHODS[method]
     state_spec, tree = StateSpec(run_spec.method(), x), 8 * x.flat.numel()
     if method not in SETTINGS:  # of these see tests/algorithms/test_compression_bytes.py
         assert fits(state_spec.down, recipe.down, tree), (recipe.down, state_spec.down / tree)

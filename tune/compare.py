@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ..engine.config.differences import FREE, flat
+from ..engine.config.differences import FREE_KEYS, flatten
 from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
@@ -88,7 +88,7 @@ def telling(data: dict[str, Any]) -> dict[str, Any]:
     for part in ("workload", "method"):
         if isinstance(data.get(part), str):
             data[part] = {"name": data[part]}
-    return {k: v for k, v in flat(data).items() if k not in (*FREE, "seed") and not k.startswith(IDLE)}
+    return {k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(IDLE)}
 
 
 def labels_of(configurations: list[dict[str, Any]]) -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..engine.config.held_out import left_out
+from ..engine.config.held_out import unused_rows
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
-from ..engine.records.partition_file import digest
+from ..engine.records.partition_file import partition_digest
 from ..workloads.base import ClientIndex
 from .listing import columns
 
@@ -37,11 +37,11 @@ class Dealt(NamedTuple):
         tests = len(next(iter(split.test.values())))
         label = split.train.get("label")
         if label is None or label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-            return Dealt(split.client_index, None, tests, left_out(split))
+            return Dealt(split.client_index, None, tests, unused_rows(split))
         sizes, classes = split.client_index.sizes, int(label.max()) + 1
         client = np.repeat(np.arange(len(sizes)), sizes)
         counts = np.bincount(client * classes + label[split.client_index.rows], minlength=len(sizes) * classes)
-        return Dealt(split.client_index, counts.reshape(len(sizes), classes), tests, left_out(split))
+        return Dealt(split.client_index, counts.reshape(len(sizes), classes), tests, unused_rows(split))
 
 
 def measures(dealt: Dealt) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ def told(dealt: Dealt) -> str:
     if dealt.client_index.held is not None:
         about += f", {len(dealt.client_index.held.rows):,} rows held out by clients"
     about += f"\n{dealt.left}" if dealt.left else ""
-    return f"{about}\n{columns(rows)}\npartition sha256 {digest(dealt.client_index)[:16]}…"
+    return f"{about}\n{columns(rows)}\npartition sha256 {partition_digest(dealt.client_index)[:16]}…"
 
 
 def describe(experiment: Experiment, out: Path) -> str:

@@ -16,7 +16,7 @@ from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.methods.batch_norm import Buffered
 from ..engine.methods.state_spec import StateSpec
-from ..engine.user_code import blamed
+from ..engine.user_code import plugin_errors
 from .listing import columns
 from .partition import Dealt, told
 
@@ -25,8 +25,8 @@ def describe(experiment: Experiment) -> str:
     """Data that are not here are told, and are no error: nothing runs."""
     run_spec = RunSpec.of("show", experiment)
     method, buffers = run_spec.method(), run_spec.buffers
-    x = run_spec.started()
-    with blamed("method", settings=experiment.method):
+    x = run_spec.checked_initial_model()
+    with plugin_errors("method", settings=experiment.method):
         forms = StateSpec(method, x)
     tables = [parameters(x, buffers), "", *compression(method, forms), traffic(run_spec, x), data(run_spec)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])

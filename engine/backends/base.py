@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..cohorts.tasks import Broadcast
-from ..errors import Remote, whole
+from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
-from ..memory import exhausted
+from ..memory import is_out_of_memory
 from ..reduction.tree import PartialSum, TaskResult
-from ..user_code import said
+from ..user_code import error_summary
 
 Call = Literal["train", "evaluate"]
 
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
     def reason(self) -> BaseException | None:
         """The `__cause__` of an error about it."""
-        return self.error or (Remote(self.trace) if self.trace else None)
+        return self.error or (RemoteCause(self.trace) if self.trace else None)
 
     @property
     def told(self) -> str:
@@ -43,8 +43,8 @@ class Failure(NamedTuple):
 
 def failure(error: Exception, where: str, worker: int = -1) -> Failure:
     """What a method, a workload or a plug-in raised while a task ran, as it travels to another process."""
-    kind: Kind = "memory" if exhausted(error) else "worker" if environmental(error) else "client"
-    return Failure(said(error)[:2000], where, whole(error), None, kind, worker)
+    kind: Kind = "memory" if is_out_of_memory(error) else "worker" if environmental(error) else "client"
+    return Failure(error_summary(error)[:2000], where, full_traceback(error), None, kind, worker)
 
 
 def environmental(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from ..clients.worker import Data, Worker
 from ..cohorts.tasks import Broadcast
 from ..config.run_spec import RunSpec
 from ..errors import FedFleetError, WorkerUnfit
-from ..memory import give_back
+from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here
 from ..reduction.tree import PartialSum, TaskResult
 from ..state.row_files import StateLayout
@@ -47,7 +47,7 @@ class InProcess:
             if found.kind != "memory":  # its frames hold what there is too little of
                 found = found._replace(error=error)
         if found.kind == "memory":
-            give_back()
+            release_freed_memory()
         if found.kind == "worker":
             raise WorkerUnfit(f"clients cannot be run here: {found.cause}; install what is missing") from found.error
         return task, found

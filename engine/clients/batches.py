@@ -18,7 +18,7 @@ from ...workloads.base import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import library
-from ..kernels.operators import enough
+from ..kernels.operators import check_status
 
 
 class Stream(NamedTuple):
@@ -56,7 +56,7 @@ def _drawn(
     given = [np.ascontiguousarray(array, dtype=np.int64) for array in (*each, all)]
     arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, rows, weight, keys, full))
     purposes = (int(counted.key(seed, purpose)) for purpose in ("order", "step"))
-    enough(library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes))))
+    check_status(library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes))))
     return torch.from_numpy(rows), None if full[0] else torch.from_numpy(weight), torch.from_numpy(keys)
 
 

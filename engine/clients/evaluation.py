@@ -17,7 +17,7 @@ from torch import Tensor
 from ...workloads.base import ClientIndex, Params, Workload
 from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
-from ..user_code import blamed
+from ..user_code import plugin_errors
 
 Columns = Mapping[str, Tensor]
 Found = tuple[dict[str, float], dict[str, np.ndarray]]
@@ -35,7 +35,7 @@ class TestSlice(NamedTuple):
     end: int
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"evaluation of test rows {self.begin} to {self.end}"
 
 
@@ -48,7 +48,7 @@ class ClientGroup(NamedTuple):
     held: bool = False
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held}"
 
 
@@ -116,7 +116,7 @@ def measured(
 def summed_up(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The record's columns of a test set, from sums over all of its rows and whole columns."""
     means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
-    with blamed("the workload's summary raised", EvaluationFailed):
+    with plugin_errors("the workload's summary raised", EvaluationFailed):
         more = workload.summary(means, whole)
     return {f"eval/{name}": value for name, value in {**means, **more}.items()}
 

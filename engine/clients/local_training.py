@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Batch, Workload
-from ..kernels.fused_chain import Chain, Unfit, fitted
+from ..kernels.fused_chain import Chain, NotAChain, chain_from
 from ..kernels.library import NoKernels
-from ..kernels.operators import for_methods, kernels
+from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
 
 Batches = Callable[[int], dict[str, Tensor]]
@@ -140,7 +140,7 @@ class LocalTrainer:
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(next local state, loss at the first gradient)."""
-        with for_methods(self.kernels):
+        with method_kernels(self.kernels):
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
@@ -155,7 +155,7 @@ class LocalTrainer:
         """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
         visit = ClientSteps(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
-        with for_methods(self.kernels):
+        with method_kernels(self.kernels):
             local = self.algorithm.client_steps(public, client, local, visit)
         message, client = self.finish(public, client, local)
         return LocalResult(message, client, torch.hstack(visit.losses).mean(dtype=torch.float64), self.gradients)
@@ -188,8 +188,8 @@ def _chain(workload: Workload, layout: Layout) -> Chain:
     """NoKernels where the loss is no chain any more, though the plan has it that it is: no run goes on otherwise than
     its plan says."""
     try:
-        return fitted(workload, layout)
-    except Unfit as error:
+        return chain_from(workload, layout)
+    except NotAChain as error:
         raise NoKernels(f"chain kernels cannot be used here: {error}") from error
 
 

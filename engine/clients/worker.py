@@ -78,7 +78,7 @@ class Worker:
         engine = run_spec.experiment.engine
         torch.set_num_threads(engine.threads)
         self.run_spec, self.data, self.device = run_spec, data, run_spec.device
-        self.x = run_spec.start()
+        self.x = run_spec.initial_model()
         self.state_spec = StateSpec(run_spec.method(), self.x)
         keeps = bool(place.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(place, self.state_spec.client) if keeps else None
@@ -109,7 +109,7 @@ class Worker:
             self._block(trainer, public, work, batches, slice(begin, end), total)
             begin = end
         total.times["data"] = drawn + self.gathering
-        leaves, facts, clients = total.whole()
+        leaves, facts, clients = total.result()
         seconds = time.perf_counter() - started
         return TaskResult(
             work.index,
@@ -210,7 +210,7 @@ class Worker:
 
     def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
         """The method as it is in a round; built anew only where schedules change it."""
-        version = (round if self.run_spec.changes else 1, warm_start)
+        version = (round if self.run_spec.method_has_schedule else 1, warm_start)
         if self.trainer is None or self.trainer[0] != version:
             method = self.run_spec.method(version[0])
             chosen = method.warm_start if warm_start else method

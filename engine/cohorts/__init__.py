@@ -1,1 +1,1 @@
-"""Who takes part in a round, and in which tasks."""
+"""Which clients take part in a round, and how they are cut into tasks."""

@@ -1,8 +1,7 @@
-"""Who takes part in a round, and how the cohort is cut into blocks and tasks.
+"""Which clients take part in a round, in which tasks.
 
-Everything here depends on the configuration and the round alone, never on workers: that is why one worker, eight
-workers and the in-process backend give the same bits. A block is what runs at once (vectorised); a task is a run of
-consecutive blocks that one worker is handed at a time and whose sums come back as one.
+Everything here depends only on the configuration and the round, never on workers. That is why one worker, eight workers
+and the in-process backend give the same bits.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from .tasks import ClientTask, plan_tasks
 
 
 def philox(*parts: int | str) -> np.random.Generator:
-    """A numpy generator of its own for one counted draw."""
+    """A numpy generator whose key follows from the parts: one generator for each counted draw."""
     return np.random.Generator(np.random.Philox(key=int(counted.key(*parts)) & (1 << 64) - 1))
 
 
 def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
-    """(S,) distinct client numbers, ascending: uniform without replacement."""
+    """(S,) distinct client numbers in ascending order, drawn uniformly without replacement."""
     if cohort == clients:
         return np.arange(clients)
     drawn = philox(seed, "cohort", round).choice(clients, cohort, replace=False, shuffle=False)
@@ -29,24 +28,27 @@ def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
 
 
 class CohortSampler:
-    """Who takes part in which round, in which tasks: `drawn` ahead, while workers are at the round before, or at
-    need."""
+    """The cohort of every round, cut into tasks.
 
-    def __init__(self, seed: int, plan: Federation, client_index: ClientIndex, block: int) -> None:
-        self.seed, self.plan, self.client_index, self.block = seed, plan, client_index, block
+    A round may be drawn ahead, while workers run the round before; the last one that was drawn is remembered.
+    """
+
+    def __init__(self, seed: int, federation: Federation, client_index: ClientIndex, block: int) -> None:
+        """`block`: the number of clients in a block."""
+        self.seed, self.federation, self.client_index, self.block = seed, federation, client_index, block
         self.last: tuple[int, tuple[np.ndarray, list[ClientTask]]] | None = None
 
-    def drawn(self, round: int) -> tuple[np.ndarray, list[ClientTask]]:
-        """((S,) clients, ascending; their tasks)."""
+    def cohort(self, round: int) -> tuple[np.ndarray, list[ClientTask]]:
+        """((S,) client numbers in ascending order, their tasks)."""
         if self.last is None or self.last[0] != round:
-            sampled = sample(self.seed, round, self.plan.clients, self.plan.cohort)
-            self.last = round, (sampled, self._tasks(sampled, self.plan.local))
+            sampled = sample(self.seed, round, self.federation.clients, self.federation.cohort)
+            self.last = round, (sampled, self._tasks(sampled, self.federation.local))
         return self.last[1]
 
-    def everyone(self) -> tuple[np.ndarray, list[ClientTask]]:
-        """The same of a pass over all clients, an epoch each."""
-        clients = np.arange(self.plan.clients)
-        return clients, self._tasks(clients, Local(epochs=1, batch=self.plan.local.batch))
+    def all_clients(self) -> tuple[np.ndarray, list[ClientTask]]:
+        """The same for a pass over all clients, one epoch each."""
+        clients = np.arange(self.federation.clients)
+        return clients, self._tasks(clients, Local(epochs=1, batch=self.federation.local.batch))
 
     def _tasks(self, clients: np.ndarray, local: Local) -> list[ClientTask]:
         return plan_tasks(clients, self.client_index.sizes_of(clients), local, self.block)

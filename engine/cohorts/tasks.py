@@ -1,4 +1,8 @@
-"""Tasks: how a cohort is cut into blocks and tasks, and what a worker is told of each."""
+"""How a cohort is cut into blocks and tasks, and what a worker receives for each task.
+
+A block is the clients that run at once (vectorised). A task is a run of consecutive blocks that one worker takes at a
+time, and whose sums it returns as one.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,31 @@ import numpy as np
 
 from ..config.schema import Local
 
-FEWEST, MOST = 20, 128
-"""Tasks a round, where there are blocks enough: a task costs a message as long as the model, whatever it holds."""
+FEWEST_TASKS, MOST_TASKS = 20, 128
+"""Limits of the number of tasks in a round with enough blocks. Each task costs a message as long as the model."""
 
 
 class ClientTask(NamedTuple):
-    """Consecutive blocks: `clients` in order, cut after every position in `cuts`."""
+    """Consecutive blocks of clients: `clients` in order, with a cut after every position in `cuts`."""
 
     index: int
     clients: np.ndarray  # (c,) int64
-    cuts: tuple[int, ...]  # ends of blocks, the last is c
+    cuts: tuple[int, ...]  # the ends of the blocks; the last one is c
 
 
 def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
-    """(c,) local steps of clients with so many examples."""
+    """(c,) the numbers of local steps of clients with `sizes` (c,) examples."""
     if local.epochs is None:
         return np.full(len(sizes), local.steps, dtype=np.int64)
     return local.epochs * -(-sizes // local.batch)
 
 
 def plan_tasks(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[ClientTask]:
-    """Blocks of equal size, but for one client more or less; the longest first, so that no worker is left with one at
-    the end and clients of like length share a block."""
+    """The tasks of clients with `sizes` (c,) examples, in blocks of at most `block` clients.
+
+    The sizes of blocks differ by at most one client. Clients with the most steps come first, so that no worker begins
+    a long task at the end of a round, and so that clients of similar length share a block.
+    """
     steps = steps_of(sizes, local)
     ordered = clients[np.lexsort((clients, -steps))]
     blocks = np.array_split(ordered, -(-len(ordered) // block))
@@ -46,9 +53,12 @@ def plan_tasks(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int)
 
 
 def task_edges(blocks: int) -> list[int]:
-    """Where tasks begin among so many blocks: a block each if they are few, else a quarter of the tasks with half of
-    the blocks, a quarter with half of the rest, and so on, so that workers that pull them finish together."""
-    count = min(max(FEWEST, blocks // 8), MOST)
+    """The blocks at which tasks begin, and the number of blocks at the end.
+
+    If there are few blocks, each one is a task. Otherwise the first quarter of the tasks has half of the blocks, the
+    next quarter has half of the rest, and so on, so that workers that pull tasks finish together.
+    """
+    count = min(max(FEWEST_TASKS, blocks // 8), MOST_TASKS)
     if blocks <= count:
         return list(range(blocks + 1))
     shares = np.cumsum(np.repeat([8, 4, 2, 1], count // 4))
@@ -56,48 +66,52 @@ def task_edges(blocks: int) -> list[int]:
 
 
 class TrainingTask(NamedTuple):
-    """A task with what the driver knows of its clients, each (c,)."""
+    """A task with what the driver knows of its clients; the arrays are (c,)."""
 
     task: ClientTask
     round: int
-    warm_start: bool
-    visits: np.ndarray
-    weights: np.ndarray  # of delta; sum to the cohort's size
-    read: np.ndarray  # rows of the store, -1 for a first visit
-    write: np.ndarray
+    warm_start: bool  # whether it belongs to the pass before round 1
+    visits: np.ndarray  # how often each client has taken part before
+    weights: np.ndarray  # of each client's delta; those of a cohort sum to its size
+    read: np.ndarray  # the row of each client's state in the store, -1 for a first visit
+    write: np.ndarray  # the row for its new state
 
     @staticmethod
     def of(
         task: ClientTask, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]
     ) -> TrainingTask:
-        """when: (round, opening); columns: visits, weights, read, write, each (S,), of `sampled`, ascending."""
-        at = np.searchsorted(sampled, task.clients)
-        return TrainingTask(task, *when, *(column[at] for column in columns))
+        """`when`: (round, warm_start). `columns`: visits, weights, read and write of `sampled`, each (S,); `sampled`
+        is in ascending order."""
+        positions = np.searchsorted(sampled, task.clients)
+        return TrainingTask(task, *when, *(column[positions] for column in columns))
 
     @property
     def index(self) -> int:
         return self.task.index
 
     @property
-    def what(self) -> str:
-        """For a log."""
+    def description(self) -> str:
+        """The task in words, for log lines."""
         return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
 
-    def part(self, places: np.ndarray) -> TrainingTask:
-        """The same with some of its clients only, cut where they were."""
-        cuts = sorted({int((places < cut).sum()) for cut in self.task.cuts} - {0})
-        task = ClientTask(self.index, self.task.clients[places], tuple(cuts))
-        columns = (self.visits[places], self.weights[places], self.read[places], self.write[places])
+    def subset(self, positions: np.ndarray) -> TrainingTask:
+        """The same task with the clients at these positions only, cut into blocks where it was cut."""
+        cuts = sorted({int((positions < cut).sum()) for cut in self.task.cuts} - {0})
+        task = ClientTask(self.index, self.task.clients[positions], tuple(cuts))
+        columns = (self.visits[positions], self.weights[positions], self.read[positions], self.write[positions])
         return TrainingTask(task, self.round, self.warm_start, *columns)
 
 
 @dataclass(frozen=True)
 class PackedTasks:
-    """Tasks of one phase with the columns of all end to end: pickle takes a fifth of the time of so many arrays."""
+    """The tasks of one phase with their columns concatenated.
+
+    Pickling them takes a fifth of the time that it takes for the separate arrays of all tasks.
+    """
 
     tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
-    when: tuple[int, bool]  # (round, opening)
-    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; (clients of all tasks,) each
+    when: tuple[int, bool]  # (round, warm_start)
+    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; each (clients of all tasks,)
 
     @staticmethod
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
@@ -105,15 +119,18 @@ class PackedTasks:
         columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
         return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)))
 
-    def __getitem__(self, place: int) -> TrainingTask:
-        index, cuts = self.tasks[place]
-        begin = sum(before[-1] for _, before in self.tasks[:place])
+    def __getitem__(self, position: int) -> TrainingTask:
+        index, cuts = self.tasks[position]
+        begin = sum(before[-1] for _, before in self.tasks[:position])
         clients, *columns = (column[begin : begin + cuts[-1]] for column in self.columns)
         return TrainingTask(ClientTask(index, clients, cuts), *self.when, *columns)
 
 
 class Broadcast(NamedTuple):
-    """What all tasks of a phase read: the leaves of the public state, or of the model."""
+    """What all tasks of a phase read: the leaves of the public state, or of the model for an evaluation.
+
+    A worker that has received a `version` does not receive it again.
+    """
 
     version: int
     leaves: list[np.ndarray]

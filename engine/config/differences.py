@@ -1,4 +1,4 @@
-"""Which settings two configurations differ in, where it matters for resuming."""
+"""The settings in which two configurations differ, as far as they matter for resuming a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from .schedules import has_schedule
 
-FREE = (
+FREE_KEYS = (
     "engine.backend",
     "engine.workers",
     "engine.cpus",
@@ -17,15 +17,18 @@ FREE = (
     "engine.wait",
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
-"""May change from one part of a run to the next: they move no bit of the model."""
+"""Settings that may change when a run is resumed, since they change no bit of the model."""
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """["method.rule.lr was 0.1, is 0.2", …]; more rounds are no difference unless a schedule depends on them."""
-    a, b = flat(old), flat(new)
+    """The differences as ["method.rule.lr was 0.1, is 0.2", …].
+
+    A different number of rounds counts only if a schedule depends on it.
+    """
+    a, b = flatten(old), flatten(new)
     found = []
     for key in sorted(a.keys() | b.keys()):
-        if a.get(key) == b.get(key) or key in FREE or key.startswith(FREE_SECTIONS):
+        if a.get(key) == b.get(key) or key in FREE_KEYS or key.startswith(FREE_SECTIONS):
             continue
         if key == "federation.rounds" and not has_schedule(old) and not has_schedule(new):
             continue
@@ -33,8 +36,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
-def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}."""
     if not isinstance(data, dict):
         return {prefix[:-1]: list(data) if isinstance(data, tuple) else data}
-    return {key: value for name, inner in data.items() for key, value in flat(inner, f"{prefix}{name}.").items()}
+    return {key: value for name, inner in data.items() for key, value in flatten(inner, f"{prefix}{name}.").items()}

@@ -1,4 +1,4 @@
-"""Rows that clients keep for testing: by a column of the data set, or a fraction of each client's rows."""
+"""Rows that clients keep for testing: marked by a column of the data set, or drawn from each client's rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from ..errors import ConfigError
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> Split:
-    """The split whose parts hold out the rows that the column `held_out` marks, or `fraction` of each client's rows.
+    """The split without the rows that clients hold out; these are in `client_index.held`.
 
-    The fraction is rounded to whole rows. A client of two rows or more holds out at least one and trains on at least
-    one; a client of one row trains on it. The rows follow from the seed and the client's number. Raises ConfigError
-    where both are given, or where no client has a row to hold out.
+    They are the rows that the column `held_out` marks, or `fraction` of each client's rows, rounded to whole rows. With
+    a fraction, a client with two rows or more holds out at least one and trains on at least one. A client with one row
+    trains on it. The drawn rows depend only on the seed and the client's number. Raises ConfigError if both ways are
+    given, or if no client has a row to hold out.
     """
     train, client_index = dict(split.train), split.client_index
     marks = train.pop(HELD_OUT, None)
@@ -26,7 +27,7 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
             f"held_out={fraction}; set it to 0"
         )
     held = (
-        drawn(client_index.sizes, fraction, seed)
+        draw_held_out(client_index.sizes, fraction, seed)
         if marks is None
         else np.asarray(marks)[client_index.rows].astype(bool)
     )
@@ -42,12 +43,14 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
             f"workload: every client must have a row to train on, got {len(lacking)} clients whose rows are all held "
             f"out (client {lacking[0]}); change the column {HELD_OUT} or lower federation.clients"
         )
-    tests = some(client_index.rows, owner, held, len(client_index.sizes))
-    return Split(train, split.test, some(client_index.rows, owner, ~held, len(client_index.sizes))._replace(held=tests))
+    clients = len(client_index.sizes)
+    test_index = select_rows(client_index.rows, owner, held, clients)
+    train_index = select_rows(client_index.rows, owner, ~held, clients)
+    return Split(train, split.test, train_index._replace(held=test_index))
 
 
-def drawn(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """(n,) bool in the order of the parts' rows, each client's rows drawn at random."""
+def draw_held_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """(n,) bool in the order of the clients' rows: true for rows that are held out, drawn at random for each client."""
     held = np.zeros(int(sizes.sum()), dtype=bool)
     begin = 0
     for client, size in enumerate(sizes.tolist()):
@@ -58,14 +61,14 @@ def drawn(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     return held
 
 
-def some(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients: int) -> ClientIndex:
-    """The parts of the chosen rows; rows, owner, chosen: (n,), in the order of the clients."""
+def select_rows(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients: int) -> ClientIndex:
+    """The index of the chosen rows only. `rows`, `owner` (client numbers), `chosen` (bool): (n,), sorted by client."""
     sizes = np.bincount(owner[chosen], minlength=clients)
     return ClientIndex(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[chosen])
 
 
-def left_out(split: Split) -> str:
-    """A sentence on training rows that no client has, "" where all are dealt."""
+def unused_rows(split: Split) -> str:
+    """A sentence about training rows that belong to no client, "" if all rows are used."""
     client_index, rows = split.client_index, len(next(iter(split.train.values())))
     used = len(client_index.rows) + (0 if client_index.held is None else len(client_index.held.rows))
     if used >= rows:

@@ -1,6 +1,4 @@
-"""What a machine cannot have: a model larger than its memory, a folder where none can be made. Told before it
-is tried.
-"""
+"""Checks of what a machine can provide, before it is needed: memory for the model, and writable folders."""
 
 from __future__ import annotations
 
@@ -14,40 +12,43 @@ from ...workloads.base import Classification, Workload
 from ..errors import ConfigError
 
 
-def memory() -> int:
-    """Bytes of this machine's memory."""
+def physical_memory() -> int:
+    """The bytes of memory that this machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_size(workload: Workload) -> None:
-    """ConfigError where the network of a classification does not fit into this machine's memory.
+    """Raise ConfigError if the network of a classification does not fit into this machine's memory.
 
-    Its tensors are only sized here. Allocating them would succeed at first, since the kernel promises more memory than
-    there is, and end with the process being killed.
+    The tensors are only measured here, not allocated. An allocation would succeed at first, since the kernel promises
+    more memory than there is, and the process would be killed later.
     """
     if not isinstance(workload, Classification):
         return
     with torch.device("meta"):
         parameters = list(workload.build().parameters())
     count = sum(each.numel() for each in parameters)
-    size, there = sum(each.numel() * each.element_size() for each in parameters), memory()
-    if size > there:
+    size, memory = sum(each.numel() * each.element_size() for each in parameters), physical_memory()
+    if size > memory:
         raise ConfigError(
             f"workload.model: the model must fit into memory, got {count:,} parameters, {size / 1e9:,.0f} GB, where "
-            f"this machine has {there / 1e9:,.0f} GB; choose a smaller one"
+            f"this machine has {memory / 1e9:,.0f} GB; choose a smaller one"
         )
 
 
 def check_folder(key: str, path: str | Path) -> None:
-    """ConfigError unless files can be made in this folder, or in a new one of this name. Nothing is left behind."""
+    """Raise ConfigError unless files can be created in this folder, which may not exist yet.
+
+    Nothing is left behind. `key`: the configuration key that the message names.
+    """
     try:
         folder = Path(path).expanduser().absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(f"{there} is a file")
-        with tempfile.TemporaryDirectory(prefix=".fedfleet-", dir=there) as made:
-            # The same names below a folder that can be written to: too long a name is met here.
-            (Path(made) / folder.relative_to(there)).mkdir(parents=True, exist_ok=True)
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file")
+        with tempfile.TemporaryDirectory(prefix=".fedfleet-", dir=existing) as trial:
+            # Creates the same names below a writable folder, so that a name that is too long is found here.
+            (Path(trial) / folder.relative_to(existing)).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{key}: no folder can be made here ({reason}), got {str(path)!r}; choose another") from error

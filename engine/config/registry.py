@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, nearest
-from ..user_code import blamed, placed
-from .finite import check_finite, unbounded
+from ..user_code import location_clause, plugin_errors
+from .finite import check_finite, may_be_infinite
 
 GROUP = "fedfleet.plugins"
 TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
@@ -168,7 +168,7 @@ class Registry:
         missing = [k for k, p in parameters.items() if p.default is p.empty and k not in values and k not in more]
         if missing:
             raise ConfigError(f"{path}.{missing[0]} is missing: {name} needs it")
-        with blamed(path):
+        with plugin_errors(path):
             return target(**values, **more)
 
     def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
@@ -179,7 +179,7 @@ class Registry:
                 raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
             return target, *signature(target)
         except Exception as error:  # an entry may name a module, which may raise anything as it is imported
-            raise ConfigError(f"{path}: {name} cannot be built: {error}{placed(error)}") from error
+            raise ConfigError(f"{path}: {name} cannot be built: {error}{location_clause(error)}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
@@ -222,7 +222,7 @@ def check(hint: Any, value: Any, path: str) -> Any:
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Input ").replace("should be", "must be", 1)
         raise ConfigError(f"{path} {message}, got {value!r}") from None
-    check_finite(found, path, unbounded(hint))
+    check_finite(found, path, may_be_infinite(hint))
     return found
 
 

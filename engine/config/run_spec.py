@@ -1,9 +1,9 @@
-"""A run on its way to other processes: the experiment as data, the users' plug-ins as source."""
+"""The specification of a run, from which each process builds workload, method and model."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,36 +14,46 @@ from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
 from ..errors import ConfigError
 from ..methods.batch_norm import Buffered
-from ..user_code import blamed
+from ..user_code import plugin_errors
 from . import schedules
 from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
-from .memory_errors import building
+from .memory_errors import building_model
 from .registry import Plugin, Registry, find_plugin
 from .schema import Experiment
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Folders, actors and tags are named after a run's id, so it must not be a path of several parts."""
+"""Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
 
 
 class ExecutionPlan(NamedTuple):
-    """Clients at once, and by which kernels."""
+    """How clients are run: the number of clients in a block, and the kernels (torch, native or chain)."""
 
     block: int
-    kernels: str  # torch or native
+    kernels: str
 
 
 @dataclass(frozen=True)
 class RunSpec:
+    """The specification of one run: the experiment as data and the user's plug-ins as source.
+
+    It can be sent to other processes. Workload, method and model are built from it where they are needed.
+
+    `directory`: the folder of the run's files, or None. `resume`: whether to start from the last checkpoint there.
+    `execution_plan`: set once the plan is decided. `proven_kernels`: the library for which the kernels of the plan were
+    proven, see `kernel_proof.kernel_identity`. `missing_kernels`: one sentence for each machine of the run that cannot
+    have compiled kernels.
+    """
+
     run_id: str
     experiment: Experiment
     plugins: tuple[Plugin, ...] = ()
-    directory: str | None = None  # of the run's files
-    resume: bool = False  # from the directory's last checkpoint
-    chosen: ExecutionPlan | None = None  # once it is settled, see `path`
-    proved: str | None = None  # where the chosen kernels were proven, see `proof.place`
-    lacking: tuple[str, ...] = ()  # why machines of the run cannot have kernels of our own, a sentence each
+    directory: str | None = None
+    resume: bool = False
+    execution_plan: ExecutionPlan | None = None
+    proven_kernels: str | None = None
+    missing_kernels: tuple[str, ...] = ()
 
     @staticmethod
     def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> RunSpec:
@@ -51,17 +61,16 @@ class RunSpec:
         return RunSpec(run_id, experiment, plugins, directory, resume)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Without what was built here: a plug-in's classes mean nothing elsewhere before it is loaded there."""
-        given = (self.run_id, self.experiment, self.plugins, self.directory, self.resume, self.chosen, self.proved)
-        return RunSpec, (*given, self.lacking)
+        """Pickle the fields only. Objects that were built here depend on plug-ins that are not yet loaded elsewhere."""
+        return RunSpec, tuple(getattr(self, field.name) for field in fields(self))
 
-    def by(self, chosen: ExecutionPlan, proved: str | None = None) -> RunSpec:
-        """The same, settled; what was built is kept."""
-        return self._with(chosen=chosen, proved=proved)
+    def with_plan(self, plan: ExecutionPlan, proven_kernels: str | None = None) -> RunSpec:
+        """The same run with its execution plan. Objects that were already built are kept."""
+        return self._with(execution_plan=plan, proven_kernels=proven_kernels)
 
-    def on_machines(self, lacking: tuple[str, ...]) -> RunSpec:
-        """The same, knowing which machines of the run lack kernels of our own; what was built is kept."""
-        return self._with(lacking=lacking)
+    def with_missing_kernels(self, missing_kernels: tuple[str, ...]) -> RunSpec:
+        """The same run with the reasons why machines lack compiled kernels. Objects already built are kept."""
+        return self._with(missing_kernels=missing_kernels)
 
     def _with(self, **changes: Any) -> RunSpec:
         run_spec = replace(self, **changes)
@@ -70,7 +79,7 @@ class RunSpec:
 
     @cached_property
     def proofs(self) -> dict[str, Any]:
-        """Kernels of our own that were tried on the run's data: why they are not to be used, None where they may."""
+        """For each name of compiled kernels that was tried on the run's data: None if proven, else the Disagreement."""
         return {}
 
     @cached_property
@@ -87,11 +96,11 @@ class RunSpec:
         return built
 
     def method(self, round: int = 1) -> Algorithm:
-        """The method with its schedules resolved for a round (1 … R)."""
-        spec = schedules.at(self.experiment.method, round, self.experiment.federation.rounds, "method")
+        """The method of a round (1 … R), with its schedules resolved to numbers."""
+        spec = schedules.resolve(self.experiment.method, round, self.experiment.federation.rounds, "method")
         built = self.registry.build("METHODS", spec, "method")
         if isinstance(built, Deferred):
-            with blamed("method"):
+            with plugin_errors("method"):
                 built = built.build(self.context)
         if not isinstance(self.experiment.method, str | dict):
             check_finite(self.experiment.method, "method")
@@ -101,44 +110,47 @@ class RunSpec:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the model's running statistics."""
-        with blamed("workload", settings=self.experiment.workload):
+        """The names of the model's running statistics."""
+        with plugin_errors("workload", settings=self.experiment.workload):
             return self.workload.buffers
 
     @property
     def context(self) -> RunContext:
+        """What a deferred method may depend on: S, N, R, K, the seed and the shapes of the model."""
         federation = self.experiment.federation
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
         return RunContext(*sizes, self.experiment.seed, self.layout)
 
     @cached_property
     def layout(self) -> Layout:
-        """Of the model without buffers."""
-        layout = self.started().layout
+        """The layout of the model without buffers."""
+        layout = self.checked_initial_model().layout
         return layout.pick(set(layout.names) - set(self.buffers))
 
-    def started(self) -> Tree:
-        """`start`, where a model that cannot be built is a mistake in the configuration."""
-        with blamed("workload", settings=self.experiment.workload):
+    def checked_initial_model(self) -> Tree:
+        """`initial_model`, but raises ConfigError for a model that cannot be built or does not fit into memory."""
+        with plugin_errors("workload", settings=self.experiment.workload):
             check_size(self.workload)
-            return self.start()
+            return self.initial_model()
 
     @property
-    def changes(self) -> bool:
+    def method_has_schedule(self) -> bool:
         """Whether the method differs from round to round."""
         return schedules.has_schedule(self.experiment.method)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of weights, gradients and states."""
         return getattr(torch, self.experiment.engine.dtype)
 
     @property
     def precision(self) -> torch.dtype | None:
-        """Of forward and backward passes, where it is another than `dtype`."""
+        """The type of forward and backward passes, None if it is `dtype`."""
         return torch.bfloat16 if self.experiment.engine.precision == "bfloat16" else None
 
     @property
     def device(self) -> torch.device:
+        """The device that trains: as given, or cuda if any worker has a GPU."""
         wanted = self.experiment.engine.device
         if wanted == "auto":
             wanted = "cuda" if self.experiment.engine.on_gpus() else "cpu"
@@ -146,74 +158,74 @@ class RunSpec:
 
     @property
     def workers(self) -> int:
-        """Processes that train."""
+        """The number of processes that train."""
         engine = self.experiment.engine
         return engine.count_workers() if engine.backend == "ray" else 1
 
-    def on_processor(self) -> RunSpec:
-        """The same for a worker without a GPU."""
+    def on_cpu(self) -> RunSpec:
+        """The same run for a worker without a GPU."""
         engine = self.experiment.engine.model_copy(update={"device": "cpu"})
         return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 
     def block(self, parameters: int) -> int:
-        """Clients that run at once, for a model of so many parameters."""
-        engine, plan = self.experiment.engine, self.experiment.federation
-        if self.chosen is not None:
-            return self.chosen.block
+        """The number of clients in a block, for a model with `parameters` numbers."""
+        engine, cohort = self.experiment.engine, self.experiment.federation.cohort
+        if self.execution_plan is not None:
+            return self.execution_plan.block
         if engine.block == "auto":
-            return auto_block(parameters, plan.cohort, self.device.type)
-        return min(engine.block, plan.cohort)
+            return auto_block(parameters, cohort, self.device.type)
+        return min(engine.block, cohort)
 
-    def plan_to_seal(self) -> dict[str, Any]:
-        """The number of clients in a block and the kernels, as checkpoints keep them."""
-        chosen = self.chosen or ExecutionPlan(self.block(self.start().flat.numel()), self.kernels)
-        return chosen._asdict()
+    def plan_for_checkpoint(self) -> dict[str, Any]:
+        """The execution plan as checkpoints store it: the number of clients in a block, and the kernels."""
+        plan = self.execution_plan or ExecutionPlan(self.block(self.initial_model().flat.numel()), self.kernels)
+        return plan._asdict()
 
     @property
     def kernels(self) -> str:
-        """torch or native."""
-        if self.chosen is not None:
-            return self.chosen.kernels
+        """The kernels that clients run by: torch, native or chain."""
+        if self.execution_plan is not None:
+            return self.execution_plan.kernels
         wanted = self.experiment.engine.kernels
         return "torch" if wanted == "auto" else wanted
 
-    def start(self) -> Tree:
-        """The model before round 1; buffers, where it has any, come last."""
-        with building(self):
+    def initial_model(self) -> Tree:
+        """The model before round 1. Its buffers, if it has any, are the last tensors."""
+        with building_model(self):
             tensors = self.workload.init(self.experiment.seed)
-            tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # these last
+            tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
             return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:
-        """The data, and the rows of every client."""
+        """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
         clients = self.experiment.federation.clients
-        with blamed("workload"):
+        with plugin_errors("workload"):
             split = self.workload.split(self.experiment.seed, clients)
         if not isinstance(split, Split):
             raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
-        with blamed("workload"):
+        with plugin_errors("workload"):
             self.workload.check_split(split, torch.finfo(self.dtype).max)
         sizes = split.client_index.sizes
         if len(sizes) != clients or not sizes.all():
             got = f"rows for {int((sizes > 0).sum())} of {clients} clients"
             raise ConfigError(f"workload: every client must have a row, got {got}; lower federation.clients")
-        asked = self.experiment.evaluate
-        split = hold_out(split, asked.held_out, self.experiment.seed)
-        by_client = "fairness" if asked.fairness else "held_out" if split.client_index.held is not None else ""
-        if by_client and (lacking := set(split.test) - set(split.train)):
+        evaluate = self.experiment.evaluate
+        split = hold_out(split, evaluate.held_out, self.experiment.seed)
+        by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
+        if by_client and (absent := set(split.test) - set(split.train)):
             raise ConfigError(
-                f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(lacking))}, which training "
-                f"rows do not have; set it to {'false' if asked.fairness else 0}"
+                f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(absent))}, which training "
+                f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
             )
         return split
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:
-    """Clients to vectorise over where the experiment leaves it open and nothing was measured.
+    """The number of clients in a block if the experiment leaves it open and nothing was measured.
 
-    On a processor vectorising pays while a step's cost is the dispatch of its operations, which
-    `benchmarks/blocks.py` finds to be so below 50,000 parameters; convolutions and large layers run faster one client
-    at a time. A GPU needs many clients to be busy at all.
+    On a CPU, vectorising pays as long as the cost of a step is the dispatch of its operations. `benchmarks/blocks.py`
+    finds that this is so below 50,000 parameters. Convolutions and large layers run faster one client at a time. A GPU
+    needs many clients at once to be busy.
     """
-    wanted = 64 if device == "cuda" else 16 if parameters < 50_000 else 1
-    return min(cohort, wanted)
+    block = 64 if device == "cuda" else 16 if parameters < 50_000 else 1
+    return min(cohort, block)

@@ -1,12 +1,13 @@
-"""Hyperparameters that change from round to round, resolved to numbers before a round begins.
+"""Hyperparameters that change from round to round. They are resolved to numbers before a round begins.
 
-Wherever a method takes a number an experiment may say {schedule: cosine, start: 0.1, end: 0.001}. Method code only sees
-numbers. A mapping that has a name is no schedule but a part with its arguments, one of which may be called `schedule`.
+Wherever a method takes a number, an experiment may give a schedule, {schedule: cosine, start: 0.1, end: 0.001}. Methods
+see only numbers. A mapping with a name is not a schedule but a part with arguments, one of which may be called
+`schedule`. In round t of R:
 
     constant      start
-    cosine        end + (start - end) (1 + cos(pi (t - 1) / R)) / 2      t = 1 … R
+    cosine        end + (start - end) (1 + cos(pi (t - 1) / R)) / 2
     exponential   start decay^(t - 1)
-    polynomial    start t^power                                          TailOPT's, of step sizes and thresholds
+    polynomial    start t^power          (TailOPT's step sizes and thresholds)
 """
 
 from __future__ import annotations
@@ -43,20 +44,24 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 
 
 def is_schedule(spec: Any) -> bool:
-    """Whether a value stands for a number that changes, and is not a part that has an argument called `schedule`."""
+    """Whether a value is a schedule, and not a part that has an argument called `schedule`."""
     return isinstance(spec, Mapping) and "schedule" in spec and "name" not in spec
 
 
 def has_schedule(spec: Any) -> bool:
+    """Whether a specification is a schedule or contains one."""
     return is_schedule(spec) or (isinstance(spec, Mapping) and any(has_schedule(v) for v in spec.values()))
 
 
-def at(spec: Any, t: int, rounds: int, path: str) -> Any:
-    """The specification with every schedule replaced by its number in round t."""
+def resolve(spec: Any, t: int, rounds: int, path: str) -> Any:
+    """The specification with every schedule replaced by its number in round t (1 … `rounds`).
+
+    `path`: the key of the specification, which messages name.
+    """
     if not isinstance(spec, Mapping):
         return spec
     if not is_schedule(spec):
-        return {key: at(value, t, rounds, f"{path}.{key}") for key, value in spec.items()}
+        return {key: resolve(value, t, rounds, f"{path}.{key}") for key, value in spec.items()}
     name = spec["schedule"]
     if name not in SCHEDULES:
         raise ConfigError(f"{path}.schedule: no schedule is called {name}; {nearest(str(name), SCHEDULES)}")

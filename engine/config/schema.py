@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from ..errors import ConfigError, nearest
 from ..storage.secrets import redacted, without_secrets
 
-MOST = 2**31 - 1
+LARGEST_COUNT = 2**31 - 1
 """The largest count of anything; seeds may have 63 bits."""
 
 
@@ -34,9 +34,9 @@ class Section(BaseModel):
 class Local(Section):
     """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""
 
-    steps: int | None = Field(default=None, ge=1, le=MOST)
-    epochs: int | None = Field(default=None, ge=1, le=MOST)
-    batch: int = Field(default=32, ge=1, le=MOST)
+    steps: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    epochs: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    batch: int = Field(default=32, ge=1, le=LARGEST_COUNT)
 
     @model_validator(mode="before")
     @classmethod
@@ -53,9 +53,9 @@ class Local(Section):
 class Federation(Section):
     """`clients` is N, `cohort` is S, the clients sampled each round. `weights`: of the mean of the models."""
 
-    clients: int = Field(default=100, ge=1, le=MOST)
-    cohort: int = Field(default=20, ge=1, le=MOST)
-    rounds: int = Field(default=50, ge=1, le=MOST)
+    clients: int = Field(default=100, ge=1, le=LARGEST_COUNT)
+    cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
+    rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
 
@@ -73,7 +73,7 @@ class WorkerGroup(Section):
     """Workers that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be
     on, and what they take there, as Ray has them."""
 
-    count: int = Field(ge=1, le=MOST)
+    count: int = Field(ge=1, le=LARGEST_COUNT)
     cpus: float | None = Field(default=None, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     labels: dict[str, str] = {}
@@ -141,8 +141,8 @@ class Engine(Section):
     def _positive(cls, value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise ValueError("must be a positive integer or auto")
-        if isinstance(value, int) and value > MOST:
-            raise ValueError(f"must be at most {MOST}, or auto")
+        if isinstance(value, int) and value > LARGEST_COUNT:
+            raise ValueError(f"must be at most {LARGEST_COUNT}, or auto")
         if isinstance(value, tuple) and not value:
             raise ValueError("must name a group at least, as in [{count: 2}]")
         return value
@@ -167,8 +167,8 @@ class Evaluate(Section):
     `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth.
     `held_out`: the fraction of each client's rows that it does not train on; the same means over them."""
 
-    every: int = Field(default=5, ge=0, le=MOST)
-    batch: int = Field(default=500, ge=1, le=MOST)
+    every: int = Field(default=5, ge=0, le=LARGEST_COUNT)
+    batch: int = Field(default=500, ge=1, le=LARGEST_COUNT)
     fairness: bool = False
     held_out: float = Field(default=0.0, ge=0, lt=1)
 
@@ -177,8 +177,8 @@ class Checkpoint(Section):
     """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many; `folder`: where complete
     copies of them go that other machines can resume, a path or a URL (file:///…, s3://bucket/…), in the run's id."""
 
-    every: int = Field(default=0, ge=0, le=MOST)
-    keep: int = Field(default=2, ge=1, le=MOST)
+    every: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
     folder: str | None = Field(default=None, min_length=1)
 
     @field_validator("folder")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...algorithms.tree import Layout
 from ...workloads.base import Batch, Chained, Classification, Workload
 from .library import library
-from .operators import NO_CLASS, SIDES, at, enough, one
+from .operators import NO_CLASS, SIDES, check_status, pointer, scalar_of
 
 CONV, LINEAR = range(2)
 
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
         return (self.outputs, height // 2, width // 2) if self.pool else (self.outputs, height, width)
 
 
-class Unfit(Exception):
+class NotAChain(Exception):
     """The workload's loss is not one that chain.cpp has; says why."""
 
 
@@ -127,36 +127,36 @@ class Chain:
         """label: (n, B), or (B,), one of the tensors; parameters: P."""
         layers = ctypes.c_void_p(self.layers.ctypes.data)
         sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], parameters)
-        status = getattr(library(), name)(*map(at, tensors), layers, *map(ctypes.c_int64, sizes), *more)
-        enough(status)
+        status = getattr(library(), name)(*map(pointer, tensors), layers, *map(ctypes.c_int64, sizes), *more)
+        check_status(status)
         if status == NO_CLASS:
             raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
 
 
-def chain_of(workload: Workload, layout: Layout) -> Chain | None:
+def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:
     """None where the workload's loss is not of such a chain on these parameters."""
     try:
-        return fitted(workload, layout)
-    except Unfit:
+        return chain_from(workload, layout)
+    except NotAChain:
         return None
 
 
-def fitted(workload: Workload, layout: Layout) -> Chain:
+def chain_from(workload: Workload, layout: Layout) -> Chain:
     """The chain; Unfit with the reason where the workload's loss is none on these parameters."""
     chained = workload.chained
     if chained is None:
         own = workload.overridden if isinstance(workload, Classification) else []
         whose = f"its own {', '.join(own)}" if own else "a loss that is not said to be one"
-        raise Unfit(f"the workload {type(workload).__name__} has {whose}")
+        raise NotAChain(f"the workload {type(workload).__name__} has {whose}")
     if workload.buffers:
-        raise Unfit("the model has running statistics")
-    hooked(None, "")
-    layers = list(fused(modules(chained.network, ""), chained.shape, layout))
+        raise NotAChain("the model has running statistics")
+    refuse_hooks(None, "")
+    layers = list(fuse_layers(visited_modules(chained.network, ""), chained.shape, layout))
     if not layers or layers[-1].kind != LINEAR or layers[-1].relu:
-        raise Unfit("the last layer must be a linear one, and nothing must follow it")
+        raise NotAChain("the last layer must be a linear one, and nothing must follow it")
     spans = [span for each in layers for span in each.spans]
     if sorted(spans) != sorted((begin, size) for begin, size, _ in layout.spans.values()):
-        raise Unfit("some of the model's parameters are in none of its layers, or in several")
+        raise NotAChain("some of the model's parameters are in none of its layers, or in several")
     return Chain(layers, chained, sum(layout.sizes))
 
 
@@ -169,35 +169,35 @@ HOOKS = (
 """Where a module keeps functions that torch calls beside its `forward`; those of all modules are called alike."""
 
 
-def hooked(part: nn.Module | None, name: str) -> None:
+def refuse_hooks(part: nn.Module | None, name: str) -> None:
     """Raise Unfit where something else than its class's `forward` runs as torch calls a module; None: any module."""
     if part is None:
         if any(getattr(nn.modules.module, f"_global{hooks}") for hooks in HOOKS):
-            raise Unfit("hooks are registered for all modules")
+            raise NotAChain("hooks are registered for all modules")
         return
     if any(getattr(part, hooks) for hooks in HOOKS):
-        raise Unfit(f"{name or 'the network'} has hooks")
+        raise NotAChain(f"{name or 'the network'} has hooks")
     if own := {"forward", "__call__", "_call_impl", "_compiled_call_impl"} & {k for k, v in vars(part).items() if v}:
-        raise Unfit(f"{name or 'the network'} has a {min(own)} of its own")
+        raise NotAChain(f"{name or 'the network'} has a {min(own)} of its own")
 
 
-def modules(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def visited_modules(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """(prefix of its parameters' names, module) as often as torch visits it, in its order."""
     if type(network) is not nn.Sequential:
         what = f"{prefix[:-1]} is" if prefix else "the network is"
-        raise Unfit(f"{what} a {type(network).__name__}, not nn.Sequential itself")
-    hooked(network, prefix[:-1])
+        raise NotAChain(f"{what} a {type(network).__name__}, not nn.Sequential itself")
+    refuse_hooks(network, prefix[:-1])
     for name, part in network._modules.items():  # not `named_children`, which names what is used twice once
         if part is None:
-            raise Unfit(f"{prefix}{name} is no module")
+            raise NotAChain(f"{prefix}{name} is no module")
         if isinstance(part, nn.Sequential):
-            yield from modules(part, f"{prefix}{name}.")
+            yield from visited_modules(part, f"{prefix}{name}.")
         else:
-            hooked(part, f"{prefix}{name}")
+            refuse_hooks(part, f"{prefix}{name}")
             yield f"{prefix}{name}.", part
 
 
-def fused(parts: Iterator[tuple[str, nn.Module]], shape: tuple[int, ...], layout: Layout) -> Iterator[Layer]:
+def fuse_layers(parts: Iterator[tuple[str, nn.Module]], shape: tuple[int, ...], layout: Layout) -> Iterator[Layer]:
     """Layers with what follows them; shape: of an example."""
     last: Layer | None = None
     for prefix, part in parts:
@@ -205,52 +205,59 @@ def fused(parts: Iterator[tuple[str, nn.Module]], shape: tuple[int, ...], layout
             shape = (prod(shape),)
         elif last is not None and type(part) is nn.ReLU:
             last = last._replace(relu=1)
-        elif last is not None and last.kind == CONV and halving(part) and shape == last.shape and not last.pool:
+        elif last is not None and last.kind == CONV and is_2x2_pooling(part) and shape == last.shape and not last.pool:
             last = last._replace(pool=1)
             shape = last.shape
         else:
             if last is not None:
                 yield last
-            last = layer(prefix, part, shape, layout)
+            last = make_layer(prefix, part, shape, layout)
             shape = last.shape
     if last is not None:
         yield last
 
 
-def halving(part: nn.Module) -> bool:
+def is_2x2_pooling(part: nn.Module) -> bool:
     if type(part) is not nn.MaxPool2d or part.return_indices or part.ceil_mode:
         return False
-    return (one(part.kernel_size), one(part.stride), one(part.padding), one(part.dilation)) == (2, 2, 0, 1)
+    return (scalar_of(part.kernel_size), scalar_of(part.stride), scalar_of(part.padding), scalar_of(part.dilation)) == (
+        2,
+        2,
+        0,
+        1,
+    )
 
 
-def layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Layout) -> Layer:
+def make_layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Layout) -> Layer:
     name = f"{prefix[:-1]} ({type(part).__name__})"
     if type(part) is nn.Linear:
         if shape != (part.in_features,):
-            raise Unfit(f"{name} takes {part.in_features} inputs, got {list(shape)}")
-        begins = places(prefix, part, (part.out_features, part.in_features), layout)
+            raise NotAChain(f"{name} takes {part.in_features} inputs, got {list(shape)}")
+        begins = parameter_offsets(prefix, part, (part.out_features, part.in_features), layout)
         return Layer(LINEAR, *begins, part.in_features, part.out_features)
     if type(part) is nn.Conv2d:
         if len(shape) != 3 or shape[0] != part.in_channels or part.padding_mode != "zeros":
-            raise Unfit(f"{name} is not one of {list(shape)} that is padded by zeros")
-        side, padding = one(part.kernel_size), one(part.padding)
-        plain = one(part.stride) == one(part.dilation) == part.groups == 1
+            raise NotAChain(f"{name} is not one of {list(shape)} that is padded by zeros")
+        side, padding = scalar_of(part.kernel_size), scalar_of(part.padding)
+        plain = scalar_of(part.stride) == scalar_of(part.dilation) == part.groups == 1
         if not plain or side not in SIDES or not isinstance(padding, int) or not 0 <= padding < side:
-            raise Unfit(f"{name} is not a square one, of stride 1, in one group, of a side of {SIDES}")
+            raise NotAChain(f"{name} is not a square one, of stride 1, in one group, of a side of {SIDES}")
         if min(shape[1:]) + 2 * padding < side:
-            raise Unfit(f"{name} is larger than its input {list(shape)}")
-        begins = places(prefix, part, (part.out_channels, part.in_channels, side, side), layout)
+            raise NotAChain(f"{name} is larger than its input {list(shape)}")
+        begins = parameter_offsets(prefix, part, (part.out_channels, part.in_channels, side, side), layout)
         return Layer(CONV, *begins, part.in_channels, part.out_channels, *shape[1:], padding, side)
-    raise Unfit(f"{name} is none of the layers")
+    raise NotAChain(f"{name} is none of the layers")
 
 
-def places(prefix: str, part: nn.Linear | nn.Conv2d, shape: tuple[int, ...], layout: Layout) -> tuple[int, int]:
+def parameter_offsets(
+    prefix: str, part: nn.Linear | nn.Conv2d, shape: tuple[int, ...], layout: Layout
+) -> tuple[int, int]:
     """Where the weights and the biases begin on the flat vector, -1 for no biases; shape: of the weights. The module's
     own tensors are those of its last call, and are not looked at."""
     begins = []
     for leaf, wanted in (("weight", shape), ("bias", None if part.bias is None else shape[:1])):
         begin, _, found = layout.spans.get(f"{prefix}{leaf}", (-1, 0, None))
         if found != wanted:  # a tensor of two modules has the name of the first one alone
-            raise Unfit(f"{prefix}{leaf} is shared with another module, or of another shape than the module says")
+            raise NotAChain(f"{prefix}{leaf} is shared with another module, or of another shape than the module says")
         begins.append(begin)
     return begins[0], begins[1]

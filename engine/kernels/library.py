@@ -55,17 +55,19 @@ def library() -> ctypes.CDLL:
     compiler = find_compiler()
     if compiler is None:
         raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
-    told = "\0".join([*(source.read_text("utf-8") for source in SOURCES), version(compiler), *FLAGS, processor()])
+    told = "\0".join(
+        [*(source.read_text("utf-8") for source in SOURCES), compiler_version(compiler), *FLAGS, processor()]
+    )
     folder, name = cache_folder() / "kernels", hashlib.sha256(told.encode()).hexdigest()[:32]
     try:
-        return ctypes.CDLL(str(whole(folder, name) or build(compiler, folder, name)))
+        return ctypes.CDLL(str(find_library(folder, name) or build(compiler, folder, name)))
     except OSError as error:
         raise NoKernels(
             f"{folder}/{name} cannot be made or loaded: {error}; set FEDFLEET_CACHE to a folder that can be written"
         ) from error
 
 
-def lacking() -> str:
+def why_no_kernels() -> str:
     """Why this machine cannot have the kernels, "" where it can; they are built if need be."""
     try:
         library()
@@ -74,23 +76,23 @@ def lacking() -> str:
     return ""
 
 
-def whole(folder: Path, name: str) -> Path | None:
+def find_library(folder: Path, name: str) -> Path | None:
     """The library `name` where its file is there and is what its own name says."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError):
-            if path.name == named(name, path.read_bytes()):
+            if path.name == library_file(name, path.read_bytes()):
                 return path
     return None
 
 
-def named(name: str, content: bytes) -> str:
+def library_file(name: str, content: bytes) -> str:
     """The file name of a library."""
     return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
 def build(compiler: str, folder: Path, name: str) -> Path:
     """The new file; damaged ones of the same name go."""
-    supported(compiler)
+    check_compiler(compiler)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as beside:
         made = Path(beside) / "made.so"
@@ -103,15 +105,15 @@ def build(compiler: str, folder: Path, name: str) -> Path:
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             raise NoKernels(f"{compiler} does not compile {SOURCES[0].name}: {last[:200]}")
-        path = folder / named(name, made.read_bytes())
+        path = folder / library_file(name, made.read_bytes())
         for damaged in folder.glob(f"{name}-*.so"):
-            if damaged.name != named(name, damaged.read_bytes()):
+            if damaged.name != library_file(name, damaged.read_bytes()):
                 damaged.unlink(missing_ok=True)
         os.replace(made, path)
     return path
 
 
-def supported(compiler: str) -> None:
+def check_compiler(compiler: str) -> None:
     """Raise NoKernels, with the reason, unless the compiler is one of OLDEST or newer."""
     done = subprocess.run([compiler, "-x", "c++", "-dM", "-E", os.devnull], capture_output=True, text=True)
     macros = dict(re.findall(r"^#define (__clang_major__|__GNUC__) (\d+)", done.stdout, re.MULTILINE))
@@ -124,7 +126,7 @@ def supported(compiler: str) -> None:
 
 
 @functools.cache
-def version(compiler: str) -> str:
+def compiler_version(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
     return f"{compiler} {done.stdout}"
 

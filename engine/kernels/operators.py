@@ -31,7 +31,7 @@ SIDES = (1, 2, 3, 4, 5, 7)
 """Of the kernels that native.cpp has."""
 
 
-def at(tensor: Tensor | None) -> ctypes.c_void_p | None:
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
@@ -39,14 +39,14 @@ DONE, NO_CLASS, NO_MEMORY = range(3)
 """`Status` of draw.cpp."""
 
 
-def enough(status: int) -> None:
+def check_status(status: int) -> None:
     """Raise MemoryError where a function of the library says that it got no memory."""
     if status == NO_MEMORY:
         raise MemoryError("the kernels cannot allocate what a batch of this size needs")
 
 
 def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
-    enough(getattr(library(), name)(*map(at, tensors), *map(ctypes.c_int64, sizes)))
+    check_status(getattr(library(), name)(*map(pointer, tensors), *map(ctypes.c_int64, sizes)))
 
 
 class Conv(torch.autograd.Function):
@@ -61,7 +61,7 @@ class Conv(torch.autograd.Function):
         grown = 2 * padding - side + 1
         y = x.new_empty(*x.shape[:-3], outputs, height + grown, width + grown)
         sizes = (examples, inputs, outputs, height, width, padding, side)
-        call("conv_forward", (x, weight, bias, y), clients(weight), *sizes, 0)
+        call("conv_forward", (x, weight, bias, y), client_count(weight), *sizes, 0)
         return y
 
     @staticmethod
@@ -80,17 +80,19 @@ class Conv(torch.autograd.Function):
         of_weight = torch.empty_like(weight)
         of_bias = weight.new_empty(weight.shape[:-3]) if ctx.biased else None
         sizes = (examples, inputs, outputs, height, width, padding, side)
-        call("conv_weights", (x, gradient, of_weight, of_bias), clients(weight), *sizes)
+        call("conv_weights", (x, gradient, of_weight, of_bias), client_count(weight), *sizes)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x, rest = torch.empty_like(x), side - 1 - padding
             sizes = (examples, outputs, inputs, *gradient.shape[-2:], rest, side)
-            call("conv_forward", (gradient, weight, None, of_x), clients(weight), *sizes, 1)
+            call("conv_forward", (gradient, weight, None, of_x), client_count(weight), *sizes, 1)
         return of_x, of_weight, of_bias, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> tuple[Tensor, int]:
-        x, weight, bias = (first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=False))
+        x, weight, bias = (
+            clients_first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=False)
+        )
         if weight.ndim == 5:
             return Conv.apply(x, weight, bias, padding), 0
         merged = [None if t is None else t.flatten(0, 1) for t in (x, weight, bias)]  # a vmap inside a vmap
@@ -123,7 +125,9 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
-        x, weight, bias = (first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=True))
+        x, weight, bias = (
+            clients_first(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims, strict=True)
+        )
         return Linear.apply(x, weight, bias), 0
 
 
@@ -137,7 +141,7 @@ class Pool(torch.autograd.Function):
         height, width = x.shape[-2:]
         y = x.new_empty(*x.shape[:-2], height // 2, width // 2)
         place = torch.empty(y.shape, dtype=torch.int32)
-        call("pool_forward", (x, y, place), planes(x), height, width)
+        call("pool_forward", (x, y, place), plane_count(x), height, width)
         return y, place
 
     @staticmethod
@@ -150,23 +154,23 @@ class Pool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         of_x = grads[0].new_empty(ctx.shape)
-        call("pool_backward", (grads[0].contiguous(), ctx.saved_tensors[0], of_x), planes(of_x), *ctx.shape[-2:])
+        call("pool_backward", (grads[0].contiguous(), ctx.saved_tensors[0], of_x), plane_count(of_x), *ctx.shape[-2:])
         return of_x
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Pool.apply(first(x, dims[0], info.batch_size)), (0, 0)
+        return Pool.apply(clients_first(x, dims[0], info.batch_size)), (0, 0)
 
 
-def clients(weight: Tensor) -> int:
+def client_count(weight: Tensor) -> int:
     return weight.shape[0] if weight.ndim == 5 else 1
 
 
-def planes(x: Tensor) -> int:
+def plane_count(x: Tensor) -> int:
     return x.shape[:-2].numel()
 
 
-def first(tensor: Any, dim: int | None, size: int) -> Any:
+def clients_first(tensor: Any, dim: int | None, size: int) -> Any:
     """With the clients' axis first, contiguous."""
     if tensor is None:
         return None
@@ -174,12 +178,12 @@ def first(tensor: Any, dim: int | None, size: int) -> Any:
     return moved.contiguous()
 
 
-def ours(*tensors: Tensor | None) -> bool:
+def supported(*tensors: Tensor | None) -> bool:
     there = [tensor for tensor in tensors if tensor is not None]
     return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in there)
 
 
-def one(value: Any) -> Any:
+def scalar_of(value: Any) -> Any:
     """The number that a pair has twice; None where they differ."""
     if isinstance(value, tuple | list) and len(set(value)) == 1:
         return value[0]
@@ -196,9 +200,9 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor | None:
     """torch.conv2d, or None where it is for torch."""
-    side, around = one(tuple(weight.shape[-2:])), one(padding)
-    plain = one(stride) == one(dilation) == groups == 1 and input.ndim == 4
-    if not plain or side not in SIDES or around is None or not 0 <= around < side or not ours(input, weight, bias):
+    side, around = scalar_of(tuple(weight.shape[-2:])), scalar_of(padding)
+    plain = scalar_of(stride) == scalar_of(dilation) == groups == 1 and input.ndim == 4
+    if not plain or side not in SIDES or around is None or not 0 <= around < side or not supported(input, weight, bias):
         return None
     if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return None  # torch says what is wrong
@@ -210,7 +214,7 @@ def conv2d(
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """F.linear, or None where it is for torch: outside blocks."""
     plain = weight.ndim == input.ndim == 2 and is_batchedtensor(weight) and maybe_get_level(weight) == 1
-    return Linear.apply(input, weight, bias) if plain and ours(input, weight, bias) else None
+    return Linear.apply(input, weight, bias) if plain and supported(input, weight, bias) else None
 
 
 def max_pool2d(
@@ -223,8 +227,17 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Tensor | None:
     """F.max_pool2d, or None where it is for torch."""
-    halves = (one(kernel_size) == 2 and stride in (None, [], ())) or one(kernel_size) == one(stride) == 2
-    if not halves or one(padding) != 0 or one(dilation) != 1 or ceil_mode or return_indices or not ours(input):
+    halves = (scalar_of(kernel_size) == 2 and stride in (None, [], ())) or scalar_of(kernel_size) == scalar_of(
+        stride
+    ) == 2
+    if (
+        not halves
+        or scalar_of(padding) != 0
+        or scalar_of(dilation) != 1
+        or ceil_mode
+        or return_indices
+        or not supported(input)
+    ):
         return None
     if input.ndim not in (3, 4) or min(input.shape[-2:]) < 2:
         return None
@@ -233,18 +246,18 @@ def max_pool2d(
 
 def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
     """`orthogonal.iterate`, or None where it is for torch."""
-    if not ours(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
+    if not supported(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
         return None
     if torch.is_grad_enabled() and x.requires_grad:
         return None  # it keeps nothing to go back by
     x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
     coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
     sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
-    enough(library().newton_schulz(at(x), at(y), coefficients, *map(ctypes.c_int64, sizes)))
+    check_status(library().newton_schulz(pointer(x), pointer(y), coefficients, *map(ctypes.c_int64, sizes)))
     return y
 
 
-OWN: dict[Any, Callable[..., Tensor | None]] = {
+REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: conv2d,
     F.linear: linear,
     F.max_pool2d: max_pool2d,
@@ -254,12 +267,12 @@ OWN: dict[Any, Callable[..., Tensor | None]] = {
 
 class Native(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = OWN.get(func)
+        own = REPLACEMENTS.get(func)
         result = own(*args, **(kwargs or {})) if own is not None else None
         return func(*args, **(kwargs or {})) if result is None else result
 
 
-FOUR = 4
+AT_ONCE = 4
 """Parts that `add_up` takes at once."""
 
 
@@ -269,19 +282,19 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
     own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
-        call("add_up", (*parts, *[None] * (FOUR - len(parts)), total), len(parts), more, total.numel())
+        call("add_up", (*parts, *[None] * (AT_ONCE - len(parts)), total), len(parts), more, total.numel())
         return
     a, *others = (part.to(total.device) for part in parts)
-    first = a.to(total.dtype, copy=True) if more else total.copy_(a)
-    if len(others) == FOUR - 1:
+    clients_first = a.to(total.dtype, copy=True) if more else total.copy_(a)
+    if len(others) == AT_ONCE - 1:
         others[1:] = [others[1].to(total.dtype, copy=True).add_(others[2])]
     for other in others:
-        first.add_(other)
+        clients_first.add_(other)
     if more:
-        total.add_(first)
+        total.add_(clients_first)
 
 
-def for_methods(name: str) -> AbstractContextManager[Any]:
+def method_kernels(name: str) -> AbstractContextManager[Any]:
     """What of a method's own arithmetic is ours: a context, as `kernels`."""
     return _faster() if name != "torch" else nullcontext()
 

@@ -1,1 +1,1 @@
-"""What the engine asks of a method: the shapes of its states, and running statistics beside it."""
+"""What the engine needs to know of a method: the shapes of its states. Also BatchNorm statistics outside of methods."""

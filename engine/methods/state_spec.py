@@ -1,4 +1,4 @@
-"""The shapes of what a method keeps and sends, found by asking it: from them follow rows, bytes and messages."""
+"""The shapes of a method's states and messages, from which rows, bytes and the parsing of sums follow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from .batch_norm import WithBuffers
 
 
 class StateSpec:
-    """A method's states on a given model. Only structure, shapes and dtypes of the samples mean anything."""
+    """Samples of a method's states and messages for a given model, made by calling the method once.
+
+    Only the structure, shapes and dtypes of the samples have a meaning, not their values.
+    """
 
     def __init__(self, algorithm: Algorithm, x: Tree) -> None:
-        self.whole = size(x)
+        self.bytes_with_buffers = byte_count(x)
         with torch.no_grad():
             self.server: Server = algorithm.server_init(x)
             self.public: Any = algorithm.broadcast(self.server)
@@ -34,47 +37,50 @@ class StateSpec:
             for part in Message._fields
             for _ in pytree.tree_leaves(getattr(self.message, part))
         ]
-        """Which of the message's leaves are averaged with the federation's client weights; the others uniformly."""
+        """For each leaf of the message: whether it is averaged with the federation's client weights or uniformly."""
 
     @property
     def down(self) -> int:
-        """Bytes that one client receives a round, buffers not counted."""
-        return size(wire(self.public)) - self.buffers
+        """Bytes that one client receives per round, without buffers."""
+        return byte_count(without_known(self.public)) - self.buffers
 
     @property
     def up(self) -> int:
-        """Bytes that one client sends a round, buffers not counted."""
-        return size((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
+        """Bytes that one client sends per round, without buffers."""
+        return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
 
     @property
     def model(self) -> int:
-        """Bytes of the model, buffers not counted."""
-        return self.whole - self.buffers
+        """Bytes of the model without buffers."""
+        return self.bytes_with_buffers - self.buffers
 
     @property
     def buffers(self) -> int:
-        """Bytes of running statistics that one client receives, and sends, a round."""
-        return size(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
+        """Bytes of running statistics that one client receives per round; it sends as many."""
+        return byte_count(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
 
     @property
     def kept(self) -> int:
-        """Bytes that one client keeps between rounds, with what it knows from following the broadcasts."""
-        return size(self.client) + size(self.public) - size(wire(self.public))
+        """Bytes that one client keeps between rounds, including what it knows from all earlier broadcasts."""
+        return byte_count(self.client) + byte_count(self.public) - byte_count(without_known(self.public))
 
     def mean(self, sums: list[Tensor], count: float, weight: float) -> Message:
-        """The mean message of `count` clients from float64 sums of its leaves; those that were weighted are divided by
-        the clients' summed weight."""
+        """The mean message from float64 sums of its leaves.
+
+        `count`: clients in the sums, the divisor of uniformly averaged leaves. `weight`: the sum of their weights, the
+        divisor of weighted leaves.
+        """
         samples = pytree.tree_leaves(self.message)
         divisors = [weight if weighted else count for weighted in self.weighted]
         means = [
-            (total / by).to(sample.device, sample.dtype)
-            for total, by, sample in zip(sums, divisors, samples, strict=True)
+            (total / divisor).to(sample.device, sample.dtype)
+            for total, divisor, sample in zip(sums, divisors, samples, strict=True)
         ]
         return pytree.tree_unflatten(means, self.message_spec)
 
 
-def wire(public: Any) -> Any:
-    """What is broadcast: a public state without what every client knows already."""
+def without_known(public: Any) -> Any:
+    """The part of a public state that is broadcast: without what every client already knows."""
 
     def known(part: Any) -> bool:
         return isinstance(part, Known)
@@ -82,12 +88,14 @@ def wire(public: Any) -> Any:
     return pytree.tree_map(lambda part: () if known(part) else part, public, is_leaf=known)
 
 
-def size(state: Any) -> int:
+def byte_count(state: Any) -> int:
+    """The bytes of all leaves of a state, as they are stored."""
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(state))
 
 
-def traffic(state_spec: StateSpec, down: int, up: int | None = None) -> dict[str, float]:
-    """Bytes of one round: broadcast to `down` clients and sent by `up` of them, as they are stored."""
+def traffic_columns(state_spec: StateSpec, down: int, up: int | None = None) -> dict[str, float]:
+    """The columns comm/… of one round. `down`: clients that receive the broadcast; `up`: clients that send a message
+    (by default all that receive)."""
     up = down if up is None else up
     record = {"comm/bytes_down": float(down * state_spec.down), "comm/bytes_up": float(up * state_spec.up)}
     if not state_spec.buffers:

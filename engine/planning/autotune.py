@@ -17,14 +17,14 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, ste
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..state.row_files import StateLayout
-from .kernel_proof import place
+from .kernel_proof import kernel_identity
 
 SECONDS = 6.0
 """After which no further path is tried."""
 REPEATS = 4
 STEPS, CLIENTS = 5, 4
 """At most so many local steps of each client; at least so many clients, where the cohort has them."""
-SLOWER = 1.1
+SLOWER_LIMIT = 1.1
 """Larger blocks are not tried once one takes so many times the best so far."""
 
 
@@ -40,19 +40,19 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
         if path.kernels in done or (found and time.perf_counter() - began > SECONDS):
             continue
         try:
-            found[path] = seconds = min(timed(run_spec, data, path))
+            found[path] = seconds = min(time_plan(run_spec, data, path))
         except Exception:
             done.add(path.kernels)
             continue
         if path.block > 1:
-            if seconds > SLOWER * best.get(path.kernels, seconds):
+            if seconds > SLOWER_LIMIT * best.get(path.kernels, seconds):
                 done.add(path.kernels)
             best[path.kernels] = min(best.get(path.kernels, seconds), seconds)
     torch.set_num_threads(threads)
     return found
 
 
-def timed(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
+def time_plan(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
     """Seconds a client, after a first pass that does not count."""
     experiment = run_spec.experiment
     plan = experiment.federation
@@ -64,12 +64,14 @@ def timed(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]
         run_spec,
         experiment=experiment.model_copy(update={"federation": plan.model_copy(update={"local": short})}),
         directory=None,
-        chosen=path,
-        proved=place() if path.kernels != "torch" else None,  # or it will be: what does not agree is not used
+        execution_plan=path,
+        proven_kernels=kernel_identity()
+        if path.kernels != "torch"
+        else None,  # or it will be: what does not agree is not used
     )
     with torch.no_grad():
         method = trial.method()
-        public = method.broadcast(method.server_init(trial.start()))
+        public = method.broadcast(method.server_init(trial.initial_model()))
     worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
     shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, path.block)

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...workloads.base import Split
 from ..clients.modules import check_draws
 from ..config.run_spec import RunSpec
-from ..records.partition_file import keep
+from ..records.partition_file import write_partition
 from .trial_step import try_step
 
 
@@ -18,7 +18,7 @@ def checked_split(run_spec: RunSpec) -> Split:
     """
     split = run_spec.split()
     if run_spec.directory is not None and not run_spec.resume:
-        keep(split.client_index, Path(run_spec.directory))
-    check_draws(run_spec.workload, run_spec.started(), split)
+        write_partition(split.client_index, Path(run_spec.directory))
+    check_draws(run_spec.workload, run_spec.checked_initial_model(), split)
     try_step(run_spec, split)
     return split

@@ -32,20 +32,20 @@ from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
-from ..kernels.fused_chain import Unfit, fitted
+from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import NoKernels, library
-from ..kernels.operators import FOUR, add_up, polynomials
+from ..kernels.operators import AT_ONCE, add_up, polynomials
 
 FACTOR = 8.0
 """How many times torch's own rounding error another order of the same sums may have."""
 ROUNDINGS = 64 * 2.0**-23
 """Of a tensor's largest entry: for where torch's own error happens to be next to nothing."""
-SHAKES, SHAKEN = 8, 2.0**-22
+PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
 """How often the reference is taken at weights that are this much off, relative to each, where kernels disagree."""
-NUMBERS = 1 << 23
+COMPARED_NUMBERS = 1 << 23
 """Of a batch's examples as many are compared as make, times the model's parameters, this number; FEWEST at least."""
-FEWEST = 4
-SUMMED = 5_003
+FEWEST_EXAMPLES = 4
+SUMMED_ENTRIES = 5_003
 """Entries of which sums are compared; an odd number, so that no vector ends with them."""
 
 Batch = dict[str, Tensor]
@@ -59,14 +59,14 @@ class Disagreement(Exception):
         self.torch_fails = torch_fails
 
 
-class Given(NamedTuple):
+class TrainingData(NamedTuple):
     """What a run trains on: columns (n, …) of all rows, as arrays of numpy or as tensors."""
 
     train: Any
     client_index: ClientIndex
 
 
-def place() -> str:
+def kernel_identity() -> str:
     """What a proof holds for: the same library, of the same processor, beside the same torch."""
     return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
@@ -76,14 +76,14 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
     On another machine than the one where that was proven, the kernels are another library.
     """
-    if run_spec.kernels != "torch" and run_spec.proved != place():
+    if run_spec.kernels != "torch" and run_spec.proven_kernels != kernel_identity():
         try:
-            prove(run_spec, Given(data.train, data.client_index), run_spec.kernels)
+            prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
             raise NoKernels(f"{run_spec.kernels} kernels do not do here what torch's do: {error}") from error
 
 
-def prove(run_spec: RunSpec, given: Given, kernels: str) -> None:
+def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
     """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this run's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
@@ -106,14 +106,14 @@ class Errors:
 
 
 class Proof:
-    def __init__(self, run_spec: RunSpec, given: Given, kernels: str) -> None:
+    def __init__(self, run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
-        self.x = run_spec.start()
+        self.x = run_spec.initial_model()
         method = run_spec.method()
         if kernels == "chain":
             try:
-                fitted(run_spec.workload, self.x.layout)
-            except Unfit as error:
+                chain_from(run_spec.workload, self.x.layout)
+            except NotAChain as error:
                 raise Disagreement(str(error)) from error
         self.torchs = LocalTrainer(method, run_spec.workload, self.x, "torch", run_spec.precision)
         self.double = LocalTrainer(method, run_spec.workload, self.x.to(torch.float64), "torch")
@@ -121,7 +121,7 @@ class Proof:
 
     def run(self) -> None:
         self.streams()
-        sums(self.x.flat.numel())
+        check_sums(self.x.flat.numel())
         batches = self.batches()
         for name, point, pair in zip(("first", "shaken", "drawn"), self.points(), batches, strict=True):
             self.gradients(f"at the {name} model", point, pair)
@@ -156,7 +156,7 @@ class Proof:
         """Three pairs of batches, of two clients each: their first ones, the next ones, and their last ones, which are
         short where their rows do not divide."""
         experiment = self.run_spec.experiment
-        clients, fewer = self.clients(), max(FEWEST, NUMBERS // max(self.x.flat.numel(), 1))
+        clients, fewer = self.clients(), max(FEWEST_EXAMPLES, COMPARED_NUMBERS // max(self.x.flat.numel(), 1))
         drawn = stream(
             self.given.client_index, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed
         )
@@ -166,7 +166,7 @@ class Proof:
             for client in range(2):
                 k = step(int(drawn.steps[client]) - 1)
                 rows = drawn.rows[client, k][:fewer].numpy()
-                batch = {name: tensor(column, rows) for name, column in self.given.train.items()}
+                batch = {name: rows_of(column, rows) for name, column in self.given.train.items()}
                 batch["key"] = drawn.keys[client, k]
                 if drawn.weight is not None:
                     batch["weight"] = drawn.weight[client, k][:fewer].to(self.x.flat.dtype)
@@ -194,8 +194,8 @@ class Proof:
         """Of each client alone, and of both as a block."""
         block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
         for client, batch in enumerate(pair):
-            torchs = self.by_torch(lambda batch=batch: asked(self.torchs, point, self.x.layout, batch))
-            own = self.by_us(lambda batch=batch: asked(self.own, point, self.x.layout, batch))
+            torchs = self.by_torch(lambda batch=batch: loss_gradient(self.torchs, point, self.x.layout, batch))
+            own = self.by_us(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
             both = [own] if block is None else [own, (block[0][client], block[1][client])]
             for gradient, loss in both:
                 self.compare(where, point, batch, torchs, (gradient, loss))
@@ -215,7 +215,7 @@ class Proof:
                 one(self.torchs)(points, columns)
             except Exception:
                 return None
-            raise Disagreement(f"a block raises {told(error)}, and not by torch's kernels") from error
+            raise Disagreement(f"a block raises {short_error(error)}, and not by torch's kernels") from error
 
     def compare(
         self, where: str, point: Tensor, batch: Batch, torchs: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
@@ -224,22 +224,24 @@ class Proof:
             if bool(own[0].isfinite().all() and own[1].isfinite()):
                 raise Disagreement(f"{where} they give numbers where torch's give none")
             return
-        expected = self.by_double(lambda: asked(self.double, point.double(), self.x.layout, widened(batch)))
+        expected = self.by_double(
+            lambda: loss_gradient(self.double, point.double(), self.x.layout, with_float64_weights(batch))
+        )
 
         def shaken(factors: Tensor) -> tuple[Tensor, Tensor]:
-            return asked(self.double, point.double() * factors, self.x.layout, widened(batch))
+            return loss_gradient(self.double, point.double() * factors, self.x.layout, with_float64_weights(batch))
 
-        shakes = Shakes(shaken, point)
+        shakes = Perturbed(shaken, point)
         self.close(f"the gradient {where}", Errors(expected[0], torchs[0], own[0]), lambda: shakes.of(0, expected[0]))
         self.close(f"the loss {where}", Errors(expected[1], torchs[1], own[1]), lambda: shakes.of(1, expected[1]))
 
     def close(self, what: str, errors: Errors, spread: Callable[[], Tensor]) -> None:
         """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough. spread: what
         rounded weights move, entry by entry; asked for only where there is need."""
-        found = apart(errors, self.x.layout)
+        found = tensor_errors(errors, self.x.layout)
         if all(off <= allowed for _, off, allowed, _ in found):
             return
-        moved = apart(Errors(errors.expected, errors.torchs, errors.expected + spread()), self.x.layout)
+        moved = tensor_errors(Errors(errors.expected, errors.torchs, errors.expected + spread()), self.x.layout)
         for (name, off, allowed, largest), (_, more, _, _) in zip(found, moved, strict=True):
             if not off <= allowed + FACTOR * more:
                 raise Disagreement(
@@ -252,7 +254,7 @@ class Proof:
         chain = self.own.chain
         if chain is None or any(pair[0][name].shape != pair[1][name].shape for name in pair[0]):
             return
-        first = self.by_torch(lambda: asked(self.torchs, point, self.x.layout, pair[0]))[0]
+        first = self.by_torch(lambda: loss_gradient(self.torchs, point, self.x.layout, pair[0]))[0]
         if not bool(first.isfinite().all()):
             return
         lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
@@ -261,11 +263,11 @@ class Proof:
         def steps(trainer: LocalTrainer, y: Tensor, dtype: torch.dtype, batches: tuple[Batch, ...]) -> Tensor:
             begin, total = y, torch.zeros_like(y)
             for batch in batches:
-                gradient, _ = asked(trainer, y, self.x.layout, batch)
+                gradient, _ = loss_gradient(trainer, y, self.x.layout, batch)
                 y, total = y - lr * (gradient + shift.to(dtype)), total + gradient
             return total + (begin - y) / lr
 
-        wide = tuple(map(widened, pair))
+        wide = tuple(map(with_float64_weights, pair))
         expected = self.by_double(lambda: steps(self.double, point.double(), torch.float64, wide))
         torchs = self.by_torch(lambda: steps(self.torchs, point, torch.float32, pair))
         if not bool(torchs.isfinite().all()):
@@ -278,12 +280,12 @@ class Proof:
             return (steps(self.double, point.double() * factors, torch.float64, wide),)
 
         errors = Errors(expected, torchs, total + (point - y) / lr)
-        self.close("the outcome of two steps", errors, lambda: Shakes(shaken, point).of(0, expected))
+        self.close("the outcome of two steps", errors, lambda: Perturbed(shaken, point).of(0, expected))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
         """What the method orthogonalises in a step of the first client, and matrices drawn at random like it."""
-        rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.changes else {1}
+        rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.method_has_schedule else {1}
         asked_for: dict[tuple[tuple[int, ...], tuple[Triple, ...]], Tensor] = {}
 
         def record(x: Tensor, triples: tuple[Triple, ...]) -> None:
@@ -322,19 +324,19 @@ class Proof:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"torch's own kernels raise {told(error)}", torch_fails=True) from error
+            raise Disagreement(f"torch's own kernels raise {short_error(error)}", torch_fails=True) from error
 
     def by_double(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"there is nothing to compare with: float64 raises {told(error)}") from error
+            raise Disagreement(f"there is nothing to compare with: float64 raises {short_error(error)}") from error
 
     def by_us(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"they raise {told(error)}, and torch's do not") from error
+            raise Disagreement(f"they raise {short_error(error)}, and torch's do not") from error
 
 
 class OneBatch:
@@ -350,7 +352,7 @@ class OneBatch:
         """Nobody waits for a sign of life."""
 
 
-class Shakes:
+class Perturbed:
     """What a reference becomes at weights that rounding may have moved; computed once for loss and gradient."""
 
     def __init__(self, at: Callable[[Tensor], tuple[Tensor, ...]], point: Tensor) -> None:
@@ -361,30 +363,30 @@ class Shakes:
         """The largest move of each entry, of the gradient (0) or the loss (1)."""
         if not self.found:
             draw = counted.generator(0, "shakes")
-            for _ in range(SHAKES):
+            for _ in range(PERTURBATIONS):
                 xi = torch.rand(self.point.shape, generator=draw, dtype=torch.float64)
-                self.found.append(self.at(1 + SHAKEN * (2 * xi - 1)))
+                self.found.append(self.at(1 + PERTURBATION_SIZE * (2 * xi - 1)))
         return torch.stack([(values[which] - expected).abs() for values in self.found]).amax(0)
 
 
-def tensor(column: Any, rows: np.ndarray) -> Tensor:
+def rows_of(column: Any, rows: np.ndarray) -> Tensor:
     """Some rows of a column."""
     if isinstance(column, Tensor):
         return column[torch.from_numpy(rows)]
     return torch.from_numpy(np.ascontiguousarray(column[rows]))
 
 
-def widened(batch: Batch) -> Batch:
+def with_float64_weights(batch: Batch) -> Batch:
     """With shares of the loss in float64; columns are the workload's own business, as in a run of dtype float64."""
     return {name: column.double() if name == "weight" else column for name, column in batch.items()}
 
 
-def asked(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
+def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:
     """(gradient (P,), loss ()) of one client's batch."""
     return Gradient.forward(point, trainer, layout, tuple(batch), *batch.values())
 
 
-def apart(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
+def tensor_errors(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
     """For each tensor on a flat vector, or for a single number: (its name, how far off ours is, how far it may be, the
     largest entry)."""
     if not errors.expected.ndim:
@@ -408,11 +410,11 @@ def bound(expected: Tensor, torchs: Tensor, least: float = 0.0) -> float:
     return FACTOR * distance(expected, torchs) + ROUNDINGS * max(float(expected.abs().max()), least)
 
 
-def sums(size: int) -> None:
+def check_sums(size: int) -> None:
     """Raise Disagreement unless sums of messages are torch's to the bit."""
     draw = counted.generator(size, "proof of sums")
-    parts = list(torch.randn(FOUR, min(size, SUMMED), generator=draw))
-    for count in range(1, FOUR + 1):
+    parts = list(torch.randn(AT_ONCE, min(size, SUMMED_ENTRIES), generator=draw))
+    for count in range(1, AT_ONCE + 1):
         for more in (False, True):
             totals = [torch.ones(len(parts[0]), dtype=torch.float64) / 3 for _ in range(2)]
             for total, name in zip(totals, ("torch", "native"), strict=True):
@@ -421,6 +423,6 @@ def sums(size: int) -> None:
                 raise Disagreement(f"the sum of {count} messages is not torch's")
 
 
-def told(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

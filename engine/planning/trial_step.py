@@ -30,8 +30,8 @@ from ..cohorts.sampling import sample
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import ConfigError, FedFleetError
-from ..user_code import Finder, Line, below_losses, is_users, lines_of
-from .execution_plan import ruled, worth
+from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
+from .execution_plan import plan_by_rule, worth_measuring
 
 CLIENTS, EXAMPLES = 2, 8
 """Clients of the block that is tried, and examples of a batch at most: the rules do not depend on how many."""
@@ -44,7 +44,7 @@ under_way = False
 """True while the trial runs, for code that has to tell its calls from those of a round."""
 
 
-class Unfit(Exception):
+class CodeRaised(Exception):
     """The code raised by itself: no broken rule, and left to the run, which names the client."""
 
 
@@ -64,7 +64,7 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
             for algorithm in (method.warm_start, method):
                 if algorithm is not None:
                     Trial(run_spec, split, algorithm).run()
-    except Unfit:
+    except CodeRaised:
         return
     finally:
         under_way = False
@@ -76,9 +76,9 @@ def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     if not engine.vectorise or cohort < 2:
         return False
-    if run_spec.chosen is not None or engine.block != "auto":
-        return ruled(run_spec).block > 1
-    return ruled(run_spec).block > 1 or worth(run_spec, split)
+    if run_spec.execution_plan is not None or engine.block != "auto":
+        return plan_by_rule(run_spec).block > 1
+    return plan_by_rule(run_spec).block > 1 or worth_measuring(run_spec, split)
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Attributes:
             if key not in cached:
                 self._walk(getattr(value, key), f"{kind.__name__}.{key}", found, seen)
         for made in kind.__mro__:
-            if is_users(file_of(made)):
+            if is_user_file(source_file(made)):
                 for key, own in vars(made).items():
                     if not key.startswith("__") and isinstance(own, int | float | str | list | dict | set | Tensor):
                         self._walk(own, f"{made.__name__}.{key}", found, seen)
@@ -175,36 +175,38 @@ def slots_of(made: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def file_of(made: type) -> str:
+def source_file(made: type) -> str:
     import sys
 
     return getattr(sys.modules.get(made.__module__), "__file__", None) or "<unknown>"
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
-def form(state: Any, place: str = "") -> dict[str, str]:
+def leaf_forms(state: Any, place: str = "") -> dict[str, str]:
     """Each leaf's place and what it is, as {".trace": "float32 (10,)"}."""
     if isinstance(state, tuple | list):
         names = [f".{name}" for name in getattr(state, "_fields", ())] or [f"[{i}]" for i in range(len(state))]
         parts = zip(names, state, strict=True)
-        return {key: what for name, part in parts for key, what in form(part, place + name).items()}
+        return {key: what for name, part in parts for key, what in leaf_forms(part, place + name).items()}
     if isinstance(state, dict):
-        return {key: what for name, part in state.items() for key, what in form(part, f"{place}[{name!r}]").items()}
+        return {
+            key: what for name, part in state.items() for key, what in leaf_forms(part, f"{place}[{name!r}]").items()
+        }
     leaves = leaves_of(state)
     if len(leaves) == 1:
-        return {place or "it": described(leaves[0])}
-    return {f"{place}[{number}]": described(leaf) for number, leaf in enumerate(leaves)}
+        return {place or "it": describe_leaf(leaves[0])}
+    return {f"{place}[{number}]": describe_leaf(leaf) for number, leaf in enumerate(leaves)}
 
 
-def described(leaf: Any) -> str:
+def describe_leaf(leaf: Any) -> str:
     if not isinstance(leaf, Tensor):
         return f"{leaf!r}, which is no tensor"
     return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
 
 
-def difference(old: Any, new: Any) -> str:
+def form_difference(old: Any, new: Any) -> str:
     """In what two states' forms differ, or ""."""
-    before, after = form(old), form(new)
+    before, after = leaf_forms(old), leaf_forms(new)
     for place, what in after.items():
         if what.endswith("no tensor"):
             return f"{place} is {what}; a state has tensors only, () for nothing"
@@ -218,7 +220,7 @@ def difference(old: Any, new: Any) -> str:
     return gone
 
 
-def copied(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)
 
 
@@ -232,7 +234,7 @@ class Trial:
 
     def __init__(self, run_spec: RunSpec, split: Split, algorithm: Algorithm) -> None:
         self.run_spec, self.split, self.algorithm = run_spec, split, algorithm
-        self.x = run_spec.start()
+        self.x = run_spec.initial_model()
         self.attributes = Attributes(algorithm, run_spec.workload)
 
     def run(self) -> None:
@@ -282,7 +284,7 @@ class Trial:
         try:
             return LocalTrainer(self.algorithm, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         except Exception as error:
-            raise Unfit from error
+            raise CodeRaised from error
 
     def columns(self) -> dict[str, Tensor]:
         """Batches of the first clients of round 1, (c, b, …) each; "key" (c,); "weight" (c, b) where some are short."""
@@ -300,19 +302,19 @@ class Trial:
     # --- one client -------------------------------------------------------------------------------------------------
     def watch(self, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
         """The function's result; it is called twice. given: its arguments, as messages call them."""
-        inputs = copied(tuple(given.values()))
+        inputs = copy_state(tuple(given.values()))
         drawn = generators()
         result = self.call(name, function, inputs)
         if generator := moved(drawn):
-            self.refuse_draw(name, generator, lambda: function(*copied(tuple(given.values()))))
+            self.refuse_draw(name, generator, lambda: function(*copy_state(tuple(given.values()))))
         if attribute := self.attributes.changed():
-            self.refuse_attribute(name, attribute, lambda: function(*copied(tuple(given.values()))))
+            self.refuse_attribute(name, attribute, lambda: function(*copy_state(tuple(given.values()))))
         for (what, value), own in zip(given.items(), inputs, strict=True):
             if not all(map(equal, leaves_of(value), leaves_of(own))):
                 self.refuse_write(name, what, function, given)
-        again = self.call(name, function, copied(tuple(given.values())))
+        again = self.call(name, function, copy_state(tuple(given.values())))
         if not all(map(equal, leaves_of(result), leaves_of(again))):
-            run = lambda: function(*copied(tuple(given.values())))  # noqa: E731
+            run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
             self.refuse(
                 f"{name} gives other numbers when it is called again on the same inputs, so a run would not repeat",
                 self.returned(run),
@@ -328,12 +330,12 @@ class Trial:
         except FrozenInstanceError as error:
             self.refuse(
                 f"{name} changes an attribute ({error})",
-                lines_of(error)[:1],
+                user_lines(error)[:1],
                 "a method holds settings only: return what changes as a state",
                 error,
             )
         except Exception as error:
-            raise Unfit from error
+            raise CodeRaised from error
 
     def refuse_draw(self, name: str, generator: str, run: Callable[[], Any]) -> None:
         """Unless no line of the code can be found: then another thread of this process may have drawn."""
@@ -342,7 +344,7 @@ class Trial:
         def happened() -> bool:
             return bool(moved(last))
 
-        finder = Finder(happened)
+        finder = LineFinder(happened)
         finder.run(run)
         if finder.found is None and not moved(last):
             return
@@ -355,7 +357,7 @@ class Trial:
 
     def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any]) -> None:
         roots = Attributes(*self.attributes.roots)
-        finder = Finder(lambda: bool(roots.changed()))
+        finder = LineFinder(lambda: bool(roots.changed()))
         finder.run(run)
         self.refuse(
             f"{'losses change' if finder.in_losses else f'{name} changes'} the attribute {attribute}",
@@ -366,9 +368,9 @@ class Trial:
         )
 
     def refuse_write(self, name: str, what: str, function: Callable[..., Any], given: dict[str, Any]) -> None:
-        inputs, old = copied(tuple(given.values())), leaves_of(tuple(given.values()))
+        inputs, old = copy_state(tuple(given.values())), leaves_of(tuple(given.values()))
         now = leaves_of(inputs)
-        finder = Finder(lambda: not all(map(equal, old, now)))
+        finder = LineFinder(lambda: not all(map(equal, old, now)))
         finder.run(lambda: function(*inputs))
         self.refuse(
             f"{'losses write' if finder.in_losses else f'{name} writes'} in place into the {what}",
@@ -379,17 +381,17 @@ class Trial:
 
     def keeps_form(self, name: str, what: str, old: Any, new: Any, call: tuple[Callable[..., Any], Any]) -> None:
         """call: the function and its arguments, to find the user's lines that returned the new state."""
-        if differs := difference(old, new):
+        if differs := form_difference(old, new):
             function, inputs = call
             self.refuse(
                 f"{name} changes the form of the {what}: {differs}",
-                self.returned(lambda: function(*copied(inputs))),
+                self.returned(lambda: function(*copy_state(inputs))),
                 "structure, shapes and dtypes stay as they were",
             )
 
     def returned(self, run: Callable[[], Any]) -> list[Line]:
         """Lines on which the user's functions returned what `run` gave."""
-        finder = Finder()
+        finder = LineFinder()
         finder.run(run)
         return list(dict.fromkeys(finder.returned))[-2:]
 
@@ -406,8 +408,8 @@ class Trial:
         except Exception as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
             self.refuse(
-                f"clients cannot be run together under torch.func.vmap: {broken(text[0])}",
-                lines_of(error)[:1],
+                f"clients cannot be run together under torch.func.vmap: {vmap_rule_broken(text[0])}",
+                user_lines(error)[:1],
                 "write it with tensor operations (torch.where), or set engine.vectorise=false",
                 error,
                 key="engine.vectorise",
@@ -432,10 +434,10 @@ def in_losses(error: BaseException) -> bool:
     traceback, last = error.__traceback__, None
     while traceback is not None:
         last, traceback = traceback.tb_frame, traceback.tb_next
-    return below_losses(last)
+    return called_from_losses(last)
 
 
-def broken(said: str) -> str:
+def vmap_rule_broken(said: str) -> str:
     """torch's words on what cannot be vectorised, by the rule of ours that it breaks."""
     for words, rule in (
         (".item()", "a number is read from a tensor (.item(), float(), int(), tolist())"),

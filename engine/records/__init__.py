@@ -1,1 +1,1 @@
-"""What a run writes down: its folder, records, log and partition."""
+"""The records of a run: numbers per round and per client, events, columns and the partition."""

@@ -1,4 +1,4 @@
-"""What a run tells as it goes, kept until it has been heard."""
+"""The events of a run, kept until another thread has read them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from typing import Any
 
 
 class EventLog:
-    """Told by one thread, heard by another. What was heard is forgotten, unless `keep` says so."""
+    """One thread appends events and another one reads them. Events that were read are deleted unless `keep` is true."""
 
     def __init__(self, keep: bool = False) -> None:
         self.keep = keep
-        self.told: list[Any] = []
-        self.gone = 0  # told, heard and forgotten
+        self.events: list[Any] = []
+        self.deleted = 0  # the number of events that were read and deleted
         self.changed = threading.Condition()
-        self.over = False
-        self.heard = False  # the end
+        self.ended = False
+        self.delivered = False  # whether a reader has learnt that the log has ended
 
-    def tell(self, item: Any) -> None:
+    def append(self, event: Any) -> None:
         with self.changed:
-            self.told.append(item)
+            self.events.append(event)
             self.changed.notify_all()
 
     def end(self) -> None:
+        """No event follows."""
         with self.changed:
-            self.over = True
+            self.ended = True
             self.changed.notify_all()
 
     def since(self, seen: int) -> tuple[list[Any], bool]:
-        """What was told after the first `seen`, waiting for news; and whether that was all there will be."""
+        """(the events after the first `seen`, whether the log has ended). Waits until there is an event or the end."""
         with self.changed:
             if not self.keep:
-                del self.told[: seen - self.gone]
-                self.gone = seen
-            self.changed.wait_for(lambda: self.gone + len(self.told) > seen or self.over)
-            if self.over:
-                self.heard = True
+                del self.events[: seen - self.deleted]
+                self.deleted = seen
+            self.changed.wait_for(lambda: self.deleted + len(self.events) > seen or self.ended)
+            if self.ended:
+                self.delivered = True
                 self.changed.notify_all()
-            return self.told[seen - self.gone :], self.over
+            return self.events[seen - self.deleted :], self.ended
 
-    def until_heard(self, seconds: float) -> None:
-        """Wait until somebody has heard the end, at most so long."""
+    def wait_until_delivered(self, seconds: float) -> None:
+        """Wait until a reader has learnt that the log has ended, at most `seconds`."""
         with self.changed:
-            self.changed.wait_for(lambda: self.heard, seconds)
+            self.changed.wait_for(lambda: self.delivered, seconds)

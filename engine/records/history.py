@@ -1,4 +1,4 @@
-"""The rounds so far, packed: as dicts they are a kilobyte a round, in columns a sixth of that."""
+"""The records of all rounds so far, in columns: they take a sixth of the kilobyte that one dict per round takes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Record = dict[str, float]
-"""One round's numbers, by column name; see `records`."""
+"""The numbers of one round by column name; `parquet.py` describes the columns."""
 Event = Record | str | list[Record]
-"""What a run tells as it goes: a round's record, a sentence for the log, or all rounds before the one resumed at."""
+"""What a run reports while it goes on: a round's record, a line for the log, or, when it is resumed, the records of
+all rounds before."""
 
 
 class Column(NamedTuple):
@@ -19,10 +20,10 @@ class Column(NamedTuple):
 
 
 class History(Sequence[Record]):
-    """Rows of numbers by name, in columns; as a sequence, dicts, each without the names that its round did not have."""
+    """A sequence of records, stored in columns. A record has only the names that were measured in its round."""
 
     def __init__(self, rows: Iterable[Record] = (), capacity: int = 64) -> None:
-        """capacity: rows to have room for; pages that nobody has written to cost nothing."""
+        """`capacity`: the rows to allocate. Memory pages that were never written to cost nothing."""
         self.columns: dict[str, Column] = {}
         self.length, self.capacity = 0, capacity
         for row in rows:
@@ -30,20 +31,20 @@ class History(Sequence[Record]):
 
     @staticmethod
     def of(names: Sequence[str], parts: Sequence[dict[str, np.ndarray]]) -> History:
-        """From `packed` parts, in order."""
-        values, there = (np.concatenate([part[kind] for part in parts], 1) for kind in Column._fields)
+        """The history of `packed` parts in order."""
+        values, measured = (np.concatenate([part[kind] for part in parts], 1) for kind in Column._fields)
         history = History(capacity=values.shape[1])
-        history.columns = {name: Column(*pair) for name, *pair in zip(names, values, there, strict=True)}
+        history.columns = {name: Column(*pair) for name, *pair in zip(names, values, measured, strict=True)}
         history.length = values.shape[1]
         return history
 
     def packed(self, begin: int, end: int) -> dict[str, np.ndarray]:
-        """Some rows as arrays: values and whether they are there, each (C, rows), in the order of the columns."""
+        """Rows begin … end - 1 as the arrays `values` and `there`, each (columns, rows), as checkpoints store them."""
         rows = slice(begin, min(end, self.length))
         return {kind: np.stack([getattr(c, kind)[rows] for c in self.columns.values()]) for kind in Column._fields}
 
     def frozen(self) -> History:
-        """The rounds so far, in the same memory: not to be appended to."""
+        """The rounds so far, in the same memory. Nothing may be appended to the result."""
         other = History(capacity=self.capacity)
         other.columns, other.length = dict(self.columns), self.length
         return other
@@ -54,8 +55,8 @@ class History(Sequence[Record]):
         for name, value in row.items():
             if name not in self.columns:
                 self.columns[name] = Column(np.zeros(self.capacity), np.zeros(self.capacity, dtype=bool))
-            values, there = self.columns[name]
-            values[self.length], there[self.length] = value, True
+            values, measured = self.columns[name]
+            values[self.length], measured[self.length] = value, True
         self.length += 1
 
     def _grow(self, capacity: int) -> None:
@@ -66,7 +67,7 @@ class History(Sequence[Record]):
         self.capacity = capacity
 
     def replace(self, row: dict[str, float]) -> None:
-        """Append; a round that is told again, after a checkpoint, replaces what was told of it and those after it."""
+        """Append a record. A round that is run again after a checkpoint replaces its record and all later ones."""
         while self.length and self.columns["round"].values[self.length - 1] >= row["round"]:
             self.length -= 1
             for column in self.columns.values():
@@ -77,13 +78,13 @@ class History(Sequence[Record]):
         return self.length
 
     def __getitem__(self, at: Any) -> Any:
-        """The round at a place, or a list of those in a slice."""
+        """The record at an index, or a list of the records in a slice."""
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(self.length))]
         i = range(self.length)[at]
-        return {name: float(values[i]) for name, (values, there) in self.columns.items() if there[i]}
+        return {name: float(values[i]) for name, (values, measured) in self.columns.items() if measured[i]}
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(values, whether they were measured), both (R,); zero where they were not."""
-        values, there = (array[: self.length] for array in self.columns[name])
-        return np.where(there, values, 0.0), there
+        """(values, whether they were measured), both (R,). Values that were not measured are 0."""
+        values, measured = (array[: self.length] for array in self.columns[name])
+        return np.where(measured, values, 0.0), measured

@@ -1,7 +1,7 @@
-"""What each client did in a round, where a run is asked for it: DIR/clients/round-000001.parquet, a row a client.
+"""What each client did in a round, if tracking.clients is set: DIR/clients/round-000001.parquet, one row per client.
 
-round, id; loss, its mean training loss; norm2, |y_K - x|^2; steps, local steps taken. `pandas.read_parquet(DIR /
-"clients")` reads them all.
+Columns: `round`; `id`, the client's number; `loss`, its mean training loss; `norm2`, |y_K - x|^2; `steps`, its local
+steps. `pandas.read_parquet(DIR / "clients")` reads all rounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ COLUMNS = ("id", "loss", "norm2", "steps")
 
 
 def write_clients(directory: str, number: int, clients: dict[str, np.ndarray]) -> None:
-    """clients: column -> (S,), in any order; rows go by id. A round that is run again replaces its file."""
+    """Write the file of round `number`, sorted by id. A round that is run again replaces its file.
+
+    `clients`: column -> (S,), in any order.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

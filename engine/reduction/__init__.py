@@ -1,1 +1,1 @@
-"""Sums in the order of a tree, the same bits whoever adds them."""
+"""Sums in the order of a tree. The bits are the same whoever adds them."""

@@ -1,4 +1,4 @@
-"""A task's messages, added up as its blocks end."""
+"""Adds up the messages of a task, block by block."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..kernels.operators import FOUR, add_up
+from ..kernels.operators import AT_ONCE, add_up
 from ..methods.state_spec import StateSpec
 from .tree import TreeNode, TreeReducer, TreeShape
 
-Memory = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
-"""shapes -> float64 tensors, with anything in them."""
+Allocator = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
+"""shapes -> float64 tensors with arbitrary content."""
 
 
 def empty(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -27,103 +27,116 @@ FACTS = ("loss", "steps", "gradients", "weight")
 
 
 class ClientNumbers(NamedTuple):
-    """Numbers of c clients that were run at once, or of one alone: of each, on its device until all are asked for."""
+    """Numbers of c clients that ran at once, or of one client that ran alone.
+
+    The tensors stay on their device until the numbers of the task are summed.
+    """
 
     loss: Tensor  # (c,) or ()
-    norm2: Tensor
-    gradients: int  # a step
+    norm2: Tensor  # (c,) or ()
+    gradients: int  # per local step
     steps: np.ndarray  # (c,)
-    weights: np.ndarray
+    weights: np.ndarray  # (c,)
 
 
 class Accumulator:
-    """float64 sums of messages: a block's clients in order, blocks in that of the task's tree. `times`: seconds."""
+    """float64 sums of a task's messages: the clients of a block in order, then the blocks in the order of the tree.
 
-    def __init__(self, state_spec: StateSpec, blocks: int, kernels: str = "torch", memory: Memory = empty) -> None:
-        """memory: of the first sums that need any; the whole comes to lie there where they are block 0's."""
-        self.sums = TreeReducer(TreeShape([blocks]), self._plus)
-        self.blocks, self.count, self.kernels = 0, blocks, kernels  # that have ended, and shall
-        self.lone: list[list[Tensor]] = []  # messages that are blocks of their own, the last ones, not added up yet
+    `times`: the seconds that the task spent on state, data and reduce.
+    """
+
+    def __init__(self, state_spec: StateSpec, blocks: int, kernels: str = "torch", allocate: Allocator = empty) -> None:
+        """`blocks`: the number of blocks in the task. `allocate`: provides the memory of the first sum. If that is the
+        sum of block 0, it holds the sum of the task at the end."""
+        self.sums = TreeReducer(TreeShape([blocks]), self._add)
+        self.block_count, self.kernels = blocks, kernels
+        self.blocks = 0  # that have ended
+        self.lone: list[list[Tensor]] = []  # messages of the last blocks with one client each, not added yet
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
-        self.weighted = state_spec.weighted  # leaf by leaf: whether it is averaged with the clients' weights
-        self.spare = [memory(self.shapes)]  # of sums that went into others
+        self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
+        self.spare = [allocate(self.shapes)]  # memory of sums that were added to others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
-        self.clients: dict[str, list[np.ndarray]] = {}  # what else there is of each
+        self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[list[ClientNumbers]] = [[]]  # by block
-        self.leaves: list[Tensor] = []  # of the block under way
+        self.leaves: list[Tensor] = []  # sums of the current block
 
     def end_block(self) -> None:
+        """The messages of the current block are complete."""
         began = time.perf_counter()
         if self.leaves:
-            self._lone_by_themselves()
+            self._put_lone_blocks()
             self.sums.put(TreeNode(0, self.blocks), self.leaves)
         self.blocks += 1
-        if len(self.lone) == FOUR or self.blocks == self.count:
-            self._four()
+        if len(self.lone) == AT_ONCE or self.blocks == self.block_count:
+            self._add_lone_blocks()
         self.noted.append([])
         self.leaves = []
         self.times["reduce"] += time.perf_counter() - began
 
-    def _plus(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-        if right:  # else it has gone there at once
+    def _add(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        if right:  # it is empty if `_add_lone_blocks` has already added it to the left one
             for a, b in zip(left, right, strict=True):
                 a.add_(b)
             self.spare.append(right)
         return left
 
-    def whole(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
-        """(sums, facts, numbers of each client (c,)), once all blocks have ended."""
+    def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
+        """(sums, sums of facts, arrays with one entry per client), once all blocks have ended."""
         began = time.perf_counter()
         noted = [each for block in self.noted for each in block]
-        loss, norm2 = (joined([getattr(each, name) for each in noted]) for name in ("loss", "norm2"))
-        facts, at = TreeReducer(TreeShape([self.blocks]), added), 0
+        loss, norm2 = (stacked([getattr(each, name) for each in noted]) for name in ("loss", "norm2"))
+        facts, begin = TreeReducer(TreeShape([self.blocks]), added), 0
         for number, block in enumerate(self.noted[:-1]):
             sums = [0.0] * len(FACTS)
             for each in block:
-                end, taken = at + len(each.steps), sum(each.steps.tolist())
-                more = (summed(loss[at:end]), taken, taken * each.gradients, summed(each.weights))
-                sums, at = added(sums, more), end
+                end, steps = begin + len(each.steps), sum(each.steps.tolist())
+                more = (summed(loss[begin:end]), steps, steps * each.gradients, summed(each.weights))
+                sums, begin = added(sums, more), end
             facts.put(TreeNode(0, number), sums)
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
         clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in noted])}
         self.times["reduce"] += time.perf_counter() - began
-        return self.sums.whole(), dict(zip(FACTS, facts.whole(), strict=True)), clients
+        return self.sums.total(), dict(zip(FACTS, facts.total(), strict=True)), clients
 
-    # --- lone clients -------------------------------------------------------------------------------------------------
-    def _four(self) -> None:
-        """Blocks of one client at once, and to their neighbours' sum where that waits for theirs: the same bits for a
-        third of the memory's work, which large models wait for."""
+    # --- blocks with one client ---------------------------------------------------------------------------------------
+    def _add_lone_blocks(self) -> None:
+        """Add the messages of up to AT_ONCE blocks with one client each in one pass over the memory.
+
+        If the sum of the neighbour in the tree is waiting for theirs, they are added to it in the same pass. The bits
+        are those of adding one by one, with a third of the memory traffic, which limits large models.
+        """
         if not self.lone:
             return
-        level = min(FOUR.bit_length() - 1, self.sums.shape.root.level)
+        level = min(AT_ONCE.bit_length() - 1, self.sums.shape.root.level)
         at = TreeNode(level, (self.blocks - 1) >> level)
-        beside = self.sums.parts[TreeNode(level, at.place - 1)] if at.place % 2 else None
-        total = beside or self._memory()
-        for sum_, *parts in zip(total, *self.lone, strict=True):
-            add_up(sum_, parts, beside is not None, self.kernels)
+        neighbour = self.sums.parts[TreeNode(level, at.place - 1)] if at.place % 2 else None
+        total = neighbour or self._memory()
+        for leaf, *parts in zip(total, *self.lone, strict=True):
+            add_up(leaf, parts, neighbour is not None, self.kernels)
         self.lone = []
-        self.sums.put(at, [] if beside else total)
+        self.sums.put(at, [] if neighbour else total)
 
-    def _lone_by_themselves(self) -> None:
-        """Where another kind of block comes between."""
+    def _put_lone_blocks(self) -> None:
+        """Put the messages of blocks with one client into the tree one by one, before a block with more clients."""
         first = self.blocks - len(self.lone)
-        for i, leaves in enumerate(self.lone):
-            self.sums.put(
-                TreeNode(0, first + i), [s.copy_(leaf) for s, leaf in zip(self._memory(), leaves, strict=True)]
-            )
+        for number, leaves in enumerate(self.lone):
+            sums = [total.copy_(leaf) for total, leaf in zip(self._memory(), leaves, strict=True)]
+            self.sums.put(TreeNode(0, first + number), sums)
         self.lone = []
 
     def _note(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
-        """steps, weights: (c,)."""
-        self.noted[-1].append(
-            ClientNumbers(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights)
-        )
+        """Keep the numbers of c clients for `result`."""
+        norm2 = outcome.message.facts["norm2"]
+        self.noted[-1].append(ClientNumbers(outcome.loss, norm2, outcome.gradients, steps, weights))
 
     def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
-        """steps, weights: (1,). only: the block has no other client."""
+        """Add the message of one client that ran alone.
+
+        `steps`, `weights`: (1,). `only`: whether the block has no other client.
+        """
         began = time.perf_counter()
         leaves, weight = pytree.tree_leaves(outcome.message), float(weights[0])
-        if only and weight == 1 and len(self.lone) == self.blocks % FOUR:
+        if only and weight == 1 and len(self.lone) == self.blocks % AT_ONCE:
             self.lone.append(leaves)
         else:
             self.leaves = self.leaves or [leaf.zero_() for leaf in self._memory()]
@@ -133,16 +146,16 @@ class Accumulator:
         self.times["reduce"] += time.perf_counter() - began
 
     def _memory(self) -> list[Tensor]:
-        """Of a block's sums, with anything in it."""
+        """Memory for the sums of a block, with arbitrary content."""
         return self.spare.pop() if self.spare else empty(self.shapes)
 
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
-        """All of a block at once."""
+        """Add the messages of all clients of a block, which ran at once. `steps`, `weights`: (c,)."""
         began = time.perf_counter()
         uniform = bool((weights == 1).all())
         for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
             if self.weighted[i] and not uniform:
-                # One row a client, so that the product is the weighted sum whatever the leaf's own shape is.
+                # A matrix with one row per client: the product is the weighted sum for any shape of the leaf.
                 by_client = leaf.to(torch.float64).reshape(len(weights), -1)
                 total = (torch.from_numpy(weights).to(leaf.device) @ by_client).view(leaf.shape[1:])
             else:
@@ -153,13 +166,15 @@ class Accumulator:
 
 
 def summed(numbers: np.ndarray) -> float:
+    """The sum of an array (c,)."""
     return numbers.item() if len(numbers) == 1 else float(numbers.sum())
 
 
-def joined(parts: list[Tensor]) -> np.ndarray:
-    """(c,), of parts (c,) or ()."""
+def stacked(parts: list[Tensor]) -> np.ndarray:
+    """(c,): parts of shape (c,) or () one after the other."""
     return torch.hstack(parts).cpu().numpy()
 
 
 def added(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """The sums of two lists of numbers, one by one."""
     return [a + b for a, b in zip(left, right, strict=True)]

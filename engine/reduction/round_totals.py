@@ -1,4 +1,4 @@
-"""A phase's results, added up in one order, whichever came first: the same bits whoever ran them."""
+"""The results of a phase, added in the order of a tree. The bits do not depend on which worker was first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, ad
 
 
 class RoundTotals(NamedTuple):
-    """A phase's results, added in the order of tasks."""
+    """The sums of a phase.
+
+    `leaves`: float64 sums of the messages' leaves. `facts`: sums by name. `clients`: arrays by name with one entry per
+    client. `dropped`: the clients that failed and were left out.
+    """
 
     leaves: list[np.ndarray]
     facts: dict[str, float]
@@ -20,18 +24,18 @@ class RoundTotals(NamedTuple):
     dropped: tuple[int, ...]
 
     def record(self, count: int, train: float, workers: int) -> dict[str, float]:
-        """A round's columns; count: clients that are in the mean; see `spent`."""
+        """The columns of a round. `count`: the clients in the mean; `train`, `workers`: see `time_columns`."""
         return {
             "train/loss": self.facts["loss"] / count,
             "client/count": count,
             "client/dropped": len(self.dropped),
             "client/steps": self.facts["steps"],
             "client/gradients": self.facts["gradients"],
-            **spent(self.facts, train, workers),
+            **time_columns(self.facts, train, workers),
         }
 
     def digests(self, sampled: np.ndarray) -> np.ndarray | None:
-        """(S, DIGEST), of the rows of `sampled` in that order; zeros for those that were dropped."""
+        """(S, DIGEST) bytes: the digests of the rows of `sampled`, in that order; zeros for dropped clients."""
         found = self.clients.get("digest")
         if found is None:
             return None
@@ -41,27 +45,30 @@ class RoundTotals(NamedTuple):
 
 
 def reduce_in_order(tasks: Sequence[Any], results: Iterable[TaskResult | PartialSum]) -> RoundTotals:
-    """Add up as they come, in the order of the tasks' tree."""
-    shape = shape_of(tasks)
-    known, leaves = TreeReducer(shape, add_results), TreeReducer(shape, add_leaves)
+    """Add the results as they arrive, in the order of the tree over the tasks."""
+    shape = tree_shape(tasks)
+    numbers, leaves = TreeReducer(shape, add_results), TreeReducer(shape, add_leaves)
     for result in results:
         if isinstance(result, PartialSum):
             leaves.put(*result)
             continue
         if result.leaves is not None:
             leaves.put(shape.task(result.index), result.leaves)
-        known.put(shape.task(result.index), result._replace(leaves=[]))
-    own, whole = [np.array(leaf) for leaf in leaves.whole()], known.whole()
-    return RoundTotals(own, whole.facts, whole.clients, whole.dropped)
+        numbers.put(shape.task(result.index), result._replace(leaves=[]))
+    total = numbers.total()
+    return RoundTotals([np.array(leaf) for leaf in leaves.total()], total.facts, total.clients, total.dropped)
 
 
-def shape_of(tasks: Sequence[Any]) -> TreeShape:
-    """Of a phase's tree."""
+def tree_shape(tasks: Sequence[Any]) -> TreeShape:
+    """The shape of the tree of a phase with these tasks."""
     return TreeShape([len(task.task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
 
 
-def spent(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:
-    """Columns of the record: where the workers' time went; `train`: seconds that the driver waited for them."""
+def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:
+    """The columns time/… that say how the workers spent their time.
+
+    `train`: the seconds that the driver waited for them; `workers`: their number.
+    """
     parts = {name: facts[name] for name in ("state", "data", "reduce")}
     columns = {"train": train, "workers": facts["seconds"], **parts}
     columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(workers * train - facts["seconds"], 0.0)}

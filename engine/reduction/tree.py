@@ -1,8 +1,8 @@
-"""Sums in one order, whoever adds them up: that of a binary tree over a phase's tasks, and over each task's blocks.
+"""Sums in the order of a binary tree over the tasks of a phase, and over the blocks of each task.
 
-Neighbours are added, two and two, then fours, and so on; what has no neighbour goes up as it is. The tree is cut by the
-configuration alone. So a worker may add up its blocks, a node what its workers have, the driver the rest, and the bits
-are the same wherever and whenever that is done.
+Neighbours are added in pairs, then pairs of pairs, and so on. A node without a neighbour goes up unchanged. The tree
+depends only on the configuration. So a worker may add its blocks, a node of the cluster the sums of its workers, and
+the driver the rest: the bits are the same wherever and whenever this is done.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ Leaves = list[np.ndarray]
 
 
 class TaskResult(NamedTuple):
-    """A task's result: float64 sums over its clients, or an evaluation's over its examples."""
+    """The result of a task: float64 sums over its clients, or over the examples of an evaluation.
+
+    `leaves` is None if the sums are still where they were added. `clients` holds arrays with one entry per client, or
+    per row of an evaluation. `dropped`: clients that failed and were left out.
+    """
 
     index: int
-    leaves: Leaves | None  # None: they are where they were added up
+    leaves: Leaves | None
     facts: dict[str, float]
-    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to; a number a client, or an evaluation's a row
+    clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to
     dropped: tuple[int, ...] = ()
 
     @staticmethod
     def nothing(index: int, dropped: tuple[int, ...]) -> TaskResult:
-        """Of a task all of whose clients were dropped."""
+        """The result of a task whose clients were all dropped."""
         return TaskResult(index, [], {}, {}, dropped)
 
     @staticmethod
     def join(parts: Sequence[TaskResult]) -> TaskResult:
-        """Of a task that runs in parts only, one after the other."""
+        """The result of a task whose parts ran one after the other."""
         first, *others = parts
         for other in others:
             first = add_results(first, other)
@@ -40,7 +44,7 @@ class TaskResult(NamedTuple):
 
 
 def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
-    """Those of the left one's number; clients in order."""
+    """The sums of two results, with the index of the left one. The clients of the left one come first."""
     leaves = None if left.leaves is None or right.leaves is None else add_leaves(left.leaves, right.leaves)
     facts, clients = dict(left.facts), dict(left.clients)
     for name, value in right.facts.items():
@@ -51,7 +55,10 @@ def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
 
 
 def add_leaves(left: Leaves, right: Leaves) -> Leaves:
-    """In the left one's memory if that is its own; either may be empty."""
+    """The sums of two lists of arrays, either of which may be empty.
+
+    They are written into the left arrays if these own their memory.
+    """
     if not left or not right:
         return left or right
     pairs = zip(left, right, strict=True)
@@ -59,18 +66,19 @@ def add_leaves(left: Leaves, right: Leaves) -> Leaves:
 
 
 class TreeNode(NamedTuple):
-    """A place in the tree: (0, b) is block b, (level, place) what is above (level - 1, 2 place) and its neighbour."""
+    """A node of the tree: (0, b) is block b; (level, place) is the parent of (level - 1, 2 place) and its neighbour."""
 
     level: int
     place: int
 
     def within(self, other: TreeNode) -> bool:
+        """Whether this is `other` or a node below it."""
         up = other.level - self.level
         return up >= 0 and self.place >> up == other.place
 
 
 class TreeShape:
-    """Of the tree over tasks of so many blocks each; their roots are all on one level, `depth`."""
+    """The shape of the tree over tasks with `blocks[i]` blocks. The roots of all tasks are on the level `depth`."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.blocks = list(blocks)
@@ -78,20 +86,21 @@ class TreeShape:
         self.root = TreeNode(self.depth + (len(self.blocks) - 1).bit_length(), 0)
 
     def task(self, index: int) -> TreeNode:
+        """The root of a task."""
         return TreeNode(self.depth, index)
 
     def inside(self, index: int, at: TreeNode) -> TreeNode:
-        """The place in the whole tree of one in a task's own."""
+        """The node in this tree of the node `at` in the tree of one task."""
         return TreeNode(at.level, (index << (self.depth - at.level)) + at.place)
 
     def above(self, at: TreeNode) -> Iterator[TreeNode]:
-        """The places that it counts to, the nearest first."""
+        """The ancestors of a node, the nearest first."""
         while at != self.root:
             at = TreeNode(at.level + 1, at.place >> 1)
             yield at
 
     def empty(self, at: TreeNode) -> bool:
-        """Whether no block is there."""
+        """Whether there is no block below the node."""
         if at.level >= self.depth:
             return at.place << (at.level - self.depth) >= len(self.blocks)
         task, place = divmod(at.place, 1 << (self.depth - at.level))
@@ -99,35 +108,36 @@ class TreeShape:
 
 
 class TreeReducer(Generic[T]):
-    """What there is of a tree's sums, added up as far as they go, in whatever order they come."""
+    """Adds values of nodes in the order of the tree, whatever the order in which they arrive."""
 
     def __init__(self, shape: TreeShape, add: Callable[[T, T], T | None]) -> None:
-        """add(left, right): None where these two cannot be added up here."""
+        """`add(left, right)` returns the sum, or None if these two cannot be added here."""
         self.shape, self.add = shape, add
-        self.parts: dict[TreeNode, T] = {}
+        self.parts: dict[TreeNode, T] = {}  # sums that wait for their neighbours
 
     def put(self, at: TreeNode, value: T) -> None:
+        """Add the value of a node, and go up the tree as long as the neighbour's value is known."""
         while at != self.shape.root:
-            beside = TreeNode(at.level, at.place ^ 1)
-            if not self.shape.empty(beside):
-                if beside not in self.parts:
+            neighbour = TreeNode(at.level, at.place ^ 1)
+            if not self.shape.empty(neighbour):
+                if neighbour not in self.parts:
                     break
-                other = self.parts[beside]
+                other = self.parts[neighbour]
                 both = self.add(other, value) if at.place % 2 else self.add(value, other)
                 if both is None:
                     break
-                del self.parts[beside]
+                del self.parts[neighbour]
                 value = both
             at = TreeNode(at.level + 1, at.place >> 1)
         self.parts[at] = value
 
-    def whole(self) -> T:
-        """Once all is there."""
+    def total(self) -> T:
+        """The sum of all values, once all have arrived."""
         return self.parts[self.shape.root]
 
 
 class PartialSum(NamedTuple):
-    """Sums at a place in the tree."""
+    """The sums of a node of the tree."""
 
     at: TreeNode
     leaves: Leaves

@@ -21,17 +21,17 @@ from ..clients.evaluation import measured
 from ..clients.worker import keep_freed_memory
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask
-from ..config.memory_errors import remedy
+from ..config.memory_errors import memory_remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
-from ..methods.state_spec import StateSpec, traffic
+from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
 from ..state.table import Table
-from ..user_code import blamed
+from ..user_code import plugin_errors
 from .divergence import check, growth_limit
 from .retry import Dispatch
 
@@ -51,7 +51,7 @@ class Driver:
         self.run_spec, self.setup, self.plan = run_spec, setup, experiment.federation
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
-        x = run_spec.start()
+        x = run_spec.initial_model()
         self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
@@ -69,7 +69,7 @@ class Driver:
     @torch.no_grad()
     def _begin(self) -> None:
         """Before round 1."""
-        self.server = self.run_spec.method().server_init(self.run_spec.start())
+        self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
         self.visits = np.zeros(self.plan.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.plan.rounds)
@@ -78,7 +78,7 @@ class Driver:
         """fleet: makes the workers, given the clients' states."""
         self.fleet = fleet(self.table)
         self.dispatch = Dispatch(
-            self.fleet, self.run_spec.experiment.engine.on_failure, self.tell, partial(remedy, self.run_spec)
+            self.fleet, self.run_spec.experiment.engine.on_failure, self.tell, partial(memory_remedy, self.run_spec)
         )
 
     def tell(self, event: str) -> None:
@@ -140,15 +140,19 @@ class Driver:
         if method is None:
             return {}
         started = time.perf_counter()
-        everyone, tasks = self.cohorts.everyone()
+        everyone, tasks = self.cohorts.all_clients()
         state_spec = StateSpec(method, self.model())
         mean, totals = self._train(method, state_spec, 0, everyone, tasks)
         where = self._where(0, len(everyone) - len(totals.dropped))
-        with blamed("before round 1: the method's step on the server raised", MethodFailed):
+        with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, where)
         self._flip(everyone, totals)
         gradients = {"client/gradients": totals.facts["gradients"]}
-        return {**traffic(state_spec, len(everyone)), **gradients, "time/seconds": time.perf_counter() - started}
+        return {
+            **traffic_columns(state_spec, len(everyone)),
+            **gradients,
+            "time/seconds": time.perf_counter() - started,
+        }
 
     def first(self) -> Record:
         """The record of round 1, without the pass over all clients that some methods begin with."""
@@ -158,14 +162,14 @@ class Driver:
     def _next(self, warm_start: Record) -> Record:
         """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
         started, number = time.perf_counter(), self.round + 1
-        if self.run_spec.changes:
+        if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
-        sampled, tasks = self.cohorts.drawn(number)
+        sampled, tasks = self.cohorts.cohort(number)
         mean, totals = self._train(self.method, self.state_spec, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
         where = self._where(number, count)
-        with blamed(f"round {number}: the method's step on the server raised", MethodFailed):
+        with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
             server = self.method.server_update(self.server, mean, where)
             model = self.method.model(server)
             metrics = self.method.server_metrics(self.server, mean, where)
@@ -174,7 +178,7 @@ class Driver:
         record = {
             "round": number,
             **totals.record(count, trained - started, self.run_spec.workers),
-            **traffic(self.state_spec, len(sampled), count),
+            **traffic_columns(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
             "time/server": updated - trained,
@@ -218,7 +222,7 @@ class Driver:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
         works = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
-        totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.drawn, number + 1))
+        totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.cohort, number + 1))
         if not totals.leaves:
             raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "workers")
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
@@ -266,7 +270,7 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
-        config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_to_seal()
+        config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
         self.checkpoints.save(snapshot)
 

@@ -37,7 +37,7 @@ def columns(experiment: Experiment) -> list[str] | None:
     driver = None
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
-        run_spec, split = whole.by(ExecutionPlan(1, "torch")), little(whole.split())
+        run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
         driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
         driver.start(lambda table: InProcess(run_spec, data, table.place, lambda: None))

@@ -45,7 +45,7 @@ class Dispatch:
                 yield result
                 continue
             strikes[task.index] += 1
-            self.tell(f"{task.what} failed on {result.told}")
+            self.tell(f"{task.description} failed on {result.told}")
             if strikes[task.index] < STRIKES:
                 self.fleet.put(task)
             else:
@@ -66,9 +66,11 @@ class Dispatch:
         """Run a task's clients in halves until those that fail alone are found."""
         if not isinstance(task, TrainingTask):
             if failure.kind == "memory":
-                what = f"{task.what} failed on {failure.where} for want of memory: {failure.cause}"
+                what = f"{task.description} failed on {failure.where} for want of memory: {failure.cause}"
                 raise OutOfMemory(f"{what}; lower evaluate.batch or engine.workers, or choose a smaller model")
-            raise EvaluationFailed(f"{task.what} failed on {failure.where}: {failure.cause}") from failure.reason()
+            raise EvaluationFailed(
+                f"{task.description} failed on {failure.where}: {failure.cause}"
+            ) from failure.reason()
         guilty, last = self._search(task, np.arange(len(task.task.clients)), failure)
         names = tuple(int(task.task.clients[i]) for i in guilty)
         if not names:
@@ -81,7 +83,7 @@ class Dispatch:
         rest = np.setdiff1d(np.arange(len(task.task.clients)), guilty)
         if not len(rest):
             return TaskResult.nothing(task.index, names)
-        result = self._try(task.part(rest))
+        result = self._try(task.subset(rest))
         if isinstance(result, Failure):
             clients = tuple(task.task.clients.tolist())
             raise ClientFailed(task.round, clients, result.cause, result.where) from result.reason()
@@ -97,12 +99,12 @@ class Dispatch:
         if isinstance(again, TaskResult):
             return again
         why = f", {self.remedy()}" if failure.kind == "memory" else ""
-        self.tell(f"{task.what}: all of its clients run well in smaller groups{why}")
+        self.tell(f"{task.description}: all of its clients run well in smaller groups{why}")
         return self._in_halves(task, again)
 
     def _search(self, task: TrainingTask, places: np.ndarray, known: Failure) -> tuple[list[int], Failure]:
         """(places of the clients that fail alone, the last failure seen)."""
-        result = self._try(task.part(places)) if len(places) < len(task.task.clients) or len(places) == 1 else known
+        result = self._try(task.subset(places)) if len(places) < len(task.task.clients) or len(places) == 1 else known
         if isinstance(result, TaskResult):
             return [], known
         if len(places) == 1:
@@ -120,10 +122,10 @@ class Dispatch:
             clients = (int(task.task.clients[0]),)
             raise ClientFailed(task.round, clients, failure.cause, failure.where) from failure.reason()
         parts = np.array_split(np.arange(len(task.task.clients)), 2)
-        results = [kept(self._try(task.part(part))) for part in parts]
+        results = [kept(self._try(task.subset(part))) for part in parts]
         for i, result in enumerate(results):
             if isinstance(result, Failure):
-                results[i] = self._in_halves(task.part(parts[i]), result)
+                results[i] = self._in_halves(task.subset(parts[i]), result)
         return TaskResult.join([result for result in results if isinstance(result, TaskResult)])
 
     def _try(self, task: TrainingTask) -> TaskResult | Failure:

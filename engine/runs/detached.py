@@ -59,7 +59,7 @@ class Detached(Observer):
             self.outcome = FedFleetError(f"{type(error).__name__}: {error}")
         self.begun.set()
         self.news.end()
-        self.news.until_heard(LINGER_SECONDS)
+        self.news.wait_until_delivered(LINGER_SECONDS)
         time.sleep(GRACE_SECONDS)
         ray.kill(ray.get_actor(actor_name(self.run_spec.run_id), NAMESPACE))
 
@@ -71,13 +71,13 @@ class Detached(Observer):
         self.begun.set()
 
     def record(self, record: Record) -> None:
-        self.news.tell(record)
+        self.news.append(record)
 
     def resumed(self, records: list[Record]) -> None:
-        self.news.tell(records)
+        self.news.append(records)
 
     def event(self, text: str) -> None:
-        self.news.tell(text)
+        self.news.append(text)
 
     # --- for those who attach ---------------------------------------------------------------------------------------
     def of(self) -> RunSpec:

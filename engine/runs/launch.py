@@ -17,7 +17,7 @@ from ...workloads.base import Classification, Workload
 from ..backends.local import InProcess
 from ..clients.worker import Data
 from ..config import memory_errors
-from ..config.held_out import left_out
+from ..config.held_out import unused_rows
 from ..config.limits import check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
@@ -31,7 +31,7 @@ from ..records.history import History
 from ..rounds.driver import DataSummary, Driver, Event
 from ..state.retention import discard
 from ..stopping import stopping
-from ..user_code import blamed
+from ..user_code import plugin_errors
 from .observer import Observer
 from .result import Result
 
@@ -49,10 +49,10 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
     run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
     workload, engine = run_spec.workload, experiment.engine
-    with blamed("workload", settings=experiment.workload):
+    with plugin_errors("workload", settings=experiment.workload):
         workload.check()
-    method, x = run_spec.method(), run_spec.started()
-    with blamed("method", settings=experiment.method), memory_errors.building(run_spec):
+    method, x = run_spec.method(), run_spec.checked_initial_model()
+    with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
         StateSpec(method, x)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
@@ -106,7 +106,7 @@ def watched(
     None: those that come."""
     with (
         stopping() if stop is None else nullcontext(stop) as asked,
-        directory.alone(run_spec.resume) if directory is not None else nullcontext(),
+        directory.exclusive(run_spec.resume) if directory is not None else nullcontext(),
     ):
         return _watched(run_spec, directory, observers, asked)
 
@@ -131,7 +131,7 @@ def _watched(run_spec: RunSpec, directory: Any, observers: list[Observer], stop:
             for row in held.rows:
                 rows.replace(row)
         else:
-            with memory_errors.told(run_spec):
+            with memory_errors.memory_errors(run_spec):
                 model = _play(run_spec, observers, rows, stop)
         result = Result(
             run_spec.run_id,
@@ -198,7 +198,7 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
     threads = torch.get_num_threads()
     driver = Driver(run_spec, setup)
     driver.tell(told)
-    if left := left_out(split):
+    if left := unused_rows(split):
         driver.tell(left)
     try:
         driver.start(lambda table: InProcess(run_spec, data, table.place, beat))

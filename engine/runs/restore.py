@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from ..state.checkpoint import name_of
 from ..state.shared_checkpoint import Damaged, read_manifest, rounds
 from ..storage.atomic_write import write
-from ..storage.lock import alone
-from ..storage.object_store import Folder, above, below, first_line
+from ..storage.lock import exclusive
+from ..storage.object_store import Folder, join_url, split_url
 from ..storage.secrets import redacted
 from .run_directory import LAUNCHER, read_run_id
 
@@ -23,15 +23,15 @@ def bring(url: str, out: Path | None = None) -> Path:
 
     url = run_at(url)
     manifest = newest_manifest(url)
-    folder = out or Path("runs") / above(url)[1]
+    folder = out or Path("runs") / split_url(url)[1]
     files = {name: text for name, text in manifest["beside"].items() if re.fullmatch(r"[\w-]+\.json", name)}
-    with alone(folder, LAUNCHER):
+    with exclusive(folder, LAUNCHER):
         if (folder / "config.yaml").exists():
-            if read_run_id(folder) != above(url)[1]:
+            if read_run_id(folder) != split_url(url)[1]:
                 raise ConfigError(f"--out {folder} holds another run; choose another folder")
             return folder
         config = manifest["config"]
-        config["checkpoint"]["folder"] = above(url)[0]
+        config["checkpoint"]["folder"] = split_url(url)[0]
         for name, text in files.items():
             write(folder / name, text)
         write(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
@@ -44,11 +44,11 @@ def run_at(url: str) -> str:
         folder = Folder(url)
         if rounds(folder):
             return url
-        inside = [name for name in folder.names() if rounds(Folder(below(url, name)))]
+        inside = [name for name in folder.names() if rounds(Folder(join_url(url, name)))]
     except OSError as error:
         raise ConfigError(f"{redacted(url)} cannot be read ({redacted(first_line(error))})") from None
     if len(inside) == 1:
-        return below(url, inside[0])
+        return join_url(url, inside[0])
     held = (
         f"several runs, {', '.join(inside)}; name one" if inside else "no checkpoint; give what checkpoint.folder was"
     )

@@ -38,7 +38,7 @@ class Result:
 
     @property
     def model_sha256(self) -> str:
-        return digest(self.model)
+        return model_digest(self.model)
 
     @property
     def metrics(self) -> Record:
@@ -59,7 +59,7 @@ class Result:
         }
 
 
-def digest(model: dict[str, Tensor]) -> str:
+def model_digest(model: dict[str, Tensor]) -> str:
     """SHA-256 of the tensors' names and bytes, in the order of names."""
     sha = hashlib.sha256()
     for name in sorted(model):

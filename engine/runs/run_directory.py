@@ -24,15 +24,14 @@ import yaml
 from torch import Tensor
 
 from ..config.run_spec import RUN_ID, RunSpec
-from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, whole
+from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
-from ..storage.atomic_write import beside, release, write
-from ..storage.lock import LAUNCHER, alone, driving
-from ..storage.object_store import first_line
+from ..storage.atomic_write import release, temporary_path, write
+from ..storage.lock import LAUNCHER, driver_lock, exclusive
 from .observer import Observer
-from .result import Result, digest
+from .result import Result, model_digest
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
@@ -84,16 +83,16 @@ class RunDirectory(Observer):
         return RunDirectory(path, read_run_id(path))
 
     @contextmanager
-    def alone(self, resume: bool) -> Iterator[None]:
+    def exclusive(self, resume: bool) -> Iterator[None]:
         """Nobody else runs in the folder meanwhile.
 
         Raises InUse where somebody does, ConfigError where the folder holds a run already (or what a run would write
         over), or is not the folder of an unfinished run. A ConfigError of a new run that comes before its first round
         leaves the folder as it was: of what is there, the files that a run writes are removed by name.
         """
-        with alone(self.path, LAUNCHER) as lock:
+        with exclusive(self.path, LAUNCHER) as lock:
             self.locked = lock.supported
-            with driving(self.path):
+            with driver_lock(self.path):
                 pass  # no driver of an earlier launcher is left
             if resume:
                 refuse_result(self.path)  # which another process may have written since we looked
@@ -112,7 +111,7 @@ class RunDirectory(Observer):
         """What a run that could not begin has written. None of it was there before, see `refuse_run`."""
         with suppress(OSError):
             for name in FILES:
-                for path in (self.path / name, beside(self.path / name)):
+                for path in (self.path / name, temporary_path(self.path / name)):
                     path.unlink(missing_ok=True)
         remove_files(str(self.path / "state"))
         remove_all(self.path)
@@ -153,7 +152,7 @@ class RunDirectory(Observer):
         try:
             self._put(self.path, result)
             for name in RESULT:
-                beside(self.path / name).replace(self.path / name)
+                temporary_path(self.path / name).replace(self.path / name)
         except Exception as error:  # safetensors and pyarrow wrap the system's errors in their own
             raise NotSaved(self._keep(result, error)) from error
         for folder in self._others():
@@ -163,11 +162,14 @@ class RunDirectory(Observer):
     def _put(self, folder: Path, result: Result) -> None:
         from safetensors.torch import save_file
 
-        self._write_rounds(beside(folder / "rounds.parquet"))
+        self._write_rounds(temporary_path(folder / "rounds.parquet"))
         save_file(
-            {name: value.contiguous() for name, value in result.model.items()}, beside(folder / "model.safetensors")
+            {name: value.contiguous() for name, value in result.model.items()},
+            temporary_path(folder / "model.safetensors"),
         )
-        beside(folder / "result.json").write_text(json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8")
+        temporary_path(folder / "result.json").write_text(
+            json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8"
+        )
 
     def _keep(self, result: Result, error: Exception) -> str:
         """Keep what could not be written where there is room, for `held` to find it; a sentence on it."""
@@ -180,12 +182,12 @@ class RunDirectory(Observer):
                 self._put(folder, result)
             except Exception:
                 for name in RESULT:
-                    beside(folder / name).unlink(missing_ok=True)
+                    temporary_path(folder / name).unlink(missing_ok=True)
                 continue
             return (
                 f"the run is over, and its result could not be written to {self.path} ({why}); it is kept in {folder}, "
-                f"in {', '.join(beside(Path(name)).name for name in RESULT)}: make room, or take away what is in the "
-                f"way, and `fedfleet resume {self.path}` puts it in its place"
+                f"in {', '.join(temporary_path(Path(name)).name for name in RESULT)}: make room, or take away what is "
+                f"in the way, and `fedfleet resume {self.path}` puts it in its place"
             )
         last = [folder.name for folder in written(self.path)][-1:]
         how = f"`fedfleet resume {self.path}` goes on after {last[0]}" if last else "run it again"
@@ -202,13 +204,13 @@ class RunDirectory(Observer):
         """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:
-                said = json.loads(beside(folder / "result.json").read_text("utf-8"))
-                model = load_model(beside(folder / "model.safetensors"))
-                rows = read_rows(beside(folder / "rounds.parquet"))
+                said = json.loads(temporary_path(folder / "result.json").read_text("utf-8"))
+                model = load_model(temporary_path(folder / "model.safetensors"))
+                rows = read_rows(temporary_path(folder / "rounds.parquet"))
             except Exception:  # not there, or not whole
                 continue
-            whole = said["model_sha256"] == digest(model) and said["rounds"] == len(rows)
-            if whole and said["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
+            complete = said["model_sha256"] == model_digest(model) and said["rounds"] == len(rows)
+            if complete and said["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
                 return Held(rows, model)
         return None
 
@@ -216,7 +218,7 @@ class RunDirectory(Observer):
         """Says what it can, and never a second error: the disk may be full."""
         if self.path.is_dir():
             cause = error.__cause__ if isinstance(error, FedFleetError) else error
-            trace = f"\n{whole(cause)}" if cause is not None else ""
+            trace = f"\n{full_traceback(cause)}" if cause is not None else ""
             self._log(f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(Exception):  # there may be no memory left to write with, either
                 if self.rows:
@@ -262,7 +264,7 @@ def read_rows(path: Path) -> list[Record]:
 def clear(path: Path) -> None:
     """Remove the whole folder of a run that is to be begun anew. InUse where somebody runs in it."""
     if path.exists():
-        with alone(path, LAUNCHER):
+        with exclusive(path, LAUNCHER):
             shutil.rmtree(path)
 
 

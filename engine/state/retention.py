@@ -105,7 +105,7 @@ def usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> S
         raise ConfigError(f"{run_spec.directory} has no checkpoint to resume from{why}; start the run anew")
     if keys := differences(snapshot.config, run_spec.experiment.plain()):
         raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
-    if snapshot.plan != (plan := run_spec.plan_to_seal()):
+    if snapshot.plan != (plan := run_spec.plan_for_checkpoint()):
         raise ConfigError(f"the checkpoint is of a run by {told(snapshot.plan)}, this one goes by {told(plan)}")
     before = snapshot.config["federation"]["rounds"]
     if resized(run_spec, before):

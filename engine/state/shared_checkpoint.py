@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from ..records.history import History
-from ..storage.object_store import Folder, below, first_line
+from ..storage.object_store import Folder, join_url
 from ..storage.secrets import redacted
 from .checkpoint import SEGMENT, Snapshot, name_of, seal, segment
 from .row_files import DIGEST, RowFiles, digests
@@ -52,7 +52,7 @@ class Copies:
     """rows: the run's store, None where clients keep nothing. beside: the run's folder, whose small files go along."""
 
     def __init__(self, url: str, run_id: str, keep: int, rows: RowFiles | None, beside: Path) -> None:
-        self.url, self.keep, self.rows, self.beside = below(url, run_id), keep, rows, beside
+        self.url, self.keep, self.rows, self.beside = join_url(url, run_id), keep, rows, beside
         self.folder = Folder(self.url)
         self.index: Index | None = None  # of the newest one here
         self.packs: dict[int, set[str]] = {}  # round -> packs that its checkpoint names
@@ -208,7 +208,7 @@ def sealed_plan(url: str, run_id: str) -> dict[str, Any] | None:
     """The plan of the newest checkpoint of a run that is kept at `url` (`checkpoint.folder`) and whose manifest agrees
     with its digest; None without one, or where the folder cannot be read."""
     try:
-        folder = Folder(below(url, run_id))
+        folder = Folder(join_url(url, run_id))
         numbers = rounds(folder)
     except OSError:
         return None

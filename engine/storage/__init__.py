@@ -1,1 +1,1 @@
-"""Files and object stores: atomic writes, locks, addresses."""
+"""Files and object stores: atomic writes, locks, digests, addresses."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are complete or absent, and disk space that is reserved for them."""
 
 import errno
 import os
@@ -6,23 +6,26 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def beside(path: Path) -> Path:
-    """Where `write` puts what is not whole yet."""
+def temporary_path(path: Path) -> Path:
+    """The file in the same folder that `write` fills before it renames it to `path`."""
     return path.with_name(f".{path.name}")
 
 
 def write(path: Path, text: str) -> None:
-    """All of it or, if the process is killed, what was there before."""
-    beside(path).write_text(text, encoding="utf-8")
-    beside(path).replace(path)
+    """Replace the content of a file. If the process is killed meanwhile, the old content remains."""
+    temporary_path(path).write_text(text, encoding="utf-8")
+    temporary_path(path).replace(path)
 
 
-# --- room on the disk -------------------------------------------------------------------------------------------------
+# --- disk space -------------------------------------------------------------------------------------------------------
 RESERVE = ".reserve"
 
 
 def reserve(folder: Path, count: int) -> None:
-    """Take so many bytes of the folder's disk, for what is written when a run ends. OSError where there are fewer."""
+    """Reserve `count` bytes of the folder's disk for the files that are written when a run ends.
+
+    Raises OSError if the disk has fewer free bytes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RESERVE).open("wb") as file:
         try:
@@ -30,10 +33,10 @@ def reserve(folder: Path, count: int) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 release(folder)
-                raise  # others come from file systems that cannot do it
+                raise  # all other errors come from file systems that cannot reserve space
 
 
 def release(folder: Path) -> None:
-    """Give it back."""
+    """Give the reserved space back."""
     with suppress(OSError):
         (folder / RESERVE).unlink()

@@ -1,8 +1,8 @@
-"""A lock on a folder, so that one process at a time writes there.
+"""A lock on a folder, so that only one process at a time writes there.
 
-The lock is the kernel's (`flock` on a file in the folder), so it is released when its holder dies, even by SIGKILL.
-The file says which process on which machine holds it; that is for messages only. On file systems of a network the same
-call works between machines where the server has locks at all.
+It is a lock of the kernel (`flock` on a file in the folder), so it is released when its holder dies, even by SIGKILL.
+The content of the file names the process and the machine that hold the lock; it is used in messages only. On a network
+file system the same call works between machines if the server supports locks.
 """
 
 from __future__ import annotations
@@ -20,62 +20,70 @@ from pathlib import Path
 
 from ..errors import ConfigError, InUse
 
-HELD_ELSEWHERE = (errno.EWOULDBLOCK, errno.EACCES)
-LOOK_SECONDS = 0.05
+LOCKED_ELSEWHERE = (errno.EWOULDBLOCK, errno.EACCES)
+POLL_SECONDS = 0.05
 LAUNCHER, DRIVER = ".run.lock", ".driver.lock"
 ORPHAN_SECONDS = 20.0
-"""How long to wait for the driver of a launcher that was killed: Ray ends it within a few seconds."""
+"""The longest wait for the driver of a launcher that was killed: Ray ends such a driver within a few seconds."""
 
 
 class Lock:
-    """`supported`: False where the file system has no locks, so that nobody is kept out."""
+    """A lock file. `supported` is False if the file system has no locks, so that no process is kept out."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.supported = path, True
         self.file: int | None = None
 
     def take(self) -> bool:
-        """Whether this process has it now. The file is not changed where another process holds the lock. OSError where
-        the file cannot be made."""
+        """Try to take the lock; returns whether this process holds it now.
+
+        The file is not changed if another process holds the lock. Raises OSError if the file cannot be created.
+        """
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno in HELD_ELSEWHERE:
+                if error.errno in LOCKED_ELSEWHERE:
                     os.close(file)
                     return False
                 self.supported = False
             if self._is_still(file):
                 break
-            os.close(file)  # its last holder removed it after we had opened it
+            os.close(file)  # the previous holder removed the file after it was opened here
         self.file = file
-        HELD.add(self)
-        with suppress(OSError):  # on a full disk the message names no process
+        HELD_LOCKS.add(self)
+        with suppress(OSError):  # on a full disk the file stays empty and messages name no process
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         return True
 
     def wait(self, seconds: float, check: Callable[[], None] = lambda: None) -> bool:
-        """`take`, again until it succeeds or the time is over. check: called meanwhile; it may raise."""
+        """Repeat `take` until it succeeds or the time is over; returns whether it succeeded.
+
+        `check`: called between the attempts; it may raise an exception.
+        """
         deadline = time.monotonic() + seconds
         while not self.take():
             if time.monotonic() > deadline:
                 return False
             check()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return True
 
     def _is_still(self, file: int) -> bool:
-        """Whether the open file is the one that the path names."""
+        """Whether the open file is still the one at the path."""
         try:
-            there = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, os.fstat(file))
+        return os.path.samestat(current, os.fstat(file))
 
     def release(self) -> None:
-        """Remove the file, then let go: whoever opened it in between finds that it is not the path's any more."""
+        """Remove the file, then release the lock.
+
+        A process that opened the file in between finds that the path no longer names it.
+        """
         if self.file is None:
             return
         with suppress(OSError):
@@ -87,39 +95,40 @@ class Lock:
         if self.file is not None:
             os.close(self.file)
         self.file = None
-        HELD.discard(self)
+        HELD_LOCKS.discard(self)
 
     def holder(self) -> str:
-        """Which process holds it, as far as the file says so."""
+        """The process that holds the lock, as far as the file names it."""
         try:
-            said = json.loads(self.path.read_text("utf-8"))
-            return f"process {int(said['pid'])} on {said['worker']}"
+            content = json.loads(self.path.read_text("utf-8"))
+            return f"process {int(content['pid'])} on {content['host']}"
         except (OSError, ValueError, TypeError, KeyError):
             return "another process"
 
 
-HELD: weakref.WeakSet[Lock] = weakref.WeakSet()
+HELD_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
-def _forget() -> None:
-    """A child of a fork shares its parent's lock, and would keep it when the parent dies."""
-    for lock in list(HELD):
+def _forget_locks_after_fork() -> None:
+    """A forked child shares the locks of its parent, and would hold them after the parent has died."""
+    for lock in list(HELD_LOCKS):
         lock._close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_locks_after_fork)
 
 
-def in_use(folder: Path, lock: Lock) -> InUse:
+def in_use_error(folder: Path, lock: Lock) -> InUse:
+    """The error for a folder whose lock another process holds."""
     return InUse(f"{folder} is in use by {lock.holder()}; wait until it ends, or choose another folder")
 
 
 @contextmanager
-def alone(folder: Path, name: str) -> Iterator[Lock]:
-    """Nobody else has the lock `name` of the folder meanwhile, which is made where there is none.
+def exclusive(folder: Path, name: str) -> Iterator[Lock]:
+    """Holds the lock `name` of the folder, which is created if it does not exist.
 
-    Raises InUse where another process has it, ConfigError where nothing can be written there. Folders that were made
-    here are removed if nothing was put into them.
+    Raises InUse if another process holds the lock, ConfigError if the folder cannot be written to. Folders that were
+    created here are removed at the end if they are empty.
     """
     made: list[Path] = []
     lock = Lock(folder / name)
@@ -130,12 +139,12 @@ def alone(folder: Path, name: str) -> Iterator[Lock]:
                 taken = lock.take()
                 break
             except FileNotFoundError:
-                continue  # another process made the folder, failed, and removed it
+                continue  # another process created the folder, failed, and removed it
     except OSError as error:
         remove_empty(made)
         raise ConfigError(f"{folder} cannot be written to ({error.strerror}); choose another folder") from None
     if not taken:
-        refusal = in_use(folder, lock)
+        refusal = in_use_error(folder, lock)
         remove_empty(made)
         raise refusal
     try:
@@ -146,17 +155,20 @@ def alone(folder: Path, name: str) -> Iterator[Lock]:
 
 
 @contextmanager
-def driving(directory: str | Path | None, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Nobody else is the driver of the run in this folder meanwhile. InUse where another one does not end soon; check:
-    is called while it waits for that one, and may raise."""
+def driver_lock(directory: str | Path | None, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Holds the lock of the driver of the run in this folder; does nothing without a folder.
+
+    Waits up to ORPHAN_SECONDS for another driver to end, then raises InUse. `check`: called during the wait; it may
+    raise an exception.
+    """
     if directory is None:
         yield
         return
     folder = Path(directory)
-    make_folders(folder)  # on a driver's node of its own there may be none
+    make_folders(folder)  # a driver on a node of its own may not have the folder yet
     lock = Lock(folder / DRIVER)
     if not lock.wait(ORPHAN_SECONDS, check):
-        raise in_use(folder, lock)
+        raise in_use_error(folder, lock)
     try:
         yield
     finally:
@@ -164,7 +176,7 @@ def driving(directory: str | Path | None, check: Callable[[], None] = lambda: No
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder and its parents; those that this process has made, the outermost first."""
+    """Create a folder and its parents. Returns the folders that this process created, the outermost first."""
     made: list[Path] = []
     while not folder.is_dir():
         inner = folder
@@ -173,7 +185,7 @@ def make_folders(folder: Path) -> list[Path]:
         try:
             inner.mkdir()
             made.append(inner)
-        except FileExistsError:  # another process was first, unless it is a file
+        except FileExistsError:  # another process created it first, unless it is a file
             if not inner.is_dir():
                 raise
         except FileNotFoundError:  # another process has removed the parent
@@ -182,7 +194,7 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove those of the folders that are empty, the innermost first."""
+    """Remove the folders that are empty, the innermost first."""
     for folder in reversed(folders):
         with suppress(OSError):
             folder.rmdir()

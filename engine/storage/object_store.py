@@ -1,7 +1,7 @@
-"""A folder that several machines reach: a path, or a URL that pyarrow opens (file:///…, s3://bucket/…, gs://…).
+"""A folder that several machines can reach: a path, or a URL that pyarrow opens (file:///…, s3://bucket/…, gs://…).
 
-Credentials are those of the environment or the machine (AWS_ACCESS_KEY_ID and the like). A URL goes into
-configurations, logs and trackers, so one that holds a secret is refused.
+Credentials come from the environment or the machine (AWS_ACCESS_KEY_ID and the like). A URL is written to
+configurations, logs and trackers, so a URL that holds a secret is refused.
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from .secrets import without_secrets
 
 
-def below(url: str, name: str) -> str:
-    """The address of what is in a folder; a query stays at the end."""
+def join_url(url: str, name: str) -> str:
+    """The address of the entry `name` in a folder. A query stays at the end of the URL."""
     base, mark, query = url.partition("?")
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 
-def above(url: str) -> tuple[str, str]:
-    """(the folder that it is in, its name)."""
+def split_url(url: str) -> tuple[str, str]:
+    """The inverse of `join_url`: (the address of the folder, the name)."""
     base, mark, query = url.partition("?")
     folder, _, name = base.rstrip("/").rpartition("/")
     return f"{folder}{mark}{query}", name
 
 
 class Folder:
-    """Files by name; whatever fails raises OSError. ConfigError for an address that cannot be one."""
+    """Reads and writes files by name, all relative to the folder. Every failure raises OSError.
+
+    The constructor raises ConfigError for an address that pyarrow cannot open.
+    """
 
     def __init__(self, url: str) -> None:
         import pyarrow as pa
@@ -38,46 +41,44 @@ class Folder:
             address = without_secrets(url) if "://" in url else str(Path(url).absolute())
             self.files, self.path = FileSystem.from_uri(address)
         except (ValueError, pa.ArrowException) as error:
-            said = str(error).splitlines()[0]
-            raise ConfigError(f"checkpoint.folder: {said}; give a path, file:///… or s3://bucket/…") from None
+            raise ConfigError(
+                f"checkpoint.folder: {first_line(error)}; give a path, file:///… or s3://bucket/…"
+            ) from None
         except OSError as error:
             raise ConfigError(f"checkpoint.folder={url}: {first_line(error)}") from None
 
-    def at(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         return f"{self.path}/{name}" if name else self.path
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a file; folders in its name are created."""
         try:
-            out = self.files.open_output_stream(self.at(name))
-        except FileNotFoundError:  # a file system with real folders
-            self.files.create_dir(self.at(name).rpartition("/")[0], recursive=True)
-            out = self.files.open_output_stream(self.at(name))
+            out = self.files.open_output_stream(self.full_path(name))
+        except FileNotFoundError:  # this file system has real folders
+            self.files.create_dir(self.full_path(name).rpartition("/")[0], recursive=True)
+            out = self.files.open_output_stream(self.full_path(name))
         with out:
             out.write(data)
 
     def read(self, name: str) -> bytes:
-        with self.files.open_input_file(self.at(name)) as file:
+        with self.files.open_input_file(self.full_path(name)) as file:
             return file.read()
 
     def names(self, name: str = "") -> list[str]:
-        """Of files and folders in one, sorted; none where there is no such folder."""
+        """The sorted names of the files and folders in a folder; empty if there is no such folder."""
         from pyarrow.fs import FileSelector
 
-        return sorted(info.base_name for info in self._found(FileSelector(self.at(name), allow_not_found=True)))
+        return sorted(info.base_name for info in self._found(FileSelector(self.full_path(name), allow_not_found=True)))
 
     def _found(self, selector: Any) -> Any:
         return self.files.get_file_info(selector)
 
     def remove(self, name: str) -> None:
-        """A file or a folder with all that is in it; nothing where there is none."""
+        """Remove a file, or a folder with its content. Does nothing if there is neither."""
         from pyarrow.fs import FileType
 
-        kind = self._found(self.at(name)).type
+        kind = self._found(self.full_path(name)).type
         if kind == FileType.Directory:
-            self.files.delete_dir(self.at(name))
+            self.files.delete_dir(self.full_path(name))
         elif kind == FileType.File:
-            self.files.delete_file(self.at(name))
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            self.files.delete_file(self.full_path(name))

@@ -28,7 +28,7 @@ from ..engine.setups import EPOCHS, digits
 def worker_and_task(tmp_path_factory):
     """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
     run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
-    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
     worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
     everyone = np.arange(30)

@@ -17,7 +17,7 @@ from fedfleet.algorithms.parts.orthogonal import SCHEMES, iterate
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.operators import FOUR, add_up, kernels, polynomials
+from fedfleet.engine.kernels.operators import AT_ONCE, add_up, kernels, polynomials
 from fedfleet.workloads.base import ClientIndex
 
 from .test_fused_chain import CHAINS, at, batch_of, both, workload
@@ -105,7 +105,7 @@ def rest() -> None:
             torch.testing.assert_close(own, iterate(x, triples), rtol=1e-3, atol=1e-4)
         assert polynomials(x.mT.contiguous().mT, triples) is not None
     for size in (1, 15, 16, 17, 1000):
-        for count in range(1, FOUR + 1):
+        for count in range(1, AT_ONCE + 1):
             for more in (False, True):
                 add_up(torch.zeros(size, dtype=torch.float64), list(drawn(count, size)), more, "native")
     sizes = np.array([1, 2, 5, 16, 17, 40])

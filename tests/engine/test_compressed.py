@@ -93,7 +93,7 @@ def test_refused_in_a_sentence(method: dict[str, Any], said: str):
 def test_together_with_other_rules(method: dict[str, Any]):
     """They train, and a client in a block is the same as alone."""
     whole, alone = run(few(method, block=3)), run(few(method, block=1, vectorise=False))
-    first = prepare(few(method), "first").start()
+    first = prepare(few(method), "first").initial_model()
     assert max(float((whole.model[name] - first[name]).abs().max()) for name in first) > 1e-4
     for name, value in whole.model.items():
         np.testing.assert_allclose(value, alone.model[name], TOLERANCE, TOLERANCE, err_msg=name)
@@ -107,7 +107,7 @@ def test_beside_running_statistics(name: str):
     for key, value in whole.model.items():
         np.testing.assert_allclose(value, alone.model[key], TOLERANCE, TOLERANCE, err_msg=key)
     run_spec = RunSpec.of("bytes", few(method, Pictures()))
-    state_spec = StateSpec(run_spec.method(), run_spec.start())
+    state_spec = StateSpec(run_spec.method(), run_spec.initial_model())
     assert state_spec.buffers == 8 * 2 * (32 + 64 + 128 + 256)
     for row in whole.rows:
         assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (3 * state_spec.up, 3 * state_spec.down)
@@ -120,13 +120,13 @@ def test_the_papers_bytes():
     """CNN4 on 28 x 28: Kronecker blocks (2, 10), (8, 10), (31, 10) and 3,808 other numbers are 12,008 of 390,880."""
     workload = {"name": "fashion_mnist", "model": "cnn4"}
     run_spec = RunSpec.of("bytes", few({"name": "fedmud_bkd_aad"}, workload, dtype="float32"))
-    state_spec = StateSpec(run_spec.method(), run_spec.start())
+    state_spec = StateSpec(run_spec.method(), run_spec.initial_model())
     assert (state_spec.up, state_spec.down) == (48_032, 48_040)
-    shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.started())))
+    shown = "\n".join(compression(run_spec.method(), StateSpec(run_spec.method(), run_spec.checked_initial_model())))
     for part in ("conv2.weight", "192 x 96", "31 blocks of 10 x 10", "6,200", "0.0307"):
         assert part in shown
 
 
 def test_nothing_is_shown_of_what_is_not_compressed():
     plain = RunSpec.of("none", few("fedavg"))
-    assert compression(plain.method(), StateSpec(plain.method(), plain.started())) == []
+    assert compression(plain.method(), StateSpec(plain.method(), plain.checked_initial_model())) == []

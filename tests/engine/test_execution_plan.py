@@ -57,15 +57,15 @@ def plan_execution(
 ) -> tuple[ExecutionPlan, str]:
     run_spec = RunSpec.of("run", experiment, str(directory) if directory else None, resumed)
     run_spec, told = execution_plan.plan_execution(run_spec, run_spec.split(), measure)
-    assert run_spec.chosen is not None
-    return run_spec.chosen, told
+    assert run_spec.execution_plan is not None
+    return run_spec.execution_plan, told
 
 
 def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: Path, monkeypatch):
     first, told = played(auto(), tmp_path / "run")
     assert "measured, ms a client: 1 torch " in told
     (kept,) = (cache / "paths").iterdir()
-    monkeypatch.setattr(autotune, "timed", never)
+    monkeypatch.setattr(autotune, "time_plan", never)
     again, told = played(auto())
     assert told.endswith("(measured before)")
     assert first.model_sha256 == again.model_sha256

@@ -17,7 +17,7 @@ from fedfleet.algorithms.parts.biclip import BiClip
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
-from fedfleet.engine.config.schedules import at
+from fedfleet.engine.config.schedules import resolve
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged
 from fedfleet.workloads.digits import Digits
@@ -100,7 +100,7 @@ def test_a_threshold_may_be_infinite():
 def test_a_schedule_that_overflows_is_told():
     steep = {"name": "sgd", "lr": {"schedule": "exponential", "start": 0.1, "decay": 1e200}}
     with pytest.raises(ConfigError, match=r"method.rule.lr: schedule exponential"):
-        at({"name": "fedavg", "rule": steep}, 3, 3, "method")
+        resolve({"name": "fedavg", "rule": steep}, 3, 3, "method")
 
 
 # --- what a run that diverges says ------------------------------------------------------------------------------------

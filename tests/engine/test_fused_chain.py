@@ -19,7 +19,7 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.local_training import Gradient, LocalTrainer
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.kernels.fused_chain import chain_of
+from fedfleet.engine.kernels.fused_chain import chain_or_none
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads.base import Classification, Model
 from fedfleet.workloads.partitions import Iid
@@ -287,7 +287,7 @@ UNFIT = {
 def test_what_does_not_fit_is_no_chain(chain):
     made = workload(*chain)
     layout = Tree.of(made.init(0) or {"none": torch.zeros(1)}).layout
-    assert chain_of(made, layout) is None
+    assert chain_or_none(made, layout) is None
 
 
 def test_a_workload_with_losses_of_its_own_is_no_chain():
@@ -297,7 +297,7 @@ def test_a_workload_with_losses_of_its_own_is_no_chain():
 
     made = workload(*CHAINS["linear"])
     other = Other(made.model, made.partition)
-    assert chain_of(other, Tree.of(other.init(0)).layout) is None
+    assert chain_or_none(other, Tree.of(other.init(0)).layout) is None
 
 
 def test_a_run_by_chain_is_the_run_by_torch(ray_here):

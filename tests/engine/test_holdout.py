@@ -15,7 +15,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.records.partition_file import digest
+from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import Dealt, told
 from fedfleet.workloads.base import ClientIndex
@@ -109,8 +109,8 @@ def test_held_out_rows_are_not_trained_on(table):
     asked = plan(table, evaluate={"held_out": 0.3})
     client_index, again = (RunSpec.of("some", asked).split().client_index for _ in range(2))
     assert client_index.held is not None
-    assert digest(client_index) == digest(again)
-    assert digest(client_index) != digest(ClientIndex(client_index.offsets, client_index.rows))
+    assert partition_digest(client_index) == partition_digest(again)
+    assert partition_digest(client_index) != partition_digest(ClientIndex(client_index.offsets, client_index.rows))
     for client in range(OWNERS):
         trained, held, both = (
             p.rows[p.offsets[client] : p.offsets[client + 1]] for p in (client_index, client_index.held, whole)

@@ -60,7 +60,7 @@ def auc(method: str, rounds: int = 2, **engine: Any) -> Experiment:
 def test_alone_equals_together(method):
     """In float64 a block adds up in another order than one client alone; Newton-Schulz amplifies that: 1e-9."""
     together, alone = run(auc(method)), run(auc(method, block=1, vectorise=False))
-    start = prepare(auc(method), "test").start()
+    start = prepare(auc(method), "test").initial_model()
     for name, value in together.model.items():
         np.testing.assert_allclose(value, alone.model[name], 1e-9, 1e-9, err_msg=name)
         assert not torch.equal(value, start[name]), f"{name} did not move"

@@ -86,8 +86,8 @@ def test_a_damaged_library_is_never_loaded(damage, built: Path, tmp_path: Path):
     folder.mkdir()
     (folder / whole.name).write_bytes(damage(whole.read_bytes()))
     name = whole.name.partition("-")[0]
-    assert library.whole(folder, name) is None
-    assert library.whole(built / "kernels", name) == whole
+    assert library.find_library(folder, name) is None
+    assert library.find_library(built / "kernels", name) == whole
 
 
 def test_a_library_that_was_cut_short_is_built_anew(built: Path, tmp_path: Path):
@@ -98,7 +98,7 @@ def test_a_library_that_was_cut_short_is_built_anew(built: Path, tmp_path: Path)
     done = loading(tmp_path / "cache")
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "cache/kernels").iterdir()
-    assert library.whole(file.parent, file.name.partition("-")[0]) == file
+    assert library.find_library(file.parent, file.name.partition("-")[0]) == file
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_has(built: Path):

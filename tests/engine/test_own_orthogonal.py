@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz
 from fedfleet.engine import run
-from fedfleet.engine.kernels.operators import for_methods
+from fedfleet.engine.kernels.operators import method_kernels
 
 from .test_kernels import lenet
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_kernels")
 def test_iterations_are_torchs(shape, scheme, iterations):
     m = torch.randn(3, *shape, generator=torch.Generator().manual_seed(sum(shape)))
     expected = newton_schulz(m.double(), scheme, iterations)
-    with for_methods("native"):
+    with method_kernels("native"):
         alone = torch.stack([newton_schulz(one, scheme, iterations) for one in m])
         block = vmap(lambda one: newton_schulz(one, scheme, iterations))(m)
     for own in (alone, block):
@@ -35,7 +35,7 @@ def test_iterations_are_torchs(shape, scheme, iterations):
 def test_they_are_used_inside_only_and_for_float32_only():
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
-    with for_methods("native"):
+    with method_kernels("native"):
         assert not torch.equal(newton_schulz(m, "jordan", 5), expected)
         assert torch.equal(
             newton_schulz(m.double(), "jordan", 5), newton_schulz(m.double(), "jordan", 5, torch.float64)

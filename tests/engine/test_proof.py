@@ -22,7 +22,7 @@ from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.fused_chain import Unfit, fitted
+from fedfleet.engine.kernels.fused_chain import NotAChain, chain_from
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
@@ -202,11 +202,11 @@ def test_what_is_no_chain_is_trained_as_torch_trains_it_and_the_run_says_why(mak
 def test_hooks_of_all_modules_are_seen():
     workload = made()
     run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
-    assert fitted(workload, run_spec.start().layout)
+    assert chain_from(workload, run_spec.initial_model().layout)
     hook = nn.modules.module.register_module_forward_hook(lambda module, given, y: y)
     try:
-        with pytest.raises(Unfit, match="all modules"):
-            fitted(workload, run_spec.start().layout)
+        with pytest.raises(NotAChain, match="all modules"):
+            chain_from(workload, run_spec.initial_model().layout)
     finally:
         hook.remove()
 
@@ -221,8 +221,8 @@ def test_a_module_used_twice_is_computed_twice():
 def test_a_tensor_put_on_the_workload_itself_is_seen():
     workload = made()
     vars(workload)["losses"] = lambda p, batch: 2 * Digits.losses(workload, p, batch)
-    with pytest.raises(Unfit, match="losses"):
-        fitted(workload, RunSpec.of("run", experiment(workload)).start().layout)
+    with pytest.raises(NotAChain, match="losses"):
+        chain_from(workload, RunSpec.of("run", experiment(workload)).initial_model().layout)
 
 
 def test_columns_of_another_size_than_declared_are_refused():
@@ -245,13 +245,13 @@ def test_a_resumed_run_is_proven_again(tmp_path: Path, monkeypatch: pytest.Monke
     asked = experiment(made(), kernels="auto")
     run_spec = replace(RunSpec.of("run", asked, str(tmp_path), resume=True))
     split = run_spec.split()
-    assert execution_plan.proven(run_spec, split, ExecutionPlan(4, "chain"), "as the run began") == (
+    assert execution_plan.prove_or_fall_back(run_spec, split, ExecutionPlan(4, "chain"), "as the run began") == (
         (4, "chain"),
         "as the run began",
     )
     other = replace(RunSpec.of("run", experiment(made(inputs=noisy)), str(tmp_path), resume=True))
     with pytest.raises(ConfigError, match=r"the run began with chain kernels.*resume it on a machine"):
-        execution_plan.proven(other, split, ExecutionPlan(4, "chain"), "as the run began")
+        execution_plan.prove_or_fall_back(other, split, ExecutionPlan(4, "chain"), "as the run began")
 
 
 def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
@@ -264,9 +264,9 @@ def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernel_proof, "prove", lambda *given: proofs.append(given) or real(*given))
     InProcess(planned, data, rows, lambda: None)
     assert not proofs  # the same library on the same processor
-    InProcess(replace(planned, proved="another machine"), data, rows, lambda: None)
+    InProcess(replace(planned, proven_kernels="another machine"), data, rows, lambda: None)
     assert len(proofs) == 1
-    wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).by(
+    wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).with_plan(
         ExecutionPlan(4, "chain"), "another machine"
     )
     with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
@@ -314,7 +314,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 
     run_spec = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = run_spec.split()
-    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.Given(split.train, split.client_index), kernels)
+    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -322,7 +322,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
     ("part", "reason"),
     [
         (lambda proving: proving.streams(), "batches of clients"),
-        (lambda proving: kernel_proof.sums(100), "sum of 3 messages"),
+        (lambda proving: kernel_proof.check_sums(100), "sum of 3 messages"),
         (lambda proving: proving.gradients("here", proving.x.flat, proving.batches()[0]), "is .* off torch's"),
         (lambda proving: proving.descent(proving.x.flat, proving.batches()[0]), "two steps"),
     ],
@@ -338,7 +338,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.Given(split.train, split.client_index), "native")
+    proving = kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -358,7 +358,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = run_spec.split()
-        kernel_proof.prove(run_spec, kernel_proof.Given(split.train, split.client_index), kernels)
+        kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), kernels)
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -375,6 +375,6 @@ def test_a_dead_start_proves_nothing_by_itself():
     run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
-    kernel_proof.prove(right, kernel_proof.Given(split.train, split.client_index), "chain")
+    kernel_proof.prove(right, kernel_proof.TrainingData(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(run_spec, kernel_proof.Given(split.train, split.client_index), "chain")
+        kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")

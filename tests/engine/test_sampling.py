@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.cohorts import sampling
-from fedfleet.engine.cohorts.tasks import FEWEST, MOST, PackedTasks, TrainingTask, plan_tasks, steps_of, task_edges
+from fedfleet.engine.cohorts.tasks import (
+    FEWEST_TASKS,
+    MOST_TASKS,
+    PackedTasks,
+    TrainingTask,
+    plan_tasks,
+    steps_of,
+    task_edges,
+)
 from fedfleet.engine.config.schema import Local
 
 
@@ -60,7 +68,7 @@ def test_tasks_shrink_towards_the_end(blocks):
     edges = task_edges(blocks)
     assert edges[0] == 0
     assert edges[-1] == blocks
-    assert len(edges) - 1 <= max(FEWEST, min(MOST, blocks // 8))
+    assert len(edges) - 1 <= max(FEWEST_TASKS, min(MOST_TASKS, blocks // 8))
     widths = np.diff(edges)
     assert (widths > 0).all()
     assert widths[0] <= max(1, round(0.14 * blocks))
@@ -74,7 +82,7 @@ def test_packed_for_pickle_tasks_are_the_same():
     columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])
     tasks = plan_tasks(sampled, rng.integers(1, 50, 90), Local(epochs=1, batch=10), block=2)
     works = [TrainingTask.of(task, (3, False), sampled, columns) for task in tasks]
-    works[1:2] = [works[1].part(np.array([1])), works[1].part(np.array([0]))]
+    works[1:2] = [works[1].subset(np.array([1])), works[1].subset(np.array([0]))]
     packed = pickle.loads(pickle.dumps(PackedTasks.of(works)))
     for place, work in enumerate(works):
         again = packed[place]

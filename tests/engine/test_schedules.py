@@ -8,7 +8,7 @@ import pytest
 
 from fedfleet.engine import run
 from fedfleet.engine.config.differences import differences
-from fedfleet.engine.config.schedules import at, has_schedule
+from fedfleet.engine.config.schedules import has_schedule, resolve
 from fedfleet.engine.errors import ConfigError
 
 from .setups import quadratic
@@ -25,7 +25,7 @@ from .setups import quadratic
     ],
 )
 def test_closed_forms(spec, numbers):
-    assert [at(spec, t, 4, "lr") for t in (1, 2, 3, 4)] == pytest.approx(numbers, rel=1e-14)
+    assert [resolve(spec, t, 4, "lr") for t in (1, 2, 3, 4)] == pytest.approx(numbers, rel=1e-14)
 
 
 def test_tailopts_thresholds_fall_round_by_round():
@@ -58,7 +58,7 @@ def test_the_global_learning_rate_is_in_the_record():
 )
 def test_mistakes_are_told(spec, words):
     with pytest.raises(ConfigError, match=words):
-        at(spec, 1, 4, "method.rule.u")
+        resolve(spec, 1, 4, "method.rule.u")
 
 
 # --- arguments that are called `schedule` -----------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.n
             sums[0] = sums[0] + weight * leaves["delta"].double().numpy()
             sums[1] = sums[1] + leaves["more"].double().numpy()
         fold.put(TreeNode(0, i), sums)
-    return fold.whole()
+    return fold.total()
 
 
 def quick(blocks: list[list[tuple[dict[str, torch.Tensor], float]]], kernels: str) -> Accumulator:
@@ -75,7 +75,7 @@ def test_the_order_is_the_trees(count, kinds, kernels, request):
     for turn in range(8):
         pattern = [kinds[int(torch.randint(len(kinds), (), generator=draw))] for _ in range(count)]
         blocks = [[(message(draw), weight) for weight in KINDS[kind]] for kind in pattern]
-        leaves, told, _ = quick(blocks, kernels).whole()
+        leaves, told, _ = quick(blocks, kernels).result()
         for mine, theirs in zip(leaves, slow(blocks), strict=True):
             assert mine.dtype == torch.float64
             assert np.array_equal(mine.numpy(), theirs), (turn, pattern)
@@ -96,7 +96,7 @@ def test_other_orders_would_show():
 def test_what_is_known_of_clients_is_in_their_order():
     draw = torch.Generator().manual_seed(0)
     blocks = [[(message(draw), 1.0)] for _ in range(6)]
-    _, _, clients = quick(blocks, "torch").whole()
+    _, _, clients = quick(blocks, "torch").result()
     norms = [float(block[0][0]["delta"].square().sum()) for block in blocks]
     assert clients["norm2"].tolist() == pytest.approx(norms)
     assert clients["loss"].tolist() == [0.5] * 6

@@ -9,7 +9,7 @@ import pytest
 
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.errors import ClientFailed, ConfigError, EvaluationFailed, FedFleetError, MethodFailed, Remote
+from fedfleet.engine.errors import ClientFailed, ConfigError, EvaluationFailed, FedFleetError, MethodFailed, RemoteCause
 from fedfleet.workloads.base import Split
 from tests.tune.commands import invoke
 
@@ -187,7 +187,7 @@ def test_on_ray(tmp_path: Path, where: str):
         run(described(plugin, backend="ray", workers=1, cpus=0.5), tmp_path / "run")
     names_the_line(str(caught.value), plugin, where)
     cause = caught.value.__cause__
-    assert isinstance(cause, Remote)
+    assert isinstance(cause, RemoteCause)
     assert f'File "{plugin}", line' in str(cause)
     assert "Trouble: first\nsecond" in str(cause)
     if where in LATER:

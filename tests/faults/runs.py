@@ -66,7 +66,7 @@ def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, in
     """The file of a row of a run's states, where it begins there, and its bytes."""
     run_spec = RunSpec.of("width", small(out, method))
     number, place = spot(row)
-    each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.start()).client), narrow=False)
+    each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), narrow=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
 
 

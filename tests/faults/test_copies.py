@@ -21,7 +21,7 @@ from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
 from fedfleet.engine.runs.restore import bring
-from fedfleet.engine.storage.object_store import Folder, above, below
+from fedfleet.engine.storage.object_store import Folder, join_url, split_url
 from fedfleet.tune.files import load
 
 from ..tune.commands import COMMAND, invoke
@@ -69,7 +69,7 @@ def broken_off(tmp_path: Path, url: str, **more) -> tuple[Path, str]:
     out = tmp_path / "out"
     with pytest.raises(Interrupted):
         run(small(tmp_path, checkpoint={**EVERY, "folder": url}, **more), out, [Watch(r5=interrupt)])
-    return out, below(url, json.loads((out / "run.json").read_text())["run_id"])
+    return out, join_url(url, json.loads((out / "run.json").read_text())["run_id"])
 
 
 def names(url: str) -> list[str]:
@@ -281,9 +281,9 @@ def test_what_cannot_be_brought(tmp_path):
 
 
 def test_addresses():
-    assert below("s3://b/x/?a=1", "y") == "s3://b/x/y?a=1"
-    assert above("s3://b/x/y?a=1") == ("s3://b/x?a=1", "y")
-    assert above("/a/b") == ("/a", "b")
+    assert join_url("s3://b/x/?a=1", "y") == "s3://b/x/y?a=1"
+    assert split_url("s3://b/x/y?a=1") == ("s3://b/x?a=1", "y")
+    assert split_url("/a/b") == ("/a", "b")
     data = setting(Path("none"), checkpoint={"folder": "s3://b/x"})
     assert experiment(data).plain()["checkpoint"]["folder"] == "s3://b/x"
     assert np.all([experiment({**data, "checkpoint": {"folder": f"{scheme}x@y/z"}}) for scheme in ("gs://", "abfs://")])

@@ -13,7 +13,7 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
-from fedfleet.engine.runs.result import digest
+from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import read, seal
 
 from ..tune.commands import invoke
@@ -159,7 +159,7 @@ def check(out: Path, expected: Any) -> None:
 
     from fedfleet.engine.runs.run_directory import read_rows
 
-    assert digest(load_file(out / "model.safetensors")) == expected.model_sha256
+    assert model_digest(load_file(out / "model.safetensors")) == expected.model_sha256
     assert json.loads((out / "result.json").read_text())["model_sha256"] == expected.model_sha256
     assert [row["round"] for row in read_rows(out / "rounds.parquet")] == [row["round"] for row in expected.rows]
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]

@@ -21,7 +21,7 @@ from fedfleet.engine.config.schema import Evaluate
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.runs.launch import new_run_id, prepare
-from fedfleet.engine.runs.result import digest
+from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import read
 from fedfleet.engine.state.table import Table
 
@@ -110,12 +110,12 @@ def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
     assert result.rows[0]["client/count"] == len(cohort_of(1)) - 1
     assert any(f"goes on without {client}, which failed alone" in text for text in watch.told)
     plan(tmp_path)
-    assert result.model_sha256 == digest(by_hand(chosen, client))
+    assert result.model_sha256 == model_digest(by_hand(chosen, client))
 
 
 def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     run_spec = prepare(chosen, new_run_id())
-    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
     table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
     try:
@@ -130,7 +130,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
             work = TrainingTask(task, 1, False, none, np.ones(count), none - 1, rows)
             rest = np.flatnonzero(task.clients != without)
             shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
-            sums = worker.train(work.part(rest) if len(rest) < count else work, shared)
+            sums = worker.train(work.subset(rest) if len(rest) < count else work, shared)
             leaves = [a + b for a, b in zip(leaves, sums.leaves, strict=True)] if leaves else sums.leaves
             weight += sums.facts["weight"]
         with torch.no_grad():

@@ -21,7 +21,7 @@ from fedfleet.engine.api import resume
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted, InUse
 from fedfleet.engine.runs.run_directory import LAUNCHER
-from fedfleet.engine.storage.lock import Lock, alone, driving
+from fedfleet.engine.storage.lock import Lock, driver_lock, exclusive
 
 from ..tune.commands import COMMAND, invoke, until
 from .faulty import ANYONE
@@ -172,7 +172,7 @@ def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expec
 def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path, expected, monkeypatch):
     monkeypatch.setattr("fedfleet.engine.storage.lock.ORPHAN_SECONDS", 0.2)
     chosen, before = small(tmp_path, checkpoint={"every": 2}), content(broken_off)
-    with driving(broken_off):
+    with driver_lock(broken_off):
         held = content(broken_off)
         with pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
             resume(chosen, broken_off)
@@ -182,7 +182,7 @@ def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path,
     taken, done = threading.Event(), threading.Event()
 
     def orphan() -> None:
-        with driving(broken_off):
+        with driver_lock(broken_off):
             taken.set()
             done.wait(30)
 
@@ -201,7 +201,7 @@ def test_a_detached_run_is_refused_where_its_folder_is_taken(tmp_path, ray_here,
 
     monkeypatch.setattr(detached, "start_ray", lambda run_spec: False)
     run_spec = prepare(small(tmp_path, backend="ray", address="auto", workers=1), new_run_id(), tmp_path / "out")
-    with alone(tmp_path / "out", LAUNCHER), pytest.raises(InUse, match="in use by process"):
+    with exclusive(tmp_path / "out", LAUNCHER), pytest.raises(InUse, match="in use by process"):
         detached.detach(run_spec)
     assert run_spec.run_id not in detached.running()
     assert not (tmp_path / "out").exists()
@@ -213,7 +213,7 @@ def test_of_two_searches_in_one_folder_one_begins(tmp_path):
 
     data: dict[str, Any] = {**setting(tmp_path), "search": {"trials": 1}}
     data["method"]["rule"]["lr"] = {"search": "loguniform", "low": 0.01, "high": 0.1}
-    with alone(tmp_path / "out", LOCK):
+    with exclusive(tmp_path / "out", LOCK):
         before = content(tmp_path / "out")
         for again in (False, True):
             with pytest.raises(InUse):

@@ -135,7 +135,7 @@ def test_a_bound_is_taken_back():
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(MemoryError), memory.bounded():
+    with pytest.raises(MemoryError), memory.bounded_address_space():
         bytearray(1 << 44)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
@@ -144,15 +144,15 @@ def test_a_bound_is_taken_back():
 def test_copies_of_files_count_as_memory_that_can_be_had(version, tmp_path):
     """A control group that has read many files is at its limit, and yet there is memory."""
     (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
-    assert memory.available(tmp_path / "meminfo", tmp_path) == 2048 * 1024
+    assert memory.available_memory(tmp_path / "meminfo", tmp_path) == 2048 * 1024
     folder, limit, used, prefix = tmp_path, "memory.max", "memory.current", ""
     if version == 1:
         folder, limit, used, prefix = tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
         folder.mkdir()
     (folder / limit).write_text("1000000\n")
     (folder / used).write_text("990000\n")
-    assert memory.available(tmp_path / "meminfo", tmp_path) == 10_000
+    assert memory.available_memory(tmp_path / "meminfo", tmp_path) == 10_000
     (folder / "memory.stat").write_text(f"anon 1\n{prefix}active_file 300000\n{prefix}inactive_file 200000\n")
-    assert memory.available(tmp_path / "meminfo", tmp_path) == 510_000
+    assert memory.available_memory(tmp_path / "meminfo", tmp_path) == 510_000
     (folder / limit).write_text("max\n")
-    assert memory.available(tmp_path / "meminfo", tmp_path) == 2048 * 1024
+    assert memory.available_memory(tmp_path / "meminfo", tmp_path) == 2048 * 1024

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from fedfleet.engine.runs.result import digest
+from fedfleet.engine.runs.result import model_digest
 from fedfleet.tune.files import load
 
 from .commands import COMMAND, LOCAL, invoke, shell, until
@@ -201,7 +201,7 @@ def test_the_runs_files_agree(finished: tuple[Path, Any]):
     assert sum(rounds["comm/bytes_up"]) == result["bytes_up"]
     assert [value is not None for value in rounds["eval/accuracy"]] == [False] * 4 + [True, False, True]
     assert {name: rounds[name][-1] for name in result["metrics"]} == result["metrics"]
-    assert digest(load_file(folder / "model.safetensors")) == result["model_sha256"]
+    assert model_digest(load_file(folder / "model.safetensors")) == result["model_sha256"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert (folder / "run.log").read_text().splitlines()[-1].endswith("finished")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.config.run_spec import Job
-from fedfleet.engine.records.partition_file import digest, keep, kept
+from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import Dealt, measures, ordered
 from fedfleet.workloads.base import ClientIndex
@@ -90,7 +90,7 @@ def test_show_tells_of_missing_data_and_is_no_error(monkeypatch: pytest.MonkeyPa
 
 
 def rows_of(folder: Path) -> tuple[dict[str, Any], ClientIndex]:
-    return json.loads((folder / "partition.json").read_text()), kept(folder)
+    return json.loads((folder / "partition.json").read_text()), read_partition(folder)
 
 
 def test_a_run_keeps_its_partition(tmp_path: Path):
@@ -100,7 +100,7 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
         assert done.exit_code == 0, done.output
     client_index = Job.of("again", load("digits")).split().client_index
     about, found = rows_of(tmp_path / "0")
-    assert about == {"clients": 100, "rows": 1442, "sha256": digest(client_index)}
+    assert about == {"clients": 100, "rows": 1442, "sha256": partition_digest(client_index)}
     assert np.array_equal(found.offsets, client_index.offsets)
     assert np.array_equal(found.rows, client_index.rows)
     assert rows_of(tmp_path / "1")[0] == about
@@ -109,9 +109,9 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
 
 def test_too_many_rows_are_kept_by_their_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     client_index = ClientIndex.equal(np.arange(60), 3)
-    keep(client_index, tmp_path / "whole")
-    monkeypatch.setattr("fedfleet.engine.records.partition_file.MOST", 62)
-    keep(client_index, tmp_path / "large")
+    write_partition(client_index, tmp_path / "whole")
+    monkeypatch.setattr("fedfleet.engine.records.partition_file.MOST_NUMBERS", 62)
+    write_partition(client_index, tmp_path / "large")
     assert [path.name for path in (tmp_path / "large").iterdir()] == ["partition.json"]
     assert (tmp_path / "large/partition.json").read_text() == (tmp_path / "whole/partition.json").read_text()
-    assert digest(kept(tmp_path / "whole")) == digest(client_index)
+    assert partition_digest(read_partition(tmp_path / "whole")) == partition_digest(client_index)

@@ -17,7 +17,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.run_spec import Job
 from fedfleet.engine.config.schema import Experiment, Local, experiment
-from fedfleet.engine.methods.batch_norm import Buffered, joined, parted
+from fedfleet.engine.methods.batch_norm import Buffered, join_trees, split_tree
 from fedfleet.engine.methods.state_spec import Forms
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
@@ -199,14 +199,14 @@ def test_bytes_are_counted_apart(root: Path):
 
 def test_methods_see_parameters_only(root: Path):
     run_spec = Job.of("x", plan(root, "scaffold"))
-    method, x = run_spec.method(), run_spec.start()
+    method, x = run_spec.method(), run_spec.initial_model()
     assert isinstance(method, Buffered)
     forms = Forms(method, x)
-    own, buffers = parted(x, len(run_spec.workload.buffers))
+    own, buffers = split_tree(x, len(run_spec.workload.buffers))
     assert list(buffers) == list(run_spec.workload.buffers)
     assert forms.server.public.method.x.layout == own.layout
     assert forms.kept == own.flat.numel() * 8
-    again = joined(own, buffers)
+    again = join_trees(own, buffers)
     assert torch.equal(again.flat, x.flat)
     assert again.layout == x.layout
 

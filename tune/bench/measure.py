@@ -17,7 +17,7 @@ from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import FedFleetError
 from ...engine.planning import autotune
-from ...engine.planning.execution_plan import remembered
+from ...engine.planning.execution_plan import measured_plan
 from ...engine.runs.observer import Observer
 from .works import FEDERATIONS
 
@@ -107,7 +107,7 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
     if "auto" not in (engine.block, engine.kernels):
         return made, ""
     run_spec = RunSpec.of("bench", made)
-    (block, kernels), how = remembered(run_spec, run_spec.split(), autotune.measure)
+    (block, kernels), how = measured_plan(run_spec, run_spec.split(), autotune.measure)
     engine = engine.model_copy(update={"block": block, "kernels": kernels})
     return made.model_copy(update={"engine": engine}), f"blocks of {block}, {kernels} kernels, {how}"
 

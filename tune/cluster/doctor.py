@@ -14,7 +14,7 @@ import click
 from ...engine.backends.ray.connect import join, token_found
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.kernels.library import lacking
+from ...engine.kernels.library import why_no_kernels
 from ..files import load
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
@@ -63,7 +63,7 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
             yield from of_cluster(experiment, out, ours, asked)
     else:
         yield Finding("cluster", None, "no --address; a run starts Ray on this machine")
-        yield of_kernels("here", lacking(), experiment if asked else None)
+        yield of_kernels("here", why_no_kernels(), experiment if asked else None)
     yield store_opens(experiment.tracking.uri)
 
 
@@ -180,7 +180,7 @@ def kernels_of(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
     asked = []
     for node in nodes:
         there: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(lacking)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(why_no_kernels)
         asked.append((node, task.remote()))
     for node, reference in asked:
         try:

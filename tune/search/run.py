@@ -18,7 +18,7 @@ from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
-from ...engine.storage.lock import alone
+from ...engine.storage.lock import exclusive
 from ..files import parse, read
 from .conductor import Conductor
 from .ledger import Ledger, Trial, storage_url
@@ -101,7 +101,7 @@ def search(
     wanted, path = plan(dict(data)), Path(folder).resolve()
     refuse(wanted, path, resume)
     try_out(wanted, path)
-    with alone(path, LOCK):
+    with exclusive(path, LOCK):
         refuse(wanted, path, resume)  # again: another process may have been here since
         with nothing_left(path):
             conductor = prepared(wanted, path, progress, parent)

@@ -14,7 +14,7 @@ from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...engine.config.differences import FREE, flat
+from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
 from ..files import override
@@ -153,7 +153,7 @@ def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
 
 def digest(data: dict[str, Any]) -> str:
     """16 hex digits of what moves the numbers of a run, plug-ins by their content."""
-    kept = {k: v for k, v in flat(data).items() if k not in FREE and not k.startswith(IDLE)}
+    kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(IDLE)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
     return hashlib.sha256(json.dumps([kept, plugins], sort_keys=True).encode()).hexdigest()[:16]
 

@@ -18,7 +18,7 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
-from ...engine.storage.lock import alone
+from ...engine.storage.lock import exclusive
 from .cells import Cell, cells
 from .spec import Study, load
 
@@ -131,7 +131,7 @@ def read_json(path: Path) -> dict[str, Any]:
 @contextmanager
 def only_study(folder: Path) -> Iterator[None]:
     """Nobody else runs cells here: no other study, which is refused at once, and no worker that one left behind."""
-    with alone(folder, ".study.lock"), (folder / ".workers.lock").open("w") as workers:
+    with exclusive(folder, ".study.lock"), (folder / ".workers.lock").open("w") as workers:
         deadline = time.monotonic() + WAIT
         while not taken(workers):
             if time.monotonic() > deadline:

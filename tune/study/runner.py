@@ -16,7 +16,7 @@ from ...engine.config import schedules
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError, Interrupted
-from ...engine.planning.execution_plan import words
+from ...engine.planning.execution_plan import without_numbers
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ...engine.stopping import stopping
@@ -98,7 +98,7 @@ def check_metrics(study: Study) -> None:
     for _, overrides in levels(study):
         for method in study.methods:
             data = first_values(planned(study, method, overrides, study.seeds[0]))
-            kind = json.dumps(words({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
+            kind = json.dumps(without_numbers({"workload": data.get("workload"), "evaluate": data.get("evaluate")}))
             by_workload.setdefault(kind, []).append(experiment(data))
     for experiments in by_workload.values():
         for key, column in {column: key for key, column in reversed(wanted.items())}.items():
@@ -141,7 +141,7 @@ def resolve(cell: Cell) -> None:
 def built_of(cell: Cell) -> None:
     run_spec = RunSpec.of("check", experiment(cell.data))
     assert run_spec.workload is not None
-    spec = schedules.at(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")
+    spec = schedules.resolve(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")
     built = run_spec.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:

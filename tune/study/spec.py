@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from ...engine.config.differences import flat
+from ...engine.config.differences import flatten
 from ...engine.config.schema import Section
 from ...engine.errors import ConfigError, nearest
 from ..files import listed, located, override, own, parse, read
@@ -182,7 +182,7 @@ def resolved(experiment: Any, file: Path) -> Any:
 
 def differences(full: Study, changed: Study) -> list[str]:
     """["rounds × 0.1", "seeds is [0], in full [0, 1]", …]"""
-    old, new = (flat(s.model_dump(mode="json")) for s in (full, changed))
+    old, new = (flatten(s.model_dump(mode="json")) for s in (full, changed))
     made = smaller(changed) if changed.reduced != full.reduced else []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith(QUIET):

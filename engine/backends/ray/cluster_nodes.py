@@ -114,9 +114,7 @@ class Sites:
         where = on(site.id) if bundle is None or self.room is None else self.room.of(bundle)
         actor: Any = ray.remote(**options, scheduling_strategy=where)(FarHost)
         run_spec = (
-            self.run_spec
-            if group.gpus or not self.run_spec.experiment.engine.on_gpus()
-            else self.run_spec.on_processor()
+            self.run_spec if group.gpus or not self.run_spec.experiment.engine.on_gpus() else self.run_spec.on_cpu()
         )
         made = site.keeper.ready.remote()  # the files are there before the worker opens them
         worker = actor.remote(run_spec, *self.data, site.place, number, made)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ....workloads.base import Columns
 from ...cohorts.tasks import steps_of
-from ...config.held_out import left_out
+from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
-from ...kernels.library import lacking
+from ...kernels.library import why_no_kernels
 from ...planning.autotune import measure
 from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
@@ -31,7 +31,7 @@ from ...rounds.driver import DataSummary, Driver, Event
 from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import at_once
-from ...storage.lock import driving
+from ...storage.lock import driver_lock
 from ..base import Fleet
 from .cluster_nodes import on
 from .cluster_pool import Spread
@@ -60,7 +60,7 @@ class DriverProcess:
     def run(self) -> dict[str, Tensor]:
         """All rounds, then the final model."""
         try:
-            with driving(self.run_spec.directory, self._check):
+            with driver_lock(self.run_spec.directory, self._check):
                 return self._rounds()
         finally:
             self.news.end()
@@ -73,7 +73,7 @@ class DriverProcess:
         try:
             driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
             for item in driver.rounds():
-                self.news.tell(item)
+                self.news.append(item)
             return driver.tensors()
         finally:
             driver.close()
@@ -85,7 +85,7 @@ class DriverProcess:
         alike = len(engine.groups()) == 1
         if (alike and not engine.address) or get_current_placement_group() is not None:
             return RayFleet(self.run_spec, data, table.place, calls)
-        room = take(engine, self._check, self.news.tell)  # at once: no round is near
+        room = take(engine, self._check, self.news.append)  # at once: no round is near
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.workers != "auto" and all(spot.node == mine for spot in room.spots):
             return RayFleet(self.run_spec, data, table.place, calls, room)
@@ -104,10 +104,10 @@ class DriverProcess:
         how clients are run and which rows nobody has."""
         split = checked_split(self.run_spec)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
-            self.run_spec = self.run_spec.on_machines(tuple(lacking_kernels(self.run_spec, self._check)))
+            self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
         self.run_spec, told = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-        return data, DataSummary(split.client_index, examples(split.test)), [told, *filter(None, [left_out(split)])]
+        return data, DataSummary(split.client_index, examples(split.test)), [told, *filter(None, [unused_rows(split)])]
 
     def _check(self) -> None:
         if self.signal:
@@ -131,7 +131,7 @@ def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[st
     asked: dict[Any, str] = {}
     for node in cluster():
         if any(node.fits(group) for group in groups):
-            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on(node.id))(lacking)
+            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on(node.id))(why_no_kernels)
             asked[task.remote()] = node.name
     waiting, end = list(asked), time.monotonic() + BUILD_SECONDS + START_SECONDS
     while waiting and time.monotonic() < end:

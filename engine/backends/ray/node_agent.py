@@ -23,7 +23,7 @@ from ...clients.worker import Data, Worker
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
 from ...errors import WorkerUnfit
-from ...memory import give_back
+from ...memory import release_freed_memory
 from ...methods.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
@@ -45,7 +45,7 @@ class Keeper:
     def __init__(self, run_spec: RunSpec, place: StateLayout, mine: bool) -> None:
         """mine: the files are made here and removed by `close`; else they are the run's own."""
         self.place, self.mine = place, mine
-        sample = StateSpec(run_spec.method(), run_spec.start()).client
+        sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
         leaves = pytree.tree_leaves(sample)
         if mine:
             make_files(place.folder, place.capacity, width(leaves, place.narrow))
@@ -141,7 +141,7 @@ class FarHost(Worker):
             faulthandler.cancel_dump_traceback_later()
         if isinstance(sums, Failure):
             if sums.kind == "memory":
-                give_back()
+                release_freed_memory()
             return sums, []
         if sum(leaf.nbytes for leaf in sums.leaves) < INLINE:
             return sums, []

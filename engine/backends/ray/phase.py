@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...cohorts.tasks import TrainingTask
-from ...reduction.round_totals import shape_of
+from ...reduction.round_totals import tree_shape
 from ...reduction.tree import PartialSum, TaskResult, TreeNode, TreeShape
 from ..base import Failure
 from .cluster_nodes import Given, Site
@@ -33,7 +33,7 @@ class Phase:
 
     def begin(self, tasks: Sequence[Any]) -> TreeShape:
         """Of its tree."""
-        self.held.begin(shape_of(tasks))
+        self.held.begin(tree_shape(tasks))
         return self.held.shape
 
     # --- results ------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def whole_blocks(work: TrainingTask) -> list[TrainingTask]:
-    return [work.part(np.arange(begin, end)) for begin, end in pairwise((0, *work.task.cuts))]
+    return [work.subset(np.arange(begin, end)) for begin, end in pairwise((0, *work.task.cuts))]
 
 
 def key(task: Any) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def pieces(task: TrainingTask, steps: np.ndarray, most: float) -> list[Any]:
     if len(found) == 1:
         return [task]
     edges = [[cuts[edge] for edge in blocks_of(at, blocks)] for at in found]
-    parts = [task.part(np.arange(begin, end)) for begin, end in edges]
+    parts = [task.subset(np.arange(begin, end)) for begin, end in edges]
     return [Piece(task, part, at, i, len(found)) for i, (part, at) in enumerate(zip(parts, found, strict=True))]
 
 
@@ -116,7 +116,7 @@ class Joiner:
         if shape.root not in fold.parts:
             return None
         del self.folds[piece.index]
-        return piece.task, fold.whole()
+        return piece.task, fold.total()
 
     def clear(self) -> None:
         self.folds.clear()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from ...config.memory_errors import remedy
+from ...config.memory_errors import memory_remedy
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import WorkerUnfit
@@ -86,14 +86,16 @@ def death(error: Exception, run_spec: RunSpec) -> Failure:
         return Failure("the worker died: Ray ended it, for its machine's memory ran out", "", kind="memory")
     cause = f"the worker died: {type(error).__name__}"
     if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
-        cause += f" (it crashed or was killed, as the kernel does where memory runs out: then, {remedy(run_spec)})"
+        cause += (
+            f" (it crashed or was killed, as the kernel does where memory runs out: then, {memory_remedy(run_spec)})"
+        )
     return Failure(cause, "")
 
 
 def death_at_start(error: Exception, run_spec: RunSpec) -> str:
     """A worker's that had no task yet, for a log."""
     found = death(error, run_spec)
-    return f"{found.cause}; {remedy(run_spec)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"
+    return f"{found.cause}; {memory_remedy(run_spec)}" if found.kind == "memory" else f"{found.cause}, {said(error)}"
 
 
 def said(error: Exception) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...cohorts.tasks import MOST, Broadcast, PackedTasks
+from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost
@@ -85,9 +85,7 @@ class RayFleet:
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
         run_spec = (
-            self.run_spec
-            if group.gpus or not self.run_spec.experiment.engine.on_gpus()
-            else self.run_spec.on_processor()
+            self.run_spec if group.gpus or not self.run_spec.experiment.engine.on_gpus() else self.run_spec.on_cpu()
         )
         actor = made.remote(run_spec, *self.data, self.place, signs, self.board.address)
         return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle, tries)
@@ -172,7 +170,7 @@ class RayFleet:
     def _begin(self) -> None:
         """Have all workers work on what waits."""
         taken, later = {slot_of(task) for task in self.batch}, []
-        while self.waiting and len(self.batch) < MOST:
+        while self.waiting and len(self.batch) < MOST_TASKS:
             task = self.waiting.popleft()
             (later if slot_of(task) in taken else self.batch).append(task)
             taken.add(slot_of(task))

@@ -18,10 +18,10 @@ from torch.utils import _pytree as pytree
 
 from ....workloads.base import ClientIndex
 from ...clients.worker import Data, Worker
-from ...cohorts.tasks import MOST, Broadcast, PackedTasks
+from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
-from ...errors import LONGEST, WorkerUnfit
-from ...memory import first_line, give_back
+from ...errors import LONGEST_TRACEBACK, WorkerUnfit, type_and_first_line
+from ...memory import release_freed_memory
 from ...methods.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
@@ -112,7 +112,7 @@ class HostProcess(Worker):
                 sums = failure(error, f"worker {self.number}, process {os.getpid()}", self.number)
             if isinstance(sums, Failure):
                 if sums.kind == "memory":
-                    give_back()
+                    release_freed_memory()
                 if sums.kind == "worker":
                     self.unfit = sums.cause  # no other task is taken: it would fail alike
                 self.board.put(self.slot, sums, [])
@@ -131,17 +131,17 @@ def built(build: Callable[[], None]) -> str:
     try:
         build()
     except (Exception, SystemExit) as error:
-        return first_line(error)
+        return type_and_first_line(error)
     return ""
 
 
 def slot_of(task: Any) -> int:
-    return task.index % MOST
+    return task.index % MOST_TASKS
 
 
 def board_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
     """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
-    method, x = run_spec.method(), run_spec.start()
+    method, x = run_spec.method(), run_spec.initial_model()
     methods = [each for each in (method, method.warm_start) if each is not None]
     state_spec = [StateSpec(each, x) for each in methods]
     sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in state_spec)
@@ -149,8 +149,8 @@ def board_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
     plan = run_spec.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
-    failure = 8192 + 4 * LONGEST  # bytes of a traceback in UTF-8
-    return public, sums, failure + 128 * max(clients, rows), MOST
+    failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8
+    return public, sums, failure + 128 * max(clients, rows), MOST_TASKS
 
 
 def bytes_of(leaf: Any) -> int:
