@@ -7,7 +7,7 @@ import pytest
 
 from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask
 from fedfleet.engine.reduction.round_totals import reduce_in_order
-from fedfleet.engine.reduction.tree import Part, TaskResult, TreeNode, TreeReducer, TreeShape
+from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
 
 
 def recursive(values: list) -> np.ndarray:
@@ -40,7 +40,7 @@ def test_any_cut_and_any_order(blocks):
     expected = recursive([recursive(task) for task in tasks])
     shape, draw = TreeShape(blocks), np.random.default_rng(1)
     for _ in range(30):
-        results: list[TaskResult | Part] = []
+        results: list[TaskResult | PartialSum] = []
         for index, task in enumerate(tasks):
             whole = bool(draw.integers(2))
             facts = {"loss": float(sum(map(abs, recursive(task))))}
@@ -48,7 +48,9 @@ def test_any_cut_and_any_order(blocks):
             level = int(draw.integers(0, 3))
             for place in range(0 if whole else -(-len(task) // (1 << level))):
                 below = task[place << level : (place + 1) << level]
-                results.append(Part(shape.inside(index, TreeNode(min(level, shape.depth), place)), [recursive(below)]))
+                results.append(
+                    PartialSum(shape.inside(index, TreeNode(min(level, shape.depth), place)), [recursive(below)])
+                )
         draw.shuffle(results)  # type: ignore[arg-type]
         totals = reduce_in_order([work(index, count) for index, count in enumerate(blocks)], results)
         assert totals.leaves[0].tobytes() == expected.tobytes()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
 from fedfleet.tune.files import load
 from fedfleet.tune.partition import Dealt, measures, ordered
@@ -98,7 +98,7 @@ def test_a_run_keeps_its_partition(tmp_path: Path):
     for number, seed in enumerate((0, 0, 1)):
         done = invoke("run", "digits", *LOCAL, f"seed={seed}", "--out", str(tmp_path / str(number)))
         assert done.exit_code == 0, done.output
-    client_index = Job.of("again", load("digits")).split().client_index
+    client_index = RunSpec.of("again", load("digits")).split().client_index
     about, found = rows_of(tmp_path / "0")
     assert about == {"clients": 100, "rows": 1442, "sha256": partition_digest(client_index)}
     assert np.array_equal(found.offsets, client_index.offsets)

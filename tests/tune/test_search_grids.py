@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedfleet.algorithms.contract import Algorithm
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.search.paper_grids import COMPRESSED, GRIDS, choose, decades, with_grid
@@ -38,7 +38,7 @@ def test_every_point_builds_its_method(method: str, paper: str):
     chosen = [{r.key: r.values[i % len(r.values)] for r in found} for i in range(longest)]
     assert all(point in every for point in chosen)
     for point in chosen:
-        built = Job.of("", experiment(decided(made, point))).method()
+        built = RunSpec.of("", experiment(decided(made, point))).method()
         assert isinstance(built, Algorithm)
 
 

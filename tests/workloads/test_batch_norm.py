@@ -15,10 +15,10 @@ from torch import nn
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.methods.batch_norm import Buffered, join_trees, split_tree
-from fedfleet.engine.methods.state_spec import Forms
+from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, ResNet18
@@ -188,7 +188,7 @@ def test_on_ray_with_a_break_the_same_bits(root: Path, ray_here: None):
 def test_bytes_are_counted_apart(root: Path):
     """480 channels, a mean and a variance each; float64."""
     record = run(plan(root)).rows[0]
-    run_spec = Job.of("x", plan(root))
+    run_spec = RunSpec.of("x", plan(root))
     own = sum(
         value.numel() for name, value in run_spec.workload.init(0).items() if name not in run_spec.workload.buffers
     )
@@ -198,10 +198,10 @@ def test_bytes_are_counted_apart(root: Path):
 
 
 def test_methods_see_parameters_only(root: Path):
-    run_spec = Job.of("x", plan(root, "scaffold"))
+    run_spec = RunSpec.of("x", plan(root, "scaffold"))
     method, x = run_spec.method(), run_spec.initial_model()
     assert isinstance(method, Buffered)
-    forms = Forms(method, x)
+    forms = StateSpec(method, x)
     own, buffers = split_tree(x, len(run_spec.workload.buffers))
     assert list(buffers) == list(run_spec.workload.buffers)
     assert forms.server.public.method.x.layout == own.layout
