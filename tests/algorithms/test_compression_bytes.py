@@ -95,7 +95,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_counted_is_serialised(name):
-    """The state_spec' bytes, which every round records, are those of each round's messages, whatever is in them."""
+    """The recorded bytes, which follow from the state specification, are those of the messages of every round."""
     method = build(METHODS[name]())
     state_spec = StateSpec(method, X)
     for server, messages in rounds(method, 2):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from fedfleet.engine.config.run_spec import Job
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.base import Classification
@@ -154,8 +154,8 @@ def test_columns_are_named_for_features(tmp_path):
         run_spec({**spec, "input": ["age", "weight"]}).split()
 
 
-def run_spec(workload: Any, clients: int = 5, evaluate: Any = None, **more: Any) -> Job:
-    return Job.of(
+def run_spec(workload: Any, clients: int = 5, evaluate: Any = None, **more: Any) -> RunSpec:
+    return RunSpec.of(
         "test",
         experiment(
             {
