@@ -1,9 +1,10 @@
-"""What a workload is: data split over clients, a model's initial tensors, a loss, and what to report.
+"""The base classes of workloads: the data of every client, the initial model, the loss, and the reported metrics.
 
-A new data set is one short file: a frozen dataclass on `Classification` with `load`, or on `Workload` with everything.
-Losses and reports are written for one client's batch and return one number per example; the engine averages them, so
-that padded rows cost nothing and clients can be vectorised. The rules of vectorised code hold in `losses`: pure,
-nothing in place, no branch on values, randomness only from `batch["key"]`.
+A new data set is one short file: a frozen dataclass that extends `Classification` and defines `load`, or one that
+extends `Workload` and defines all four of its abstract methods. Losses and reports are written for the batch of one
+client and return one number per example. The engine averages these numbers, so padded examples do not count and the
+clients of a block can be vectorised. `losses` must follow the rules of vectorised code: it is a pure function, writes
+nothing in place, does not branch on the values of tensors, and draws random numbers from `batch["key"]` alone.
 """
 
 from __future__ import annotations
@@ -26,30 +27,41 @@ from .cells import check_finite, labels_of
 from .metrics import auc
 
 Columns = Mapping[str, np.ndarray]
-"""name -> (n, ...) arrays of equal n: one row an example."""
+"""name -> array of shape (n, ...); n is the same for all columns, and each row is one example."""
 
 Params = Mapping[str, Tensor]
+"""name -> tensor: the parameters of the model and, where it has any, its running statistics."""
+
 Batch = Mapping[str, Tensor]
-"""A batch's columns, (B, ...), and "key", () int64: this step's source of randomness (see `counted`). Where clients of
-a block have short batches also "weight", (B,): each example's part of the mean loss, 0 for padding."""
+"""The columns of one batch, each (B, ...), under their names in `Columns`.
+
+A training batch has two more entries. "key", () int64, is the source of randomness of this client and this step (see
+`counted`). "weight", (B,), is present where some client of the block has a short batch: the weight of each example in
+the mean loss; the weights sum to 1, and padded examples have weight 0. A batch for `report` has neither.
+"""
 
 
 HELD_OUT = "held_out"
-"""A column of training rows, (n,) bool: rows that the client who has them keeps for testing. No batch sees it."""
+"""Name of an optional training column, (n,) bool: true in rows that their client keeps for testing. The engine removes
+the column before batches are made."""
 
 
 class ClientIndex(NamedTuple):
-    """Who has which rows of the training set: client i has rows[offsets[i] : offsets[i + 1]].
+    """Which rows of the training set each of the N clients has.
 
-    `held`: the rows that each client has but does not train on, its own test set; None where there are none.
+    `offsets`: (N + 1,) int64, ascending from 0. `rows`: (offsets[N],) int64, row numbers of the training columns.
+    Client i has rows[offsets[i] : offsets[i + 1]]. No row belongs to two clients, and a row that belongs to none is not
+    used. `held`: the index of the rows that each client has but does not train on, which are its own test set, or None.
+    The engine sets it; a partition leaves it out.
     """
 
-    offsets: np.ndarray  # (N + 1,) int64
-    rows: np.ndarray  # int64
+    offsets: np.ndarray
+    rows: np.ndarray
     held: ClientIndex | None = None
 
     @staticmethod
     def of(clients: list[np.ndarray]) -> ClientIndex:
+        """The index of a list with the row numbers of each client, (n_i,) integers."""
         sizes = [len(rows) for rows in clients]
         return ClientIndex(
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate(clients).astype(np.int64)
@@ -57,52 +69,82 @@ class ClientIndex(NamedTuple):
 
     @staticmethod
     def equal(rows: np.ndarray, clients: int) -> ClientIndex:
-        """`rows` in their order, in equal parts; the first ones have one more where they do not divide."""
+        """`rows`, (n,) integers, cut in their order into `clients` parts of equal size. Where n is not divisible, the
+        first parts have one row more."""
         each, more = divmod(len(rows), clients)
         places = np.arange(clients + 1, dtype=np.int64)
         return ClientIndex(places * each + np.minimum(places, more), rows.astype(np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) examples per client."""
+        """(N,) int64: the number of examples of every client."""
         return np.diff(self.offsets)
 
     def sizes_of(self, clients: np.ndarray) -> np.ndarray:
-        """(c,) examples of some clients, whatever their number in all."""
+        """(c,) int64: the number of examples of the given clients, (c,) integers."""
         return self.offsets[clients + 1] - self.offsets[clients]
 
 
 class Split(NamedTuple):
+    """The data of a run.
+
+    `train`: the columns of all training rows; a batch is made of rows of all these columns. `test`: the columns of the
+    test rows, which belong to no client; they may differ from those of `train`, unless the run evaluates on the
+    clients' own rows. `client_index`: the training rows of each client; every client must have at least one.
+    """
+
     train: Columns
     test: Columns
     client_index: ClientIndex
 
+    @property
+    def named(self) -> tuple[tuple[str, Columns], tuple[str, Columns]]:
+        """The columns of the training and of the test rows, each with its name for messages."""
+        return (TRAINING_SET, self.train), (TEST_SET, self.test)
+
+
+TRAINING_SET, TEST_SET = "the training set", "the test set"
+
 
 class Partition(ABC):
-    """A rule that deals training rows to clients."""
+    """A rule that assigns training rows to clients. A subclass is a frozen dataclass of settings."""
 
     table: ClassVar[str] = "PARTITIONS"
     column: ClassVar[str] = "label"
-    """What `deal` goes by; a column "client", where a set has one, says whose a row is by nature."""
+    """The training column that `deal` gets. A data set whose rows belong to natural clients (writers, users) has their
+    numbers in the column "client"."""
 
     @abstractmethod
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
-        """labels: (n,) class (or what `column` names) of each training row. The same seed deals the same rows."""
+        """The rows of each of `clients` clients. `Classification.split` calls it.
+
+        `labels`: (n,) the entries of `column` in the training rows. The result follows from the arguments alone:
+        randomness comes from `counted.numpy_generator(seed, ...)`. Raises ValueError where a client would have no row.
+        """
 
 
 class Model(ABC):
-    """A recipe of a network: settings only."""
+    """A recipe for a network. A subclass is a frozen dataclass of settings and holds no tensors."""
 
     table: ClassVar[str] = "MODELS"
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The module for inputs of `shape` (channels, height, width) and logits (B, classes)."""
+        """A new module that maps inputs (B, *shape) to logits (B, classes). `shape` is (channels, height, width) for
+        images and (length, width of a vector) for texts.
+
+        Initial weights are drawn from torch's global generator, which the caller seeds. The module must run under
+        `torch.func.vmap`: nothing in place, `Keyed` modules for random layers, `norms.BatchNorm` for batch norm.
+        Raises ValueError for a shape that the network cannot take.
+        """
 
 
 class Chained(NamedTuple):
-    """A loss that is the cross-entropy of `network(inputs)` and the column "label". `shape`: of an example's input;
-    `inputs`: (batch, dtype) -> (B, *shape), from the column "input" alone, each example by itself."""
+    """Says that the loss is the cross-entropy of `network(inputs)` and the column "label", and nothing else.
+
+    `shape`: the shape of one input. `inputs`: function (batch, dtype) -> (B, *shape), which reads the column "input"
+    alone and treats each example by itself.
+    """
 
     network: nn.Module
     shape: tuple[int, ...]
@@ -110,87 +152,114 @@ class Chained(NamedTuple):
 
 
 class Workload(ABC):
+    """A learning problem: data, initial model, loss and metrics. A subclass is a frozen dataclass of settings.
+
+    The engine calls the methods in this order. `check`, in the process that starts the run. `split`, in the process of
+    the driver, whose columns are then shared with all workers. `init`, in the driver and in every worker. `losses`, in
+    the workers, once for every gradient that the method asks for in a local step, for one client or vectorised over a
+    block of clients. `report`, in the workers, at every evaluation, on slices of the test rows; then `summary`, in the
+    driver, once for every evaluation.
+
+    Workloads are pickled and sent to the workers, so they must not hold data or tensors.
+    """
+
     table: ClassVar[str] = "WORKLOADS"
 
-    def check(self) -> None:  # noqa: B027 nothing to check unless a workload says so
-        """Raise ValueError, quickly, where the data cannot be had; called before anything is started."""
+    def check(self) -> None:  # noqa: B027 most workloads have nothing to check
+        """Raise ValueError if the data are not available. It must return quickly: nothing has been started yet."""
 
     @abstractmethod
-    def split(self, seed: int, clients: int) -> Split: ...
+    def split(self, seed: int, clients: int) -> Split:
+        """The data of a run with `clients` clients. The result follows from the settings and the arguments alone;
+        `seed` is the seed of the run."""
 
     @abstractmethod
     def init(self, seed: int) -> dict[str, Tensor]:
-        """The model's initial tensors, by name."""
+        """The initial model, name -> tensor on the CPU. The same seed must give the same tensors in every process. The
+        engine converts them to the run's dtype."""
 
     @abstractmethod
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        """(B,): the loss of each example."""
+        """(B,): the loss of each example of a training batch of one client, with a gradient in the tensors of `p`.
+
+        `p` is in the run's dtype; the columns of `batch` have the types of `Split.train`. The engine computes the mean,
+        with the batch's weights where it has them.
+        """
 
     @abstractmethod
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """Metrics of test examples, each (B,); the report of a test set is their mean, but for those in `whole`."""
+        """name -> (B,): the metrics of each example of a batch of test rows. What is recorded for a test set is the
+        mean over all of its examples, except for the columns that `whole` names. Modules are in `eval()`."""
 
     def trial(self, p: Params, batch: Batch) -> object:
-        """One forward pass of training, with the batch's "key". The engine watches it before round 1, to refuse modules
-        that draw from global generators; what it returns is not used."""
+        """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
+        that draw from global generators. The result is not used."""
         return self.losses(p, batch)
 
     may_be_missing: tuple[str, ...] = ()
-    """Columns whose NaN or infinite entries have a meaning to `losses`; all others are refused if they have any."""
+    """Columns in which NaN and infinity have a meaning to `losses`. In every other column they are refused."""
 
     def check_split(self, split: Split, most: float) -> None:
-        """Raise ValueError where a column of the training or test rows holds what no model can use: NaN, infinity, or
-        numbers larger than `most`, the largest of the type that the run computes in."""
-        for part, columns in (("the training set", split.train), ("the test set", split.test)):
+        """Raise ValueError if a training or test column holds NaN, infinity, or a number larger than `most`, which is
+        the largest number of the run's dtype."""
+        for part, columns in split.named:
             for name, column in columns.items():
                 if name not in self.may_be_missing:
                     check_finite(column, part, name, most)
 
     whole: tuple[str, ...] = ()
-    """Columns of the report that are not averaged but seen whole by `summary`, as a ranking has to be."""
+    """Columns of the report that are not averaged: `summary` gets all of their entries, for example for a ranking."""
 
     buffers: tuple[str, ...] = ()
-    """Those of `init`'s tensors that are running statistics: no method sees them. The gradient of `losses` at one is
-    what it was less what it becomes, so that a plain step of size one moves it; the server averages them."""
+    """The tensors of `init` that are running statistics. Methods do not see them, and the server averages them. The
+    gradient of `losses` at a buffer must be its old value minus its new one, so that a plain gradient step of size 1
+    gives the new value."""
 
     chained: Chained | None = None
-    """Where `losses` is the cross-entropy of a network's logits, nothing else: the engine may compute it otherwise."""
+    """Set where `losses` is nothing but the cross-entropy of a network's logits; the engine may then compute the loss
+    with a fused kernel."""
 
     lower: tuple[str, ...] = ("loss",)
-    """Metrics that are better when they are lower: it decides which clients are worst off."""
+    """Metrics of which lower values are better. This decides which clients count as the worst."""
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """What no mean over examples gives, from the report's means and the `whole` columns (n,) of all n test rows in
-        their order; added to the report of a test set."""
+        """Metrics that are not means over examples; they are recorded beside the means.
+
+        `means`: the recorded means of the report. `columns`: those columns of the report that `whole` names, each (n,),
+        for all n test rows in their order.
+        """
         return {}
 
 
 NO_LABEL = -(1 << 63)
-"""What no label is. torch would pass over -100 without a word, and in a block it would not."""
+"""A number that is never a label. By default torch ignores rows of label -100, but only outside of vmap."""
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """(B,) from logits (B, classes) and labels (B,) of any integer type; of bfloat16 in float32, whose digits a softmax
-    needs. Raises IndexError (of a block under vmap RuntimeError) for a label that is no class."""
+    """(B,) from logits (B, classes) and labels (B,) of any integer type. Logits in bfloat16 are converted to float32,
+    because a softmax needs its precision. Raises IndexError, or RuntimeError under vmap, for a label that is no class.
+    """
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     label = label if label.dtype == torch.int64 or label.is_floating_point() else label.long()
     if not is_batchedtensor(logits):
         return F.cross_entropy(logits, label, reduction="none", ignore_index=NO_LABEL)
-    # Under vmap torch takes its own apart in Python, and loads sympy for it.
+    # Under vmap torch decomposes its own function in Python, which imports sympy.
     return -F.log_softmax(logits, -1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 
 class Keyed(nn.Module):
-    """A module that is random while training: it draws from `key`, a tensor (), and does not where that is None."""
+    """A module that is random in training. `key`: () int64, the source of its draws in this step; None in evaluation,
+    where it must not draw."""
 
     key: Tensor | None = None
 
 
 class Running(nn.Module):
-    """A module with running statistics: buffers, averaged by the server as the model is, that testing goes by.
+    """A module with running statistics, which evaluation uses. They are buffers, and the server averages them.
 
-    While `training` it goes by the batch, each example by its `share` (B,) of it (alike where that is None), and leaves
-    in `moved` what its buffers become.
+    In training mode the module uses the statistics of the batch. `share`: (B,) the weight of each example in them, or
+    None for equal weights. After a forward pass `moved` holds the new value of each buffer, by name; the buffers
+    themselves are not written.
     """
 
     training: bool
@@ -199,27 +268,27 @@ class Running(nn.Module):
 
 
 def buffers_of(module: nn.Module) -> tuple[str, ...]:
-    """The names of running statistics."""
+    """The names of the module's running statistics. Raises ValueError for torch's BatchNorm modules."""
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
-                f"running statistics must be of workloads.norms.BatchNorm, which the server averages, got torch's in "
-                f"{name}; use that one, or track_running_stats=False"
+                f"running statistics must belong to workloads.norms.BatchNorm, which the server averages, got torch's "
+                f"BatchNorm in {name}; replace it, or set track_running_stats=False"
             )
     return tuple(name for name, _, _ in statistics(module))
 
 
 def statistics(module: nn.Module) -> list[tuple[str, Running, str]]:
-    """(full name, owner, name there) of each."""
+    """(full name, module that owns it, name in that module) of every running statistic."""
     owners = [(f"{name}." if name else "", part) for name, part in module.named_modules() if isinstance(part, Running)]
     return [(name + leaf, part, leaf) for name, part in owners for leaf in part._buffers]
 
 
 class Stateless:
-    """A module as a function of its parameters and running statistics: `call(p, x)`.
+    """A module as a function of its parameters and running statistics.
 
-    It puts the tensors where the module's parameters are. `torch.func.functional_call` does the same with more checks,
-    and costs 40 to 90 microseconds a call on LeNet, 4 to 8 % of a local step.
+    A call puts the given tensors in the place of the module's parameters. `torch.func.functional_call` does the same
+    with more checks, and costs 40 to 90 microseconds per call on LeNet, 4 to 8 % of a local step.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -235,8 +304,9 @@ class Stateless:
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
 
     def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
-        """`key`: of what is random in training, None in evaluation, which also is the module's mode, train() or eval();
-        `share`: (B,), see `Running`."""
+        """The module's output for inputs x, (B, ...). `p`: all parameters and running statistics by name. `key`: ()
+        int64, source of randomness; given in training, None in evaluation, and it sets the module's mode, train() or
+        eval(). `share`: (B,), see `Running`."""
         if self.module.training != (key is not None):
             self.module.train(key is not None)
         for name, parameters, leaf in self.slots:
@@ -248,24 +318,31 @@ class Stateless:
         return self.module(x)
 
     def drift(self, p: Params) -> Tensor:
-        """0, with a gradient: at each buffer, what it was less what the last call makes of it."""
+        """A term () of value 0 that gives every running statistic its gradient: the old value minus the one that the
+        last call computed. See `Workload.buffers`."""
         moves = [(p[name], part.moved[leaf]) for name, part, leaf in self.running]
         total = torch.stack([((old - new).detach() * old).sum() for old, new in moves]).sum()
         return total - total.detach()
 
 
 def initial(build: Any, seed: int) -> nn.Module:
-    """Build a module on the CPU with weights from the seed, torch's global random states left as they were."""
+    """The module that `build()` returns, on the CPU, with weights that follow from the seed. torch's global generators
+    keep their states."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(int(counted.key(seed, "init")))  # torch.manual_seed reseeds GPUs too
+        torch.default_generator.manual_seed(int(counted.key(seed, "init")))  # torch.manual_seed would reseed GPUs too
         return build()
 
 
 @dataclass(frozen=True)
 class Classification(Workload):
-    """Images (or vectors) with labels, cross-entropy, accuracy. A data set fills `load` and the class constants.
+    """Inputs with labels, trained by cross-entropy. A data set defines `load` and the class constants.
 
-    `mean`, `std`: per channel, applied to inputs scaled to [0, 1] where they are stored as bytes.
+    `classes`: number of classes. `shape`: shape of one input, (channels, height, width) for images. `mean`, `std`: one
+    number per channel; inputs are normalised by them after bytes have been scaled to [0, 1].
+
+    This class splits the rows by `partition`, builds `model` with weights from the seed, and reports loss and accuracy,
+    with two classes also the AUC. A subclass with other inputs overrides `inputs`; one with another loss overrides
+    `losses`.
     """
 
     model: Model
@@ -277,6 +354,7 @@ class Classification(Workload):
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
     def build(self) -> nn.Module:
+        """A new network; see `Model.build`."""
         return self.model.build(self.shape, self.classes)
 
     def check(self) -> None:
@@ -289,23 +367,31 @@ class Classification(Workload):
 
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
-        """(train, test), each with "input" (n, *shape), bytes or floats, and "label" (n,) int64."""
+        """The columns of the training and of the test rows; `split` calls it.
+
+        Required are "input", (n, *shape), uint8 or floats, and "label", (n,), whole numbers below `classes`. Training
+        rows may also have "client", (n,), the natural client of each row, for the partition `natural`, and "held_out",
+        (n,) bool, rows that their client does not train on. Other columns come to `losses` in the batch.
+        """
 
     def split(self, seed: int, clients: int) -> Split:
         train, test = (
             {**columns, "label": labels_of(columns["label"], self.classes, part)}
-            for part, columns in zip(("the training set", "the test set"), self.load(), strict=True)
+            for part, columns in zip((TRAINING_SET, TEST_SET), self.load(), strict=True)
         )
         column = self.partition.column
         if column not in train:
-            raise ValueError(f"the partition goes by a column {column!r}, got a data set with {', '.join(train)}")
+            raise ValueError(
+                f"partition: the training rows must have a column {column!r}, got the columns {', '.join(train)}; "
+                "choose another partition"
+            )
         client_index = self.partition.deal(train[column], clients, seed)
         train, test = ({k: v for k, v in columns.items() if k != "client"} for columns in (train, test))
         return Split(train, test, client_index)
 
     def check_split(self, split: Split, most: float) -> None:
         super().check_split(split, most)
-        for part, columns in (("the training set", split.train), ("the test set", split.test)):
+        for part, columns in split.named:
             labels_of(columns["label"], self.classes, part)
 
     def init(self, seed: int) -> dict[str, Tensor]:
@@ -314,17 +400,19 @@ class Classification(Workload):
         return {name: value.detach().clone() for name, value in [*module.named_parameters(), *buffers.items()]}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings alone: `network` keeps tensors of its last call, and those of a vectorised one do not pickle."""
+        """The settings without `network`: it keeps the tensors of its last call, and those of a vectorised call cannot
+        be pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "network"}
 
     @cached_property
     def network(self) -> Stateless:
-        """Built in a thread of its own: its first use may be in vectorised code, where weights cannot be drawn."""
-        with ThreadPoolExecutor(1) as apart:
-            return Stateless(apart.submit(initial, self.build, 0).result())
+        """The network as a function of its tensors. It is built in another thread, because its first use may be under
+        vmap, where weights cannot be drawn."""
+        with ThreadPoolExecutor(1) as outside_vmap:
+            return Stateless(outside_vmap.submit(initial, self.build, 0).result())
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """(B, *shape), normalised."""
+        """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""
         x = batch["input"]
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         if self.mean == (0.0,) and self.std == (1.0,):
@@ -335,6 +423,7 @@ class Classification(Workload):
         return (x - mean) / std
 
     def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:
+        """(B, classes). `key`: the batch's key in training, None in evaluation."""
         return self.network(p, self.inputs(batch, next(iter(p.values())).dtype), key, batch.get("weight"))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
@@ -346,7 +435,7 @@ class Classification(Workload):
 
     @property
     def overridden(self) -> list[str]:
-        """Which of the functions that make the loss are not this class's own."""
+        """The names of those functions that compute the loss and that a subclass has replaced."""
         names = ("losses", "logits", "inputs", "network")
         return [
             name
@@ -364,7 +453,8 @@ class Classification(Workload):
         loss = cross_entropy(logits, label)
         columns = {"loss": loss, "accuracy": (logits.argmax(-1) == label).to(loss.dtype)}
         if self.whole:
-            columns |= {"score": logits[:, 1] - logits[:, 0], "label": label}  # rises with the softmax's probability
+            # The difference orders the examples as the probability of class 1 does, and has more digits near 1.
+            columns |= {"score": logits[:, 1] - logits[:, 0], "label": label}
         return columns
 
     @property
@@ -372,7 +462,7 @@ class Classification(Workload):
         return ("score", "label") if self.classes == 2 else ()
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """The area under the ROC curve where there are two classes, and test rows of both."""
+        """With two classes, the area under the ROC curve; empty if the test rows are all of one class."""
         if not columns or len(set(columns["label"].tolist())) < 2:
             return {}
         return {"auc": auc(columns["score"], columns["label"] == 1)}

@@ -237,7 +237,7 @@ def test_mnist_without_writers_and_with_other_ones(mnist, tmp_path):
     place = tmp_path / "mnist"
     place.mkdir()
     (place / "MNIST").symlink_to(Path(mnist, "mnist/MNIST").resolve())
-    with pytest.raises(ValueError, match="goes by a column 'client', got a data set with input, label"):
+    with pytest.raises(ValueError, match="must have a column 'client', got the columns input, label"):
         Mnist(partition=Natural(), data_root=str(tmp_path)).split(0, 10)
     path = place / WRITERS
     path.parent.mkdir(parents=True)
