@@ -5,16 +5,17 @@ score h of an example, I+ and I- for a positive and a negative, pi the share of 
 
     F = (1 - pi) (h - w1)^2 I+ + pi (h - w2)^2 I- + 2 (1 + w3) (pi h I- - (1 - pi) h I+) - pi (1 - pi) w3^2
 
-    min over primal.net.…, primal.w1, primal.w2; max over dual.w3; () each, all three begin at 0
+    min over primal.net.…, primal.w1, primal.w2; max over dual.w3; w1, w2 and w3 are numbers () that begin at 0
 
-Where a client's share of positives is pi and its scores are fixed, w1 and w2 are best at the mean scores m+ and m- of
-the two classes, w3 at m- - m+, and F is then pi (1 - pi) (E (1 - h+ + h-)^2 - 1) over pairs. With another share q in
-the data than pi, w3 is best at (1 - q) / (1 - pi) m- - q / pi m+.
+If the share of positives in a client's rows is pi and the scores are fixed, the best w1 and w2 are the mean scores m+
+and m- of the two classes, the best w3 is m- - m+, and F is then pi (1 - pi) (E (1 - h+ + h-)^2 - 1), E over pairs. If
+that share is q and not pi, the best w3 is (1 - q) / (1 - pi) m- - q / pi m+.
 
-pi: the paper does not say whose. "global", all clients' examples together, makes the mean of the clients by their sizes
-one global objective; "local", each client's own. It is never the batch's. The score: the probability that softmax gives
-the positive class, in [0, 1]; its logit through a sigmoid; or its logit as it is. The AUC is exact, over the whole test
-set. Rare positives are the partition `positive_ratio`; the paper's frozen word vectors are `embeddings: frozen`.
+The paper does not say over which examples pi is taken. prior = "global" takes the examples of all clients together,
+which makes the mean of the clients' objectives, weighted by their sizes, one global objective; "local" takes those of
+each client. pi is never taken over a batch. The score is the softmax probability of the positive class, in [0, 1], or
+its logit through a sigmoid, or its logit. The AUC is exact, over the whole test set. The partition `positive_ratio`
+makes positives rare; the frozen word vectors of the paper are `embeddings: frozen`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ SCALARS = ("primal.w1", "primal.w2", "dual.w3")
 
 @dataclass(frozen=True)
 class Auc(OverClassification):
-    """`of`: the classification workload; `positive`: its class against the rest."""
+    """`of`: the classification workload. `positive`: the class that is ranked above all others. `prior`, `score`: see
+    the module."""
 
     of: Workload = Digits()
     positive: int = 1
@@ -57,7 +59,7 @@ class Auc(OverClassification):
         rare = self.base.partition
         if isinstance(rare, PositiveRatio) and rare.positive != self.positive:
             raise ValueError(
-                f"positive must be the partition's, got {self.positive} and {rare.positive}; "
+                f"positive must be the same as in the partition, got {self.positive} and {rare.positive}; "
                 "set workload.of.partition.positive"
             )
 
@@ -65,7 +67,8 @@ class Auc(OverClassification):
         return {name: torch.zeros(()) for name in SCALARS}
 
     def split(self, seed: int, clients: int) -> Split:
-        """With a column `prior`; a test example has that of all training examples together."""
+        """Adds the column "prior", (n,) float64: pi for each example. Test examples have the share of positives among
+        all training examples."""
         split = self.of.split(seed, clients)
         label, client_index = split.train["label"], split.client_index
         own, pooled = priors(label == self.positive, client_index)
@@ -77,7 +80,7 @@ class Auc(OverClassification):
         return split._replace(train={**split.train, "prior": prior}, test=test)
 
     def scores(self, p: Params, batch: Batch) -> Tensor:
-        """(B,)"""
+        """(B,): the score of each example."""
         logits = self.logits(p, batch)
         if self.score == "softmax":
             return logits.softmax(-1)[..., self.positive]
@@ -88,7 +91,7 @@ class Auc(OverClassification):
         return self.terms(p, batch, self.scores(p, batch))
 
     def terms(self, p: Params, batch: Batch, h: Tensor) -> Tensor:
-        """(B,) from the scores (B,)."""
+        """(B,): F of each example, from its score in h (B,)."""
         w1, w2, w3 = (p[name] for name in SCALARS)
         pi, positive = batch["prior"].to(h.dtype), (batch["label"] == self.positive).to(h.dtype)
         negative = 1 - positive
@@ -102,7 +105,7 @@ class Auc(OverClassification):
         return {**found, **{name.partition(".")[2]: p[name].to(h.dtype).expand_as(h) for name in SCALARS}}
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """auc; w_gap: how far the three numbers are, at most, from their best values for the classes' mean scores."""
+        """`auc`, and `w_gap`: the largest distance of w1, w2 and w3 from their best values for the scores."""
         scores, positive = columns["score"].astype(np.float64), columns["positive"]
         best = optimum(scores, positive, float(positive.mean()))
         gap = max(abs(means[name] - value) for name, value in zip(("w1", "w2", "w3"), best, strict=True))
@@ -110,24 +113,24 @@ class Auc(OverClassification):
 
 
 def priors(positive: np.ndarray, client_index: ClientIndex) -> tuple[np.ndarray, float]:
-    """((N,) share of positives of each client, that of all their rows together). positive: (n,) bool."""
+    """(share of positives in the rows of each client, (N,); share in the rows of all clients). positive: (n,) bool."""
     dealt = positive[client_index.rows].astype(np.float64)
     own = np.add.reduceat(dealt, client_index.offsets[:-1]) / np.maximum(client_index.sizes, 1)
     return own, float(dealt.mean())
 
 
 def check_both(shares: np.ndarray) -> None:
-    """Raise unless positives and negatives occur in each."""
+    """Raise ValueError unless all shares of positives, (k,), lie strictly between 0 and 1."""
     one = np.flatnonzero((shares <= 0) | (shares >= 1))
     if len(one):
         where = f"client {one[0]}" if len(shares) > 1 else "the training set"
         raise ValueError(
             f"both classes must occur where pi is taken, got a share of {shares[one[0]]:g} positives in {where}; set "
-            "prior to global, choose another positive, or lower federation.clients"
+            "prior=global, choose another positive class, or lower federation.clients"
         )
 
 
 def optimum(h: np.ndarray, positive: np.ndarray, prior: float) -> tuple[float, float, float]:
-    """(w1, w2, w3) that are best for scores h (n,), positive (n,) bool, and pi = prior."""
+    """The best (w1, w2, w3) for scores h (n,), labels positive (n,) bool, and pi = prior."""
     high, low, q = float(h[positive].mean()), float(h[~positive].mean()), float(positive.mean())
     return high, low, (1 - q) / (1 - prior) * low - q / prior * high

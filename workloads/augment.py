@@ -1,7 +1,7 @@
-"""Crops and flips of a batch of training images, all rows at once, drawn from the step's key.
+"""Random crops and flips of training images, drawn from the key of the step.
 
-Row b's draws are those of place b in the batch: a client's images are varied alike alone, in a block, and when the
-same step's oracle is asked twice. Test images are left alone.
+The draws for an image depend on its place in the batch. Therefore a client's images are augmented in the same way when
+the client runs alone, in a block, and when a method asks the oracle of one step twice. Test images are not augmented.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from .images import FromFiles
 
 KINDS = ("crop", "flip")
 PAD = 4
+"""Pixels of zeros around an image before it is cropped."""
 
 
 def crop(x: Tensor, key: Tensor, pad: int = PAD) -> Tensor:
-    """(B, C, H, W), each padded by zeros and cut back to H x W at a place of its own."""
+    """Images x, (B, C, H, W), each padded with `pad` zeros on every side and cut back to H x W at a random place."""
     size, _, height, width = x.shape
-    draws = counted.uniform(counted.key(key, "crop"), 2 * size).view(size, 2)  # rows b, whatever B is
+    draws = counted.uniform(counted.key(key, "crop"), 2 * size).view(size, 2)  # image b has draws 2 b and 2 b + 1
     down, right = (draws * (2 * pad + 1)).long().unbind(-1)
     padded = F.pad(x, (pad, pad, pad, pad))
     rows = down.view(-1, 1, 1, 1) + torch.arange(height, device=x.device).view(1, 1, -1, 1)
@@ -33,20 +34,20 @@ def crop(x: Tensor, key: Tensor, pad: int = PAD) -> Tensor:
 
 
 def flip(x: Tensor, key: Tensor) -> Tensor:
-    """(B, C, H, W), each mirrored left to right with probability a half."""
+    """Images x, (B, C, H, W), each mirrored left to right with probability 1/2."""
     mirrored = counted.uniform(counted.key(key, "flip"), x.shape[0]) < 0.5
     return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 @dataclass(frozen=True)
 class Augmented(FromFiles):
-    """`augment`: what is done to training images, of "crop" (4 pixels of padding) and "flip"."""
+    """A set of images. `augment`: the augmentations of training images in their order, "crop" or "flip"."""
 
     augment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := set(self.augment) - set(KINDS):
-            raise ValueError(f"augment must hold {' and '.join(KINDS)}, got {sorted(unknown)}")
+        if not set(self.augment) <= set(KINDS):
+            raise ValueError(f"augment must hold {' and '.join(KINDS)}, got augment={self.augment}")
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         x = batch["input"]

@@ -1,7 +1,7 @@
-"""Cells of a data set's columns: read from Parquet files as arrays, and checked.
+"""Reads the columns of Parquet files into arrays and checks every cell.
 
-A cell that is missing, not a number, infinite or too large for float32 would become a model without meaning many rounds
-later. Here it is refused when the data are read, with the column, the number of such rows and the first one.
+A cell that is missing, not a number, infinite or too large for float32 would make the model meaningless many rounds
+later. Here it is refused when the data are read; the message has the column, the number of such rows and the first one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 FLOAT32 = float(np.finfo(np.float32).max)
 CHUNK = 1 << 16
-"""Rows that are checked at once: the masks of a large column would need as much memory as the column."""
+"""Rows that are checked together. The masks of all rows of a large column would need as much memory as the column."""
 REMEDY = "correct or remove these rows"
 
 NULL = "without a value"
@@ -26,20 +26,22 @@ NOT_WHOLE = "with numbers that are not whole"
 
 
 class Faults:
-    """Rows of one column that cannot be used, by what is wrong with them."""
+    """The unusable rows of one column, counted by what is wrong with them."""
 
     def __init__(self) -> None:
-        self.found: dict[str, tuple[int, int]] = {}  # what is wrong -> (rows, the first one)
+        self.found: dict[str, tuple[int, int]] = {}  # what is wrong -> (number of rows, the first row)
 
     def add(self, what: str, bad: np.ndarray, first: int = 0) -> None:
-        """bad: (n,) bool, or (n, …) of which a row is bad where any entry is; first: the number of its first row."""
+        """Count the bad rows. bad: bool, (n,) or (n, …); a row is bad if any of its entries is. first: the row number
+        of bad[0]."""
         rows = np.flatnonzero(bad.reshape(len(bad), -1).any(1)) if bad.size else np.zeros(0, dtype=np.int64)
         if len(rows):
             count, begin = self.found.get(what, (0, int(rows[0]) + first))
             self.found[what] = count + len(rows), min(begin, int(rows[0]) + first)
 
     def check(self, where: object, wants: str, column: str) -> None:
-        """Raise ValueError if there are any. where: a file or a part of the data; wants: what it must have."""
+        """Raise ValueError if bad rows were counted. For the message: `where` is the file or part of the data, `wants`
+        what every row must have, `column` the name of the column."""
         for what, (count, row) in self.found.items():
             rows = "1 row" if count == 1 else f"{count:,} rows"
             raise ValueError(
@@ -49,7 +51,8 @@ class Faults:
 
 
 def unusable(values: np.ndarray, faults: Faults, first: int = 0, most: float = FLOAT32) -> None:
-    """Add the rows of (n, …) numbers that are NaN, infinite or, in float64, larger than `most`."""
+    """Add to `faults` the rows of values, (n, …), with a number that is NaN, infinite or, in float64, larger than
+    `most` in magnitude. first: the row number of values[0]."""
     if values.dtype.kind != "f":
         return
     for begin in range(0, len(values), CHUNK):
@@ -63,14 +66,14 @@ def unusable(values: np.ndarray, faults: Faults, first: int = 0, most: float = F
 
 
 def check_finite(values: np.ndarray, where: str, column: str, most: float = FLOAT32) -> None:
-    """Raise ValueError unless the (n, …) numbers are finite and no larger than `most`."""
+    """Raise ValueError unless all numbers of values, (n, …), are finite and their magnitudes are at most `most`."""
     faults = Faults()
     unusable(values, faults, most=most)
     faults.check(where, "finite numbers", column)
 
 
 def whole(values: np.ndarray, faults: Faults, first: int = 0) -> np.ndarray:
-    """(n,) int64 of numbers of any type; adds the rows that hold none."""
+    """values, (n,) numbers of any type, as int64. Rows that hold no whole number are added to `faults`."""
     if values.dtype.kind == "f":
         finite = np.isfinite(values)
         faults.add(NOT_FINITE, ~finite, first)
@@ -80,11 +83,11 @@ def whole(values: np.ndarray, faults: Faults, first: int = 0) -> np.ndarray:
 
 
 def labels_of(values: np.ndarray, classes: int, where: str, column: str = "label") -> np.ndarray:
-    """(n,) int64 labels of a data set, 0 … classes - 1; ValueError otherwise."""
+    """values as labels, (n,) int64. Raises ValueError unless all of them are whole numbers from 0 to classes - 1."""
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iufb":
         raise ValueError(
-            f"{where} must have one whole number a row in column {column}, got {values.dtype} of shape {values.shape}"
+            f"{where} must have one whole number per row in column {column}, got {values.dtype} of shape {values.shape}"
         )
     faults = Faults()
     labels = whole(values, faults)
@@ -95,25 +98,28 @@ def labels_of(values: np.ndarray, classes: int, where: str, column: str = "label
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 class Column(ABC):
-    """What is made of one column, some rows at a time. `wants`: what it must hold, for messages."""
+    """Reads one column of Parquet files, some rows at a time."""
 
     wants: str
+    """What every row must hold, for messages."""
     total = 0
-    """Rows of all files, known before the first ones come."""
+    """The number of rows of all files; set before the first call of `add`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.faults = name, Faults()
 
     @abstractmethod
     def add(self, cells: Any, first: int, where: Path) -> None:
-        """cells: an Arrow array without nulls, the rows from `first` on of the file `where`."""
+        """Take some rows. cells: an Arrow array without nulls, the rows of the file `where` from number `first` on."""
 
     @abstractmethod
     def whole(self) -> Any:
-        """All rows of all files."""
+        """The result: all rows of all files."""
 
 
 class Labels(Column):
+    """A column of whole numbers."""
+
     wants = "whole numbers"
 
     def __init__(self, name: str) -> None:
@@ -131,7 +137,8 @@ class Labels(Column):
 
 
 class Marks(Column):
-    """Rows that are marked, as test rows or as held out: true or 1, or one of the words `yes` ("test")."""
+    """A column that marks rows, as test rows or as held out. A marked row has true, 1 or a word of `yes`; any other row
+    has false, 0 or a word of `no`."""
 
     wants = "marks"
 
@@ -156,6 +163,8 @@ class Marks(Column):
 
 
 class Clients(Column):
+    """A column of clients' names or numbers."""
+
     wants = "a client"
 
     def __init__(self, name: str) -> None:
@@ -171,13 +180,15 @@ class Clients(Column):
         self.parts.append(np.array(numbers, dtype=np.int64)[as_numpy(distinct.indices)])
 
     def whole(self) -> np.ndarray:
-        """(n,) int64, numbers in the alphabetical order of the clients' names."""
+        """(n,) int64: each row's client; clients are numbered in the alphabetical order of their names."""
         order = np.empty(len(self.names), dtype=np.int64)
         order[np.argsort(np.asarray(list(self.names)), kind="stable")] = np.arange(len(self.names))
         return order[np.concatenate(self.parts)]
 
 
 class Texts(Column):
+    """A column of texts."""
+
     wants = "texts"
 
     def __init__(self, name: str) -> None:
@@ -190,23 +201,24 @@ class Texts(Column):
         self.parts.extend(cells.to_pylist())
 
     def whole(self) -> list[str]:
+        """n texts"""
         return self.parts
 
 
 class Inputs(Column):
-    """Numbers, lists of numbers however nested, or encoded pictures, as arrays of `shape`: bytes (uint8) and pictures
-    stay bytes, all else becomes float32.
+    """A column of numbers, of (nested) lists of numbers, or of encoded pictures, each row as an array of `shape`.
 
-    Lists may be flat, or nested as `shape` is. Images whose channels come last are turned, so that channels come first.
+    Unsigned bytes and pictures become uint8, other numbers float32. A list may be flat or nested as `shape` is; in an
+    image whose channels come last, they are moved to the front.
     """
 
     wants = "finite numbers"
 
     def __init__(self, name: str, shape: tuple[int, ...], decode: Callable[..., np.ndarray]) -> None:
-        """decode: (encoded pictures, shape, where, number of the first) -> (n, *shape) bytes."""
+        """decode: function (encoded pictures, shape, where, row number of the first one) -> (n, *shape) uint8."""
         super().__init__(name)
         self.shape, self.decode = shape, decode
-        self.out: np.ndarray | None = None  # of all rows at once: twice a large set may not fit into the memory
+        self.out: np.ndarray | None = None  # has space for all rows: two copies of a large set may not fit into memory
         self.at = 0
 
     def add(self, cells: Any, first: int, where: Path) -> None:
@@ -234,7 +246,7 @@ class Inputs(Column):
         self.at += len(rows)
 
     def _numbers(self, cells: Any, first: int, where: Path) -> tuple[np.ndarray, list[int]]:
-        """(values of all rows end to end, lengths of the lists at each level)."""
+        """(the numbers of all rows in one array, the lengths of the lists at each level of nesting)."""
         rows, dims = len(cells), []
         while not is_number(cells.type):
             cells, lengths = self._opened(cells, where)
@@ -248,7 +260,7 @@ class Inputs(Column):
             missing = nulls(cells)
             if missing.any():
                 self.faults.add(NULL, missing.reshape(rows, -1), first)
-                # The fault is told at the end of the file; until then any number stands for what is missing.
+                # The fault is raised at the end of the file; until then zeros stand for the missing numbers.
                 return np.zeros(rows * prod(self.shape), np.float32), [prod(self.shape)]
         values = as_numpy(cells)
         if values.dtype != np.uint8:
@@ -258,7 +270,8 @@ class Inputs(Column):
         return values, dims
 
     def _opened(self, cells: Any, where: Path) -> tuple[Any, np.ndarray]:
-        """(what the lists hold, end to end; their lengths); no lengths where the cells are no lists, but stored so."""
+        """(the items of all lists in one array, the lengths of the lists). For extension and dictionary types: (the
+        plain array, no lengths)."""
         import pyarrow as pa
 
         kind, none = cells.type, np.zeros(0, dtype=np.int64)
@@ -273,7 +286,7 @@ class Inputs(Column):
         raise ValueError(f"{where} must have numbers, lists of numbers or pictures in column {self.name}, got {kind}")
 
     def _laid_out(self, values: np.ndarray, dims: list[int], where: Path) -> np.ndarray:
-        """(n, *shape)"""
+        """The numbers as an array (n, *shape). dims: lengths of the lists at each level."""
         wide, shape = [d for d in dims if d != 1], [d for d in self.shape if d != 1]
         if wide == shape or (len(wide) <= 1 and prod(dims) == prod(self.shape)):
             return values.reshape(-1, *self.shape)
@@ -292,13 +305,14 @@ class Inputs(Column):
 
 
 class Feature(Inputs):
-    """One of several columns that make an input together: numbers as they are, bytes too."""
+    """One of several columns that form an input together. Its numbers become float32; bytes are not scaled."""
 
     def _keep(self, rows: np.ndarray, where: Path) -> None:
         super()._keep(rows.astype(np.float32), where)
 
 
 def is_number(kind: Any) -> bool:
+    """Whether an Arrow type is one of numbers or booleans."""
     import pyarrow as pa
 
     types = pa.types
@@ -306,7 +320,7 @@ def is_number(kind: Any) -> bool:
 
 
 def as_numpy(cells: Any) -> np.ndarray:
-    """Arrow numbers without nulls; decimals as float64."""
+    """An Arrow array of numbers without nulls as a numpy array; decimals become float64."""
     import pyarrow as pa
 
     if pa.types.is_decimal(cells.type):
@@ -315,14 +329,14 @@ def as_numpy(cells: Any) -> np.ndarray:
 
 
 def nulls(cells: Any) -> np.ndarray:
-    """(n,) bool"""
+    """(n,) bool: which cells of an Arrow array are missing."""
     if not cells.null_count:
         return np.zeros(len(cells), dtype=bool)
     return np.asarray(cells.is_null().to_numpy(zero_copy_only=False))
 
 
 def pictures_in(cells: Any) -> Any:
-    """The encoded pictures of a column of bytes, or of structs as Hugging Face has them, {bytes, path}; else None."""
+    """The encoded pictures in a column of bytes or of Hugging Face's structs {bytes, path}; None for other columns."""
     import pyarrow as pa
 
     kind = cells.type
@@ -333,7 +347,7 @@ def pictures_in(cells: Any) -> Any:
 
 
 def runs(mask: np.ndarray) -> list[tuple[int, int]]:
-    """[begin, end) of each run of true in (n,) bool."""
+    """[begin, end) of each run of consecutive true entries in mask, (n,) bool."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
@@ -341,10 +355,11 @@ def runs(mask: np.ndarray) -> list[tuple[int, int]]:
 def read_columns(
     paths: Sequence[Path], columns: Sequence[Column], batches: Callable[..., Any], sizes: Sequence[int], rows: int
 ) -> list[Any]:
-    """What each column makes of all rows of the files, some `rows` at a time, so that a file is never in memory whole.
+    """The results of all columns, over all rows of all files. Files are read `rows` rows at a time, so that no file is
+    ever in memory as a whole.
 
-    batches: (path, names, rows) -> Arrow record batches; sizes: rows of each file. Raises ValueError where cells are
-    missing or unusable.
+    batches: function (path, names, rows) -> iterable of Arrow record batches. sizes: the number of rows of each file.
+    Raises ValueError if cells are missing or unusable.
     """
     if not sum(sizes):
         raise ValueError(f"{paths[0]} must have rows, got none; fetch it again")

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: 32 x 32 colour images. Krizhevsky 2009.
 
-Read from Parquet files of pictures (`image`, `label`), from the published Python batches, or from the archive of them.
-The batches are pickles; see `unpickle` for why that is safe here.
+They are read from Parquet files of pictures (columns `image` and `label`), from the published Python batches, or from
+the published archive of these. The batches are pickles; `unpickle` reads them without running code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SHAPE = (3, 32, 32)
 
 
 def batch(data: bytes, where: Path) -> Columns:
-    """One published batch: `data` (n, 3072), and labels (CIFAR-100: the fine ones)."""
+    """The columns of one published batch; for CIFAR-100 with the fine labels. where: its file, for messages."""
     found = arrays(data, where)
     labels = found.get("fine_labels", found.get("labels"))
     pixels = found.get("data")
     if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), 3072):
-        raise damaged(where, "no data of 3072 bytes a row with a label each")
+        raise damaged(where, "it does not hold 3072 bytes and a label for each row")
     if pixels.dtype != np.uint8 or not all(type(label) is int and 0 <= label < 100 for label in labels):
-        raise damaged(where, "pixels that are no bytes, or labels that are not whole numbers below 100")
+        raise damaged(where, "its pixels are not bytes, or its labels are not whole numbers below 100")
     return {"input": pixels.astype(np.uint8).reshape(-1, *SHAPE), "label": np.array(labels, dtype=np.int64)}
 
 
@@ -47,7 +47,7 @@ def read_batches(paths: list[Path], train: bool) -> Columns:
 
 
 def read_archive(paths: list[Path], train: bool, names: tuple[tuple[str, ...], tuple[str, ...]]) -> Columns:
-    """`names`: of the members for (train, test)."""
+    """Read the batches in an archive. names: the members of the archive for (train, test)."""
     (path,) = paths
     try:
         with tarfile.open(path) as archive:
@@ -59,7 +59,8 @@ def read_archive(paths: list[Path], train: bool, names: tuple[tuple[str, ...], t
 
 
 def layouts(folder: str, train: tuple[str, ...], test: tuple[str, ...]) -> tuple[Layout, ...]:
-    """`folder`: of the published batches; its archive is called after it."""
+    """The forms in which CIFAR is published. folder: the folder of the batches, after which the archive is named.
+    train, test: names of the batches."""
     members = tuple(tuple(f"{folder}/{name}" for name in names) for names in (train, test))
     archive = (f"{folder.replace('-batches-py', '-python')}.tar.gz",)
     return (
@@ -71,8 +72,8 @@ def layouts(folder: str, train: tuple[str, ...], test: tuple[str, ...]) -> tuple
 
 @dataclass(frozen=True)
 class Cifar10(Augmented):
-    """Inputs (3, 32, 32) bytes, 10 classes. Normalised by ImageNet's statistics, as Li et al. 2025 do; CIFAR-10's
-    own are .4914, .4822, .4465 and .2470, .2435, .2616."""
+    """Inputs (3, 32, 32) bytes, 10 classes. They are normalised by the statistics of ImageNet, as in Li et al. 2025;
+    those of CIFAR-10 are .4914, .4822, .4465 and .2470, .2435, .2616."""
 
     model: Model = LeNet()
     partition: Partition = Iid()

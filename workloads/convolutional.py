@@ -1,7 +1,8 @@
-"""Convolutional networks of the papers, normalised by the batch, by groups of channels, or not (`norm`).
+"""The convolutional networks of the papers, with BatchNorm, GroupNorm or no normalisation (`norm`).
 
-CNN4, CNN8 and CNN10 go by the batch as in the paper's code; of ResNet-18 both forms are in use. GroupNorm has as many
-parameters (a scale and a shift a channel): the counts are the papers' either way.
+CNN4, CNN8 and CNN10 use BatchNorm by default, as the code of their paper does. ResNet-18 is in use in both forms.
+BatchNorm and GroupNorm have the same number of parameters (one scale and one shift per channel), so the numbers of
+parameters are those of the papers in either form.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ STAGES = {
     "cnn8": ((32, 32), (64, 64), (128, 128), (256, 256)),
     "cnn10": ((32, 32), (64, 64), (128, 128), (256, 256), (512, 512)),
 }
-"""Channels of the convolutions; each group ends with 2 x 2 max pooling."""
+"""Channels of the convolutions; 2 x 2 max pooling follows each group."""
 
 SPREAD = 0.01
-"""Standard deviation of the first weights of convolutions and of the last layer, in the code of Li et al. 2025."""
+"""Standard deviation of the initial weights of convolutions and of the last layer, in the code of Li et al. 2025."""
 
 
 def images(name: str, shape: tuple[int, ...], least: int) -> None:
-    """Raise unless inputs are (channels, height, width) with sides of `least` pixels."""
+    """Raise ValueError unless `shape` is (channels, height, width) and both sides have at least `least` pixels. name:
+    the network, for the message."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(
             f"{name} needs inputs (channels, height >= {least}, width >= {least}), got shape={shape}; "
@@ -40,10 +42,11 @@ def images(name: str, shape: tuple[int, ...], least: int) -> None:
 
 
 class Dropout(Keyed):
-    """Dropout whose draws follow from the batch's key: the same for a client alone, in a block and on any worker.
+    """Dropout whose draws follow from the key of the batch: they are the same for a client alone, in a block and on any
+    worker.
 
-    While it is trained it sets entries to zero with probability `rate` and multiplies the others by 1 / (1 - rate).
-    `channels`: whole channels of (B, C, …) are set to zero, as torch's Dropout1d, Dropout2d and Dropout3d do.
+    In training it sets entries to zero with probability `rate` and multiplies the others by 1 / (1 - rate). With
+    `channels`, it sets whole channels of inputs (B, C, …) to zero, as torch's Dropout1d, Dropout2d and Dropout3d do.
     """
 
     def __init__(self, rate: float, channels: bool = False) -> None:
@@ -53,7 +56,7 @@ class Dropout(Keyed):
         self.rate, self.channels = rate, channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, …); an example's draws depend on its place in the batch, not on the batch's length."""
+        """x: (B, …). The draws for an example depend on its place in the batch, not on the length of the batch."""
         if self.key is None or not self.rate:
             return x
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
@@ -63,18 +66,20 @@ class Dropout(Keyed):
 
 @dataclass(frozen=True)
 class Normalised(Model):
-    """`groups`: of channels, for norm: group."""
+    """A network with normalisation layers. `norm`: batch, group or none. `groups`: groups of channels of GroupNorm."""
 
     norm: Norm = "batch"
     groups: int = 2
 
     def layer(self, channels: int) -> nn.Module:
+        """A normalisation layer for so many channels."""
         return normalising(self.norm, self.groups, channels)
 
 
 def stacked(name: str, shape: tuple[int, ...], classes: int, net: Normalised) -> nn.Module:
-    """3 x 3 convolutions without bias, normalisation, ReLU; a last layer without bias. Where nothing normalises, first
-    weights of SPREAD would die out on the way, and torch's own are kept."""
+    """The network of STAGES[name]: 3 x 3 convolutions without bias, each with normalisation and ReLU, and a last linear
+    layer without bias. Without normalisation, initial weights of deviation SPREAD would make the signal vanish from
+    layer to layer; then torch's default weights are used."""
     images(name, shape, 2 ** len(STAGES[name]))
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, number = shape[0], 0
@@ -97,8 +102,8 @@ def stacked(name: str, shape: tuple[int, ...], classes: int, net: Normalised) ->
 
 @dataclass(frozen=True)
 class Cnn4(Normalised):
-    """Four convolutions, 32 to 256 channels: 390,880 parameters on 28 x 28 grey, 399,136 on 32 x 32 colour images of
-    10 classes. Li et al. 2025 (FedMUD)."""
+    """Four convolutions, 32 to 256 channels: 390,880 parameters for 28 x 28 grey images and 399,136 for 32 x 32 colour
+    images, both of 10 classes. Li et al. 2025 (FedMUD)."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return stacked("cnn4", shape, classes, self)
@@ -106,8 +111,8 @@ class Cnn4(Normalised):
 
 @dataclass(frozen=True)
 class Cnn8(Normalised):
-    """Eight convolutions, as the text of Li et al. 2025 has it: their code's ten without the last two. 1,183,456
-    parameters on 32 x 32 colour images of 10 classes."""
+    """Eight convolutions, as in the text of Li et al. 2025: the ten of their code without the last two. 1,183,456
+    parameters for 32 x 32 colour images of 10 classes."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return stacked("cnn8", shape, classes, self)
@@ -115,8 +120,8 @@ class Cnn8(Normalised):
 
 @dataclass(frozen=True)
 class Cnn10(Normalised):
-    """Ten convolutions, 32 to 512 channels, as the code of Li et al. 2025 has it: 4,719,328 parameters on 32 x 32
-    colour images of 10 classes, 4,765,408 of 100."""
+    """Ten convolutions, 32 to 512 channels, as in the code of Li et al. 2025. 4,719,328 parameters for 32 x 32 colour
+    images of 10 classes, 4,765,408 for 100 classes."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return stacked("cnn10", shape, classes, self)
@@ -124,9 +129,10 @@ class Cnn10(Normalised):
 
 @dataclass(frozen=True)
 class FemnistCnn(Model):
-    """Two convolutions without padding, pooling, 128, classes: 1,206,590 parameters on 28 x 28 grey images of 62
-    classes. Takakura et al. 2025, table 5, with the 2 x 2 pooling that it lacks and its counts need. `dropout`: after
-    the pooling and after the 128; 0 as in the source it cites, .25 and .5 in other code."""
+    """Two convolutions without padding, pooling, and linear layers of 128 outputs and one output per class: 1,206,590
+    parameters for 28 x 28 grey images of 62 classes. Takakura et al. 2025, table 5, with the 2 x 2 pooling that the
+    table lacks and its number of parameters needs. `dropout`: rates after the pooling and after the layer of 128; 0 as
+    in the source that the table cites, .25 and .5 in other code."""
 
     dropout: tuple[float, float] = (0.0, 0.0)
 
@@ -153,8 +159,9 @@ class FemnistCnn(Model):
 
 @dataclass(frozen=True)
 class ResNet18(Normalised):
-    """ResNet-18 with CIFAR's stem (3 x 3, no pooling), mean over the last map: 11,173,962 parameters on colour images
-    of 10 classes, 11,220,132 of 100. He et al. 2016; two groups as in FedExP's code."""
+    """ResNet-18 with the stem for CIFAR (a 3 x 3 convolution, no pooling) and the mean over the last feature map:
+    11,173,962 parameters for colour images of 10 classes, 11,220,132 for 100 classes. He et al. 2016; GroupNorm with
+    two groups as in the code of FedExP."""
 
     norm: Norm = "group"
 
@@ -167,5 +174,5 @@ class ResNet18(Normalised):
         net.maxpool = nn.Identity()
         for layer in net.modules():
             if isinstance(layer, nn.ReLU):
-                layer.inplace = False  # nothing in place in vectorised code
+                layer.inplace = False  # vectorised code must not write in place
         return net

@@ -1,9 +1,9 @@
-"""Counted randomness: every draw is a pure function of a key, so nothing depends on order, place or history.
+"""Counted randomness: every draw is a pure function of a key, and does not depend on the draws before it.
 
-A key is an int64 tensor, folded from (seed, purpose, client, round or step, ...) by the finaliser of SplitMix64
+A key is an int64 tensor, computed from (seed, purpose, client, round or step, ...) by the finaliser of SplitMix64
 (Steele, Lea, Flood 2014), whose output passes BigCrush on consecutive counters. All functions are elementwise in the
-key's axes and run under `torch.func.vmap`: a client draws the same numbers alone and in a block. No global random
-state is read or written.
+axes of the key and run under `torch.func.vmap`, so a client draws the same numbers alone and in a block. No global
+random state is read or written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 Words = TypeVar("Words", Tensor, np.ndarray)
-"""int64s; small arrays are quicker by numpy."""
+"""An int64 tensor or array. numpy is faster for small arrays."""
 
 # 64-bit constants as torch's signed integers; arithmetic wraps modulo 2^64.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -27,11 +27,12 @@ _MIX2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def _shift(x: Words, bits: int) -> Words:
-    """Logical shift to the right: `>>` copies the sign."""
+    """Logical shift to the right; `>>` would copy the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Words) -> Words:
+    """SplitMix64's finaliser."""
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
@@ -39,7 +40,7 @@ def _mix(x: Words) -> Words:
 
 @lru_cache(256)
 def _word(part: int | str) -> int:
-    """A signed 64-bit integer: numbers modulo 2^64, strings by their digest."""
+    """A number modulo 2^64, or the digest of a string, as a signed 64-bit integer."""
     if isinstance(part, str):
         return int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "little", signed=True)
     return (int(part) + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -50,8 +51,8 @@ def key(*parts: int | str | Tensor) -> Tensor: ...
 @overload
 def key(*parts: int | str | np.ndarray) -> np.ndarray: ...
 def key(*parts):
-    """Fold parts, broadcast against each other, into one key; strings name the purpose of a draw. Arrays of numpy, of
-    one axis or more, give an array, all else a tensor."""
+    """One key, int64, from parts that are broadcast against each other. Strings name the purpose of a draw, and keys of
+    different purposes are independent. The result is a numpy array if a part is one, else a tensor."""
     lead = next((i for i, part in enumerate(parts) if isinstance(part, Tensor | np.ndarray)), len(parts))
     folded: Any = _constant(parts[:lead])
     for part in parts[lead:]:
@@ -65,7 +66,7 @@ def key(*parts):
 
 @lru_cache(256)
 def _constant(parts: tuple[int | str, ...]) -> int:
-    """Leading numbers and strings, folded: much the same ones head every key of a run."""
+    """The key of leading numbers and strings; cached, since the keys of a run begin with the same few of them."""
     folded = torch.zeros((), dtype=torch.int64)
     for part in parts:
         folded = _mix((folded ^ _word(part)) + _GOLDEN)
@@ -73,23 +74,23 @@ def _constant(parts: tuple[int | str, ...]) -> int:
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """(..., count) int64, all 64 bits uniform."""
+    """(..., count) int64 from keys (...): 64 uniform bits each."""
     counter = torch.arange(1, count + 1, device=key.device, dtype=torch.int64)
     return _mix(key.unsqueeze(-1) + counter * _GOLDEN)
 
 
 def high_bits(draws: Words, count: int) -> Words:
-    """The upper `count` bits of uniform int64 draws, as non-negative integers."""
+    """The upper `count` bits of uniform int64 draws as non-negative integers."""
     return _shift(draws, 64 - count)
 
 
 def uniform(key: Tensor, count: int) -> Tensor:
-    """(..., count) float64 in [0, 1)."""
+    """(..., count) float64 from keys (...), uniform in [0, 1)."""
     return high_bits(bits(key, count), 53).to(torch.float64) * 2.0**-53
 
 
 def normal(key: Tensor, count: int) -> Tensor:
-    """(..., count) float64 standard normals, by Box and Muller."""
+    """(..., count) float64 from keys (...), standard normal by the method of Box and Muller."""
     half = (count + 1) // 2
     u = uniform(key, 2 * half)
     radius = (-2 * torch.log1p(-u[..., :half])).sqrt()
@@ -98,10 +99,11 @@ def normal(key: Tensor, count: int) -> Tensor:
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A torch generator of its own, for draws that happen once."""
+    """A new torch generator seeded with the key of `parts`, for draws that happen once."""
     return torch.Generator().manual_seed(int(_shift(key(*parts), 1)))
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:
-    """A numpy generator of its own, for draws that happen once and want numpy's distributions (partitions)."""
+    """A new numpy generator (Philox) seeded with the key of `parts`, for draws that happen once and need numpy's
+    distributions, as partitions do."""
     return np.random.Generator(np.random.Philox(key=int(key(*parts)) % (1 << 64)))

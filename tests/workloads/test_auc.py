@@ -155,12 +155,10 @@ def test_pi_is_that_of_all_clients_together():
 def test_pi_is_each_clients_own():
     split = made("local").split(0, 3)
     own, pooled = shares(split)
+    index = split.client_index
     for i in range(3):
-        assert set(
-            split.train["prior"][
-                split.client_index.rows[split.client_index.offsets[i] : split.client_index.offsets[i + 1]]
-            ]
-        ) == {own[i]}
+        rows = index.rows[index.offsets[i] : index.offsets[i + 1]]
+        assert set(split.train["prior"][rows]) == {own[i]}
     assert set(split.test["prior"]) == {pooled}
 
 
@@ -187,7 +185,7 @@ def test_one_class_alone_is_refused():
 
 REFUSED = [
     ({"positive": 10}, "0 <= positive < 10 must hold, got positive=10"),
-    ({"positive": 4}, "positive must be the partition's, got 4 and 3"),
+    ({"positive": 4}, "positive must be the same as in the partition, got 4 and 3"),
     ({"score": "rank"}, "score must be one of softmax, sigmoid, logit, got 'rank'"),
     ({"prior": "batch"}, "prior must be one of global, local, got 'batch'"),
     ({"of": Quadratic()}, "of must be a classification workload, got Quadratic"),

@@ -341,7 +341,7 @@ class OwnRows(Classification):
         ({"label": np.arange(9) / 2}, "got 4 rows with numbers that are not whole, the first is row 1 "),
         ({"label": np.arange(9)}, r"got 6 rows outside 0 … 2, the first is row 3 "),
         ({"label": np.arange(9) - 4}, r"must have labels 0 … 2 in every row of column label, got 6 rows outside"),
-        ({"label": np.zeros((9, 1))}, "must have one whole number a row in column label"),
+        ({"label": np.zeros((9, 1))}, "must have one whole number per row in column label"),
         ({"weights": np.full(9, np.nan)}, "column weights, got 9 rows"),
     ],
     ids=lambda value: str(value)[:30],
