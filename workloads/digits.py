@@ -1,7 +1,8 @@
-"""scikit-learn's digits: 1,797 scanned digits of 8 x 8 pixels, shipped inside that package, no download.
+"""scikit-learn's digits: 1,797 scanned digits of 8 x 8 pixels. The package contains them, so nothing is downloaded.
 
-The last of every five images of a class is a test image: 355 of 1,797, whatever the seed. (Every fifth image of the
-whole set would not do: the file runs 0, 1, ..., 9 over long stretches, which leaves 42 zeros and 26 twos in the test.)
+Of every five images of a class the last one is a test image: 355 of 1,797, for every seed. (Every fifth image of the
+whole set would be a bad choice: over long stretches the file runs 0, 1, ..., 9, so that the test set would have 42
+zeros and 26 twos.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .partitions import Iid
 
 
 def every_fifth(labels: np.ndarray) -> np.ndarray:
-    """(n,) bool: the fifth, tenth, ... row of each class."""
+    """(n,) bool: true at the fifth, tenth, ... row of each class."""
     chosen = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         chosen[np.flatnonzero(labels == label)[4::5]] = True
@@ -27,7 +28,7 @@ def every_fifth(labels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Digits(Classification):
-    """Inputs (1, 8, 8) float32 in [0, 1], 10 classes; 1,442 train and 355 test rows."""
+    """Inputs (1, 8, 8) float32 in [0, 1], 10 classes; 1,442 training and 355 test rows."""
 
     model: Model = Mlp((64,))
     partition: Partition = Iid()
@@ -39,7 +40,7 @@ class Digits(Classification):
         super().check()
         if find_spec("sklearn") is None:
             raise ValueError(
-                "scikit-learn must be installed for its digits, got no module sklearn; run: pip install scikit-learn"
+                "scikit-learn must be installed for the digits, got no module sklearn; run: pip install scikit-learn"
             )
 
     def load(self) -> tuple[Columns, Columns]:

@@ -1,7 +1,7 @@
-"""Vectors of words: trained with the model, or frozen, in which case they are no part of it and nobody sends them.
+"""Word embeddings: trained with the model, or frozen. Frozen vectors are not part of the model and are never sent.
 
-Frozen vectors are a file's of GloVe's form (Pennington, Socher, Manning 2014), where a word that is not in it is the
-zero vector, or else drawn once and for all from the standard normal law.
+Frozen vectors come from a file in the format of GloVe (Pennington, Socher, Manning 2014), and a word that the file does
+not have is the zero vector. Without a file they are drawn from the standard normal distribution.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from .cache import cache_folder, digest, write_whole
 from .roots import damaged
 
 PAD = 0
+"""The number of the padding in a text."""
 
 
 class Fixed(nn.Module):
-    """`table`: (words, width); not a parameter."""
+    """An embedding whose `table`, (words, width), is not a parameter."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -35,7 +36,8 @@ class Fixed(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Numbers (B, T) -> vectors -> a model of sequences; `masked`: which places are padding is told to it."""
+    """An embedding followed by a model of sequences: word numbers (B, T) -> logits. `masked`: whether the model also
+    gets a mask (B, T), true at the places that are not padding."""
 
     def __init__(self, embedding: nn.Module, body: nn.Module, masked: bool) -> None:
         super().__init__()
@@ -47,12 +49,12 @@ class Embedded(nn.Module):
 
 
 def drawn(words: int, width: int) -> Tensor:
-    """(words, width), the same for every seed."""
+    """(words, width) float32: random vectors, the same in every run."""
     return counted.normal(counted.key("frozen words"), words * width).view(words, width).float()
 
 
 def vectors(path: Path, known: dict[str, int], width: int) -> Iterable[tuple[int, np.ndarray]]:
-    """(number, vector) of the known words in a file of "word number number …" lines."""
+    """(row, vector (width,)) of each word of `known` in a file of lines "word number number …". known: word -> row."""
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
@@ -67,8 +69,11 @@ def vectors(path: Path, known: dict[str, int], width: int) -> Iterable[tuple[int
 
 
 def read(path: Path, known: Callable[[], dict[str, int]], shape: tuple[int, int], of: str) -> np.ndarray:
-    """(words, width) float32, NaN where a word has no vector; from the cache but for the first time, since such files
-    have gigabytes. known: word -> row; of: what its words depend on."""
+    """The vectors of a file as an array of `shape` (words, width), float32; NaN where a word has no vector.
+
+    Such files have gigabytes, so the result is cached. known: function that returns word -> row. of: text that
+    identifies the words in the cache.
+    """
     try:
         about = path.stat()
     except OSError as error:

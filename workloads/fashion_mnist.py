@@ -24,8 +24,8 @@ PUBLISHED = IdxSet(
 
 @dataclass(frozen=True)
 class FashionMnist(Idx):
-    """Normalised by .2860 and .3530, the training set's; its test set's own are .2868 and .3524, which some published
-    code uses there."""
+    """Inputs are normalised by .2860 and .3530, the statistics of the training set. Some published code normalises test
+    images by those of the test set, .2868 and .3524."""
 
     model: Model = LeNet()
     partition: Partition = Iid()

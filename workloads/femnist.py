@@ -1,4 +1,4 @@
-"""FEMNIST: 28 x 28 grey images of handwritten digits and letters, 62 classes, by writer. LEAF's files."""
+"""FEMNIST: 28 x 28 grey images of handwritten digits and letters, 62 classes, one client per writer. From LEAF."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from .base import Columns, Model, Partition
 from .convolutional import FemnistCnn
 from .images import FromFiles
 from .leaf import read
-from .natural import Natural
+from .natural import Natural, client_numbers
 from .roots import Layout, damaged
 
 
 def images(paths: list[Path], train: bool) -> Columns:
+    """The columns "input", "label" and "client" of LEAF's files."""
     found = read(paths)
     try:
         pixels = np.asarray(found.x, dtype=np.float32).reshape(-1, 1, 28, 28)
         label = np.asarray(found.y, dtype=np.int64)
     except (ValueError, TypeError) as error:
         raise damaged(paths[0], error) from error
-    client = np.unique(np.asarray(found.users), return_inverse=True)[1].astype(np.int64)
-    # LEAF divides bytes by 255: rounding gives them back.
-    return {"input": np.rint(pixels * 255).astype(np.uint8), "label": label, "client": client}
+    # LEAF divides bytes by 255; rounding restores them.
+    pixels = np.rint(pixels * 255).astype(np.uint8)
+    return {"input": pixels, "label": label, "client": client_numbers(found.users)}
 
 
 @dataclass(frozen=True)
 class Femnist(FromFiles):
-    """Inputs (1, 28, 28) bytes, white 255; clients are writers."""
+    """Inputs (1, 28, 28) bytes, white is 255. The natural clients are the writers."""
 
     model: Model = FemnistCnn()
     partition: Partition = Natural()

@@ -1,6 +1,6 @@
-"""Sets in the idx format, as MNIST was published: read through torchvision's classes.
+"""Data sets that were published in the idx format, as MNIST was. torchvision's classes read them.
 
-The root is never written to: where it holds only the packed files, as they are published, they are unpacked once into
+The data root is never written to. If it holds only the packed files, as they are published, they are unpacked once into
 the cache folder.
 """
 
@@ -23,14 +23,14 @@ from .vision import torchvision_datasets
 
 
 class File(NamedTuple):
-    """`md5` of the packed file, as torchvision has it; `size` of the unpacked one in bytes."""
+    """`md5`: digest of the packed file, as in torchvision. `size`: bytes of the unpacked file."""
 
     md5: str
     size: int
 
 
 class IdxSet(NamedTuple):
-    """A set of `files`, name -> File, that torchvision's class `name` reads from `folder`/`name`/raw."""
+    """A data set that torchvision's class `name` reads from `folder`/`name`/raw. `files`: name -> File."""
 
     name: str
     folder: str
@@ -42,10 +42,12 @@ class IdxSet(NamedTuple):
 
     @property
     def fetch(self) -> str:
+        """The call that downloads the files, for messages."""
         return f"torchvision.datasets.{self.name}(root, download=True)"
 
     def place(self, data_root: str | None) -> Path:
-        """The folder that torchvision would call the root: `root`/`folder` or `root` itself."""
+        """The folder that torchvision calls the root: data_root/`folder` or data_root itself. Raises ValueError if
+        files are missing in both."""
         root = given_root(data_root, f"{self.raw}/*.gz, which {self.fetch} fetches")
         places = [root / self.folder, root]
         for place in places:
@@ -53,7 +55,7 @@ class IdxSet(NamedTuple):
                 return place
         nearest = next((place for place in places if (place / self.raw).is_dir()), root)
         raise ValueError(
-            f"{self.name} wants {', '.join(self.missing(nearest))} (packed, .gz, or unpacked) in "
+            f"{self.name} needs the files {', '.join(self.missing(nearest))} (packed, .gz, or unpacked) in "
             f"{nearest / self.raw}, got no such files; fetch them with root={str(nearest)!r}: {self.fetch}"
         )
 
@@ -66,7 +68,7 @@ class IdxSet(NamedTuple):
         return all((place / self.raw / name).is_file() for name in self.files)
 
     def verify(self, place: Path) -> None:
-        """Raise unless each file is whole: packed ones by md5, unpacked ones by size."""
+        """Raise ValueError unless each file is complete: packed files are checked by md5, unpacked ones by size."""
         for name, file in self.files.items():
             plain, packed = place / self.raw / name, place / self.raw / f"{name}.gz"
             if plain.is_file():
@@ -80,7 +82,8 @@ class IdxSet(NamedTuple):
                 )
 
     def unpack(self, place: Path) -> Path:
-        """The cache folder with every file unpacked. Two processes may do it at once: files appear by a rename."""
+        """Unpack every file into the cache and return the folder. Two processes may do so at once, because each file
+        appears by a rename."""
         cache = cache_folder() / self.folder
         try:
             (cache / self.raw).mkdir(parents=True, exist_ok=True)
@@ -100,12 +103,12 @@ class IdxSet(NamedTuple):
 
 
 def contents(path: Path) -> bytes:
-    """A file's bytes, unpacked where only the packed file is there."""
+    """The bytes of a file; if only its packed form, path.gz, exists, it is unpacked."""
     return path.read_bytes() if path.is_file() else gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
 
 
 def numbers(path: Path, columns: int) -> np.ndarray:
-    """(n, columns) int32 of an idx file of integers, packed or not; `path` without .gz."""
+    """(n, columns) int32: the integers in an idx file, packed or not; `path` is without .gz."""
     try:
         data = contents(path)
         kind, rows, width = np.frombuffer(data[:12], ">i4")
@@ -118,7 +121,8 @@ def numbers(path: Path, columns: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Idx(Published):
-    """Inputs (1, 28, 28) bytes, 10 classes. `data_root` may be torchvision's root too."""
+    """A set of images in the idx format: inputs (1, 28, 28) bytes, 10 classes. `data_root` may also be the root that
+    torchvision uses."""
 
     published: ClassVar[IdxSet]
     classes: ClassVar[int] = 10

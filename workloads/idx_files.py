@@ -1,7 +1,8 @@
-"""Files of your own in the idx format, in which MNIST, EMNIST, KMNIST and others were published, packed (.gz) or not.
+"""Your own files in the idx format, packed (.gz) or not. MNIST, EMNIST, KMNIST and others were published in it.
 
-An idx file is an array: two bytes of zero, a byte for the type of its numbers, a byte for the number of its dimensions,
-each dimension as a 32-bit integer, then the numbers, all most significant byte first. http://yann.lecun.com/exdb/mnist
+An idx file holds one array: two bytes of zero, one byte for the type of its numbers, one byte for the number of its
+dimensions, each dimension as a 32-bit integer, then the numbers; all of them with the most significant byte first.
+http://yann.lecun.com/exdb/mnist
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">
 
 
 def array_of(path: Path) -> np.ndarray:
-    """The array of one idx file, packed or not, in the machine's byte order; ValueError where it is damaged."""
+    """The array in one idx file, packed or not, in the byte order of this machine. Raises ValueError if it is
+    damaged."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in TYPES:
-            raise ValueError("it does not begin as an idx file")
+            raise ValueError("it does not begin like an idx file")
         begin = 4 + 4 * data[3]
         shape = tuple(int(side) for side in np.frombuffer(data[4:begin], ">i4"))
         kind = np.dtype(TYPES[data[2]])
@@ -44,8 +46,9 @@ def array_of(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class IdxFiles(FromFiles):
-    """`folder` below the data root, with idx files of images and labels whose names have train, and t10k or test;
-    `shape` of an input; `classes` of labels 0, 1, …"""
+    """Images and labels in idx files. `folder`: the folder below the data root; names of training files contain
+    "train", those of test files "t10k" or "test". `shape`: shape of one input. `classes`: number of classes; labels are
+    0, 1, …"""
 
     model: Model = Mlp()
     partition: Partition = Iid()
@@ -53,7 +56,7 @@ class IdxFiles(FromFiles):
     shape: tuple[int, ...] = (1, 28, 28)  # pyright: ignore[reportIncompatibleVariableOverride]
     classes: int = 10  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    fetch: ClassVar[str] = "put your files there, or give workload.folder"
+    fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
     def __post_init__(self) -> None:
         if self.classes < 2 or min(self.shape, default=0) < 1:
@@ -79,20 +82,21 @@ class IdxFiles(FromFiles):
         train, test = found.read()
         if train["input"].dtype != test["input"].dtype:
             raise ValueError(
-                f"{self.folder} must have inputs of one type, got {train['input'].dtype} to train and "
-                f"{test['input'].dtype} to test: bytes are scaled to [0, 1], other numbers are not"
+                f"{self.folder} must have inputs of one type, got {train['input'].dtype} for training and "
+                f"{test['input'].dtype} for testing: bytes are scaled to [0, 1], other numbers are not"
             )
         return train, test
 
     def read(self, paths: list[Path], train: bool) -> Columns:
-        """paths: one file of images and one of labels, perhaps each packed and unpacked."""
+        """The columns "input" and "label". paths: one file of images and one of labels; each may be there packed,
+        unpacked or both."""
         unpacked = {
             path.name.removesuffix(".gz"): path for path in sorted(paths, key=lambda path: path.suffix != ".gz")
         }
         if len(unpacked) != 2:
             raise ValueError(
                 f"{paths[0].parent} must have one file of images and one of labels, got {', '.join(sorted(unpacked))}; "
-                "give workload.folder"
+                "set workload.folder"
             )
         images, labels = (unpacked[name] for name in sorted(unpacked, key=lambda name: "labels" in name))
         inputs, label = array_of(images), array_of(labels)

@@ -1,4 +1,4 @@
-"""What image sets share: files under a data root, decoded once into the cache, varied while training."""
+"""Data sets in files under a data root, which are decoded once into the cache, and the decoding of pictures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from .published import Published
 from .roots import Found, Layout, damaged, locate
 
 CHUNK = 2000
-"""Encoded pictures in memory at once."""
+"""Encoded pictures that are in memory at once."""
 
 
 @dataclass(frozen=True)
 class FromFiles(Published):
-    """A set fills `folder`, its folder's name; `fetch`, how to come by the files; `layouts`, the forms they are in."""
+    """A data set in files. A subclass sets `folder`, the name of its folder under the data root, and `fetch`, a text
+    for messages that says how to get the files; it defines `layouts`."""
 
     model: Model
     partition: Partition
@@ -34,9 +35,11 @@ class FromFiles(Published):
     fetch: ClassVar[str]
 
     @abstractmethod
-    def layouts(self) -> tuple[Layout, ...]: ...
+    def layouts(self) -> tuple[Layout, ...]:
+        """The forms in which the files may be, the preferred one first."""
 
     def found(self) -> Found:
+        """The files; ValueError if there are none."""
         return locate(self.data_root, self.folder, self.layouts(), self.fetch)
 
     def check_files(self) -> None:
@@ -45,21 +48,22 @@ class FromFiles(Published):
                 parquet(path)
 
     def settings(self) -> str:
-        """What else, beside the files, decides how they are decoded."""
+        """Text that identifies how the files are decoded; the digest in the cache depends on it."""
         return type(self).__name__
 
     def decode(self, found: Found) -> tuple[Columns, Columns]:
-        """(train, test) from the files; the slow way."""
+        """The columns of (train, test), decoded from the files. This may be slow; the result is cached."""
         return found.read()
 
     def from_files(self) -> tuple[Columns, Columns]:
         found = self.found()
         train, test = cached(self.folder, self.settings(), found.files, lambda: self.decode(found))
         for part, columns in (("train", train), ("test", test)):
-            self.suits(part, columns)
+            self.check_labels(part, columns)
         return train, test
 
-    def suits(self, part: str, columns: Columns) -> None:
+    def check_labels(self, part: str, columns: Columns) -> None:
+        """Raise ValueError if there are no rows, or labels that are no class. part: "train" or "test"."""
         labels = columns["label"]
         if not len(labels):
             raise ValueError(f"{self.folder} must have rows, got none in its {part} files; fetch them again")
@@ -71,7 +75,7 @@ class FromFiles(Published):
 
 
 def parquet(path: Path) -> Any:
-    """The open file, whose footer has been read: a truncated one is found at once."""
+    """The open Parquet file. Its footer is read here, so that a truncated file is found at once."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -82,7 +86,7 @@ def parquet(path: Path) -> Any:
 
 
 def batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
-    """Some columns of a Parquet file as Arrow record batches of so many rows."""
+    """The named columns of a Parquet file as Arrow record batches of at most `rows` rows."""
     import pyarrow as pa
 
     file = parquet(path)
@@ -95,12 +99,13 @@ def batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def columns_of(paths: Sequence[Path], columns: Sequence[Column], rows: int = 1 << 14) -> list[Any]:
-    """What each column makes of all rows of Parquet files, one file after the other."""
+    """The result of each column over all rows of the Parquet files; see `cells.read_columns`."""
     return read_columns(paths, columns, batches, [parquet(path).metadata.num_rows for path in paths], rows)
 
 
 def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, first: int = 0) -> np.ndarray:
-    """(n, 3, height, width) bytes from encoded pictures of that size: WebP, PNG, JPEG; `first`: the first one's row."""
+    """(n, *shape) uint8 from n encoded pictures (WebP, PNG or JPEG) of exactly that shape. where: their file, first:
+    the row number of the first one, both for messages."""
     out = np.empty((len(encoded), *shape), dtype=np.uint8)
 
     def one(row: int) -> None:
@@ -113,13 +118,13 @@ def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, fi
 
 
 def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """(channels, height, width) bytes; grey where there is one channel, else RGB."""
+    """(channels, height, width) uint8 from one encoded picture: grey for one channel, RGB for three."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
-    except Exception as error:  # Pillow raises of many kinds on damaged bytes
+    except Exception as error:  # Pillow raises exceptions of many types on damaged bytes
         raise ValueError(f"{where} cannot be decoded ({error}); fetch its file again") from error
     pixels = pixels[None] if shape[0] == 1 else pixels.transpose(2, 0, 1)
     if pixels.shape != shape:
@@ -128,7 +133,7 @@ def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
 
 
 def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:
-    """Parquet files with columns `image` (encoded) and `label`; decoded as they are read, so that the encoded ones are
-    never in memory all at once."""
+    """The columns "input" and "label" from Parquet files with the columns `image` (encoded) and `label`. Pictures are
+    decoded while the files are read, so that the encoded ones are never all in memory."""
     images, labels = columns_of(paths, [Inputs("image", shape, pictures), Labels("label")], CHUNK)
     return {"input": images, "label": labels}

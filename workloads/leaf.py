@@ -1,6 +1,6 @@
-"""LEAF's JSON files: users with examples of their own. Caldas et al. 2018, arXiv:1812.01097.
+"""The JSON files of LEAF, whose examples belong to users. Caldas et al. 2018, arXiv:1812.01097.
 
-`{"users": […], "user_data": {user: {"x": […], "y": […]}}}`; a split may be cut into several files.
+A file is `{"users": […], "user_data": {user: {"x": […], "y": […]}}}`; a split may consist of several files.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from .roots import damaged
 
 
 class Examples(NamedTuple):
+    """n examples: inputs x, labels y, and the user of each."""
+
     x: list[Any]
     y: list[Any]
-    users: list[str]  # whose each is
+    users: list[str]
 
 
-def read(paths: list[Path], train: bool = True) -> Examples:
+def read(paths: list[Path]) -> Examples:
+    """The examples of all files, in their order; ValueError if a file is damaged."""
     found = Examples([], [], [])
     for path in paths:
         try:
@@ -26,7 +29,7 @@ def read(paths: list[Path], train: bool = True) -> Examples:
             for user in data["users"]:
                 own = data["user_data"][user]
                 if len(own["x"]) != len(own["y"]):
-                    raise ValueError(f"user {user} has {len(own['x'])} x and {len(own['y'])} y")
+                    raise ValueError(f"user {user} has {len(own['x'])} inputs and {len(own['y'])} labels")
                 found.x.extend(own["x"])
                 found.y.extend(own["y"])
                 found.users.extend([user] * len(own["x"]))

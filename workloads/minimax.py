@@ -1,8 +1,8 @@
-"""Min-max workloads: min over tensors named `primal.…`, max over those named `dual.…`.
+"""Min-max workloads: minimisation over tensors named `primal.…`, maximisation over tensors named `dual.…`.
 
-Min-max is a sign, and it is here: the gradient of `losses` is that of the objective on the primal and minus that of the
-objective on the dual, so that it is a descent direction on both and methods need to know of no groups. The value of
-`losses` stays the objective's.
+The value of `losses` is the objective. Its gradient is that of the objective for the primal tensors and minus that of
+the objective for the dual tensors. A method that descends along it thus minimises over the primal and maximises over
+the dual tensors, and needs no min-max code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
 
 
 def reversed_dual(p: Params) -> dict[str, Tensor]:
-    """The same tensors, the dual ones with their gradient's sign turned. 2 v - v is v to the bit."""
+    """The same tensors, but the sign of the gradient is reversed for dual ones. The values are equal to the bit."""
     return {name: 2 * value.detach() - value if name.startswith(DUAL) else value for name, value in p.items()}
 
 
 class MinMax(Workload):
-    """A workload fills `objectives` in the place of `losses`."""
+    """A min-max workload. A subclass defines `objectives` instead of `losses`."""
 
     @abstractmethod
     def objectives(self, p: Params, batch: Batch) -> Tensor:
-        """(B,): each example's part of what the primal minimises and the dual maximises."""
+        """(B,): the objective of each example, minimised over the primal and maximised over the dual tensors."""
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         return self.objectives(reversed_dual(p), batch)
@@ -35,7 +35,8 @@ class MinMax(Workload):
 
 @dataclass(frozen=True)
 class OverClassification(MinMax):
-    """An objective over the network of a classification workload, whose tensors are `primal.net.…`."""
+    """A min-max objective over the network of a classification workload `of`. The tensors of the network are named
+    `primal.net.…`."""
 
     of: Workload
 
@@ -71,13 +72,13 @@ class OverClassification(MinMax):
 
     @abstractmethod
     def others(self) -> dict[str, Tensor]:
-        """The first values of the tensors that are not the network's."""
+        """The initial values of the tensors that do not belong to the network, by name."""
 
     def init(self, seed: int) -> dict[str, Tensor]:
         return {**{NET + name: value for name, value in self.of.init(seed).items()}, **self.others()}
 
     def logits(self, p: Params, batch: Batch) -> Tensor:
-        """(B, classes), of training where there is a key."""
+        """(B, classes): the logits of the network, in training mode if the batch has a key."""
         return self.base.logits(self._net(p), batch, batch.get("key"))
 
     def trial(self, p: Params, batch: Batch) -> object:

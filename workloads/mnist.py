@@ -1,8 +1,7 @@
-"""MNIST: 28 x 28 grey images of handwritten digits, 60,000 train and 10,000 test, with their writers. LeCun et al.
-1998; writers from QMNIST's labels, Yadav and Bottou 2019, arXiv:1905.10498.
+"""MNIST: 28 x 28 grey images of handwritten digits, 60,000 for training and 10,000 for testing. LeCun et al. 1998.
 
-Where QMNIST/raw/qmnist-{train,test}-labels-idx2-int (packed or not) lie beside MNIST/raw, the training set has its 539
-writers for the partition `natural`: a client that is one person, as in FEMNIST.
+The writers are in the labels of QMNIST (Yadav and Bottou 2019, arXiv:1905.10498). If QMNIST/raw lies beside MNIST/raw
+and has qmnist-train-labels-idx2-int (packed or not), the partition `natural` has 539 clients, one for each writer.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ WRITERS = Path("QMNIST", "raw", "qmnist-train-labels-idx2-int")
 
 
 def writers(place: Path, labels: np.ndarray) -> np.ndarray | None:
-    """(60,000,) int64, who wrote each training image; None where QMNIST's labels are not there."""
+    """(60,000,) int64: the writer of each training image; None without the labels of QMNIST. labels: those of MNIST."""
     path = place / WRITERS
     if not path.is_file() and not path.with_name(path.name + ".gz").is_file():
         return None
     about = numbers(path, 8)
     if len(about) != len(labels) or (about[:, 0] != labels).any():
-        raise ValueError(f"{path} must have MNIST's labels in its first column, got others; fetch it again")
+        raise ValueError(f"{path} must have the labels of MNIST in its first column, got other ones; fetch it again")
     return about[:, 2].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Mnist(Idx):
-    """Column "client": the writer's number, where QMNIST's labels are there."""
+    """Inputs (1, 28, 28) bytes, 10 classes. With the labels of QMNIST, the column "client" has the writers' numbers."""
 
     model: Model = LeNet()
     partition: Partition = Iid()

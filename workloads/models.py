@@ -1,4 +1,4 @@
-"""Small networks, plain modules that vectorise under torch.func.vmap(grad): nothing random, nothing in place."""
+"""Small networks of plain torch modules. They vectorise under torch.func.vmap: nothing random, nothing in place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Logistic(Model):
 
 @dataclass(frozen=True)
 class Mlp(Model):
-    """Linear layers with ReLU between them; `hidden`: widths."""
+    """Linear layers with ReLU between them. `hidden`: the widths of the hidden layers."""
 
     hidden: tuple[int, ...] = (200,)
 
@@ -42,9 +42,10 @@ class Mlp(Model):
 
 @dataclass(frozen=True)
 class LeNet(Model):
-    """LeNet-5 with ReLU and max pooling: 61,706 parameters on 28 x 28 grey images of 10 classes.
+    """LeNet-5 with ReLU and max pooling: 61,706 parameters for 28 x 28 grey images of 10 classes. LeCun et al. 1998.
 
-    conv 6 (5 x 5, padding 2), pool, conv 16 (5 x 5), pool, 120, 84, classes. LeCun et al. 1998.
+    A convolution of 6 channels (5 x 5, padding 2), pooling, one of 16 channels (5 x 5), pooling, and linear layers of
+    120, 84 and `classes` outputs.
     """
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -1,7 +1,8 @@
-"""Partitions that a set's own clients make: writers, roles, users, whatever its column "client" names."""
+"""The partition by the natural clients of a data set: the writers, roles or users in its column "client"."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,15 +10,21 @@ import numpy as np
 
 from . import counted
 from .base import ClientIndex, Partition
-from .partitions import dealt
+from .partitions import in_random_order
+
+
+def client_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
+    """(n,) int64: each row's client; clients are numbered in the alphabetical order of their names."""
+    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Each client is one of the set's own, drawn at random where the set has more than are wanted.
+    """Each client of the run is a natural client of the data set; if the set has more, they are drawn at random.
 
-    `minimum`: rows that one must have to count. `rest`: what becomes of those not drawn: "drop", as Takakura et al.
-    2025 do (100 of 3,550 writers), or "merge", whole ones dealt over the clients, so that every row is used.
+    `minimum`: natural clients with fewer rows are left out. `rest`: what happens to the natural clients that are not
+    drawn. "drop" leaves their rows out, as Takakura et al. 2025 do (100 of 3,550 writers); "merge" gives each of them
+    as a whole to a client of the run, so that every row is used.
     """
 
     minimum: int = 1
@@ -32,17 +39,18 @@ class Natural(Partition):
             raise ValueError(f"rest must be drop or merge, got rest={self.rest!r}")
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
-        """labels: (n,) whose each row is."""
+        """labels: (n,) the natural client of each row."""
         random = counted.numpy_generator(seed, "partition", "natural")
         order = np.argsort(labels, kind="stable")
         starts = np.unique(labels[order], return_index=True)[1][1:]
         owners = [rows for rows in np.split(order, starts) if len(rows) >= self.minimum]
         if not 1 <= clients <= len(owners):
             raise ValueError(
-                f"1 <= clients <= the set's own clients of {self.minimum} rows or more must hold, got "
-                f"clients={clients}, own={len(owners)}; lower federation.clients or choose another partition"
+                f"1 <= clients <= number of natural clients with {self.minimum} rows or more must hold, got "
+                f"clients={clients} and {len(owners)} natural clients; lower federation.clients or choose another "
+                "partition"
             )
         drawn = random.permutation(len(owners))
         drawn = drawn[:clients] if self.rest == "drop" else drawn
         hands = [[owners[owner] for owner in drawn[client::clients]] for client in range(clients)]
-        return dealt([np.concatenate(hand) for hand in hands], random)
+        return in_random_order([np.concatenate(hand) for hand in hands], random)

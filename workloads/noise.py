@@ -1,12 +1,13 @@
-"""Laws of gradient noise, drawn from keys: the same numbers alone, in a block, and when an oracle is asked twice.
+"""Distributions of gradient noise. All draws follow from keys: they are the same for a client alone, in a block, and
+when a method asks an oracle twice.
 
     gaussian    standard normal
     student_t   `tail` degrees of freedom: moments below `tail` are finite
     stable      symmetric alpha-stable, alpha = `tail` in (0, 2]: characteristic function exp(-|t|^alpha); 2 is N(0, 2)
-    pareto      a random sign times (U^(-1 / tail) - 1), Lomax: P(|x| > z) = (1 + z)^(-tail)
+    pareto      a random sign times (U^(-1 / tail) - 1) with U uniform, Lomax: P(|x| > z) = (1 + z)^(-tail)
 
-Student's t by Bailey 1994's polar formula, stable draws by Chambers, Mallows and Stuck 1976: elementwise, no rejection,
-so that every draw costs the same two or three uniform numbers.
+Student's t uses the polar formula of Bailey 1994, the stable law that of Chambers, Mallows and Stuck 1976. Both are
+elementwise and reject nothing, so every draw costs the same two uniform numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Law = Literal["gaussian", "student_t", "stable", "pareto"]
 
 
 def check(law: str, tail: float) -> None:
-    """Raise where there is no such law, or no such tail of it."""
+    """Raise ValueError if there is no law of this name, or if it does not allow this tail."""
     if law not in get_args(Law):
         raise ValueError(f"law must be one of {', '.join(get_args(Law))}, got law={law!r}")
     if not 0 < tail < math.inf or (law == "stable" and tail > 2):
@@ -32,7 +33,7 @@ def check(law: str, tail: float) -> None:
 
 
 def draw(law: Law, tail: float, key: Tensor, count: int) -> Tensor:
-    """(..., count) float64 for keys (...)."""
+    """(..., count) float64 from keys (...): independent draws."""
     if law == "gaussian":
         return counted.normal(key, count)
     u = 1 - counted.uniform(counted.key(key, "magnitude"), count)  # in (0, 1]
@@ -45,9 +46,9 @@ def draw(law: Law, tail: float, key: Tensor, count: int) -> Tensor:
 
 
 def _stable(alpha: float, u: Tensor, angle: Tensor) -> Tensor:
-    """u in (0, 1], angle uniform in [-pi / 2, pi / 2)."""
+    """Symmetric stable draws from u, uniform in (0, 1], and angle, uniform in [-pi / 2, pi / 2)."""
     if alpha == 1:
         return angle.tan()
-    waiting = (-u.log()).clamp(min=1e-300)  # exponential
+    waiting = (-u.log()).clamp(min=1e-300)  # exponentially distributed
     first = (alpha * angle).sin() / angle.cos().clamp(min=1e-300) ** (1 / alpha)
     return first * (((1 - alpha) * angle).cos() / waiting) ** ((1 - alpha) / alpha)

@@ -1,13 +1,13 @@
-"""Any workload with noise in its gradients, with labels that are wrong, or with inputs that are noisier the higher the
-client's number.
+"""Any workload with gradient noise, with wrong labels, or with input noise that grows with the number of the client.
 
-    gradient of a batch      that of the workload + scale * xi, xi independent in every entry and step; laws: `noise`
-    label of a training row  with probability `flips` another class at random
-    input of a training row  + features * (i + 1) / N * xi at client i of N, xi standard normal, anew in every step; in
-                             units of the input, where bytes are from 0 to 1: Li et al. 2022 (NIID-Bench)
+    gradient of a batch      scale * xi is added, xi independent in every entry and step; see `noise` for its laws
+    label of a training row  is replaced by another random class with probability `flips`
+    input of a training row  features * (i + 1) / N * xi is added at client i of N, xi standard normal and fresh in
+                             every step, in units of the input; bytes count as 0 to 1. Li et al. 2022 (NIID-Bench)
 
-The noise is a term <scale * xi, p> of every loss: its gradient is exact for any method, the mean over a batch has it
-once, and methods that ask twice in a step see the same xi. Reports and test labels are those of the workload.
+The gradient noise is the gradient of a term <scale * xi, p> that is added to every loss. It is therefore exact for any
+method, enters the mean over a batch once, and is the same when a method asks the oracle twice in a step. The term has
+the value 0 in the loss. Reports and test labels are those of the inner workload.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from .wrapped import Wrapped, unseen
 
 @dataclass(frozen=True)
 class Noisy(Wrapped):
-    """`of`: the workload; `tail`: see `noise`, whether the noise has a mean (1) or a variance (2) depends on it."""
+    """`of`: the inner workload. `law`, `tail`: distribution of the gradient noise, see `noise`; it has a mean only for
+    tails above 1 and a variance only for tails above 2 (gaussian: always). `scale`: factor of the gradient noise.
+    `flips`: probability that a label is wrong. `features`: standard deviation of the input noise of the last client."""
 
     law: noise.Law = "gaussian"
     tail: float = 1.5
@@ -43,17 +45,21 @@ class Noisy(Wrapped):
             raise ValueError(f"0 <= flips <= 1 must hold, got flips={self.flips}")
 
     def split(self, seed: int, clients: int) -> Split:
-        """With a column `noise` where `features` is above 0: the deviation of the row's client."""
+        """Adds the column "noise", (n,) float32, if `features` > 0: the standard deviation of the row's input noise."""
         split = self.of.split(seed, clients)
         train = dict(split.train)
         if self.flips:
             classes = getattr(self.of, "classes", None)
             if classes is None or "label" not in train:
-                raise ValueError(f"flips needs a workload with labels and classes, got {type(self.of).__name__}")
+                raise ValueError(
+                    f"flips needs a workload with labels and classes, got {type(self.of).__name__}; set flips=0"
+                )
             train["label"] = flipped(train["label"], classes, self.flips, seed)
         if self.features:
             if "input" not in train or train["input"].dtype not in (np.uint8, np.float32, np.float64):
-                raise ValueError(f"features needs inputs that are numbers or images, got {type(self.of).__name__}")
+                raise ValueError(
+                    f"features needs inputs that are numbers or images, got {type(self.of).__name__}; set features=0"
+                )
             train["noise"] = levels(split.client_index, len(train["input"]), self.features)
         return split._replace(train=train)
 
@@ -69,16 +75,17 @@ class Noisy(Wrapped):
         return losses + unseen(self.scale * torch.stack(terms).sum())
 
 
-def levels(parts: ClientIndex, rows: int, most: float) -> np.ndarray:
-    """(rows,) float32, of client i of N most * (i + 1) / N; 0 of rows that nobody has."""
-    clients = len(parts.sizes)
+def levels(client_index: ClientIndex, rows: int, most: float) -> np.ndarray:
+    """(rows,) float32: most * (i + 1) / N in the rows of client i of N, and 0 in rows that no client has."""
+    clients = len(client_index.sizes)
     deviation = np.zeros(rows, dtype=np.float32)
-    deviation[parts.rows] = np.repeat(most * np.arange(1, clients + 1) / clients, parts.sizes)
+    deviation[client_index.rows] = np.repeat(most * np.arange(1, clients + 1) / clients, client_index.sizes)
     return deviation
 
 
 def noisier(batch: Batch) -> Tensor:
-    """The batch's inputs, float; an example's noise depends on its place in the batch, not on the batch's length."""
+    """The inputs of a batch with noise, in floats. The noise of an example depends on its place in the batch, not on
+    the length of the batch."""
     x = batch["input"]
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     places = torch.arange(x.shape[0], device=x.device)
@@ -87,7 +94,7 @@ def noisier(batch: Batch) -> Tensor:
 
 
 def flipped(labels: np.ndarray, classes: int, share: float, seed: int) -> np.ndarray:
-    """(n,) labels, each another one of the classes with probability `share`."""
+    """The labels, (n,), each replaced by another random class with probability `share`."""
     random = counted.numpy_generator(seed, "flips")
     chosen = random.random(len(labels)) < share
     return np.where(chosen, (labels + random.integers(1, classes, len(labels))) % classes, labels).astype(labels.dtype)

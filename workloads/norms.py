@@ -1,5 +1,5 @@
-"""Normalisation inside networks: by the batch (Ioffe and Szegedy 2015, arXiv:1502.03167), by groups of channels (Wu and
-He 2018, arXiv:1803.08494), or none."""
+"""Normalisation layers: BatchNorm (Ioffe and Szegedy 2015, arXiv:1502.03167), GroupNorm (Wu and He 2018,
+arXiv:1803.08494), or none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ Norm = Literal["batch", "group", "none"]
 
 
 class BatchNorm(Running):
-    """Training: mean and variance of the batch, each example by its share of it. Testing: running ones, which training
-    moves a tenth of the way to the batch's (unbiased) ones, as torch's does. It counts no batches."""
+    """BatchNorm whose running statistics the server averages.
+
+    In training it normalises by the mean and variance of the batch, in which each example has the weight `share`, and
+    moves the running statistics a tenth of the way to those of the batch (unbiased), as torch's BatchNorm does. In
+    evaluation it normalises by the running statistics. It does not count batches.
+    """
 
     momentum = 0.1
     eps = 1e-5
@@ -30,7 +34,7 @@ class BatchNorm(Running):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, …)"""
+        """x: (B, C, …)."""
         if not self.training:
             return torch.batch_norm(
                 x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, self.eps, False
@@ -43,13 +47,14 @@ class BatchNorm(Running):
         return out
 
     def _even(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(normalised, mean (C,), variance (C,), numbers in each), all examples alike; torch's kernel is the faster."""
+        """For examples of equal weight, by torch's kernel, which is faster: (normalised x, mean (C,), variance (C,),
+        how many numbers each of them is made of)."""
         out = torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, False)
         var, mean = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
         return out, mean, var, torch.tensor(x.numel() // x.shape[1], dtype=x.dtype)
 
     def _uneven(self, x: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same, padded examples having no share."""
+        """The same for examples with the weights `share`, (B,); padded examples have weight 0."""
         others, area = [0, *range(2, x.ndim)], x[0, 0].numel()
         parts = share.view(-1, *[1] * (x.ndim - 1)) / area
         mean = (parts * x).sum(others, keepdim=True)
@@ -61,7 +66,7 @@ class BatchNorm(Running):
 
 
 def normalising(norm: Norm, groups: int, channels: int) -> nn.Module:
-    """A layer over (B, channels, …)."""
+    """A normalisation layer for inputs (B, channels, …). groups: groups of channels, for norm="group"."""
     if norm == "batch":
         return BatchNorm(channels)
     if norm == "none":

@@ -1,13 +1,13 @@
-"""Parquet files of your own: inputs, labels, and perhaps clients and which rows are for testing.
+"""Your own Parquet files: columns of inputs and labels, and optionally of clients and of marks for test rows.
 
-Inputs are one column or several. One column holds numbers, lists of numbers (of equal length, nested or of fixed size)
-or encoded pictures (PNG, JPEG, WebP), as bytes or as Hugging Face's structs {bytes, path}. Unsigned 8-bit numbers and
-pictures stay bytes and are scaled to [0, 1]; other numbers become float32 as they are. Several columns hold one number
-each, and become float32 as they are.
+The input is one column or several. One column holds numbers, lists of numbers (of equal length, flat, nested or of
+fixed size) or encoded pictures (PNG, JPEG, WebP), as bytes or as Hugging Face's structs {bytes, path}. Unsigned 8-bit
+numbers and pictures are scaled to [0, 1]; other numbers become float32 without scaling. Several columns hold one number
+each, which becomes float32 without scaling.
 
-Test rows are in files of their own, test*.parquet beside train*.parquet, or among the rows of all files: marked by the
-column `split_column` or drawn as `test_fraction`. Rows may also be held out of the training of the client that has
-them, by the column `held_out`, which gives each client a test set of its own.
+Test rows are in separate files, test*.parquet beside train*.parquet. Or they are among the rows of all files, where the
+column `split_column` marks them or the fraction `test_fraction` of all rows is drawn. The column `held_out` marks rows
+that their client does not train on, and so gives each client its own test set.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ TEST = ("test", "testing")
 
 @dataclass(frozen=True)
 class Parquet(FromFiles):
-    """`folder` below the data root; `input`, `label`, `client`: their columns, several of inputs; `shape` of an input;
-    `classes` of labels 0, 1, …; `split_column`: a column of train or test, or true for test rows; `test_fraction`: of
-    all rows; `held_out`: a column, true for rows that the client does not train on."""
+    """Rows of Parquet files.
+
+    `folder`: the folder below the data root. `input`, `label`, `client`: names of the columns; `input` may be several.
+    `shape`: shape of one input. `classes`: number of classes; labels are 0, 1, … `split_column`: a column with "train"
+    or "test", or true in test rows. `test_fraction`: the fraction of all rows that are test rows. `held_out`: a column
+    that is true in rows that their client does not train on.
+    """
 
     model: Model = Mlp()
     partition: Partition = Iid()
@@ -48,7 +52,7 @@ class Parquet(FromFiles):
     test_fraction: float = 0.0
     held_out: str | None = None
 
-    fetch: ClassVar[str] = "put your files there, or give workload.folder"
+    fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
     def __post_init__(self) -> None:
         if isinstance(self.input, tuple) and self.shape == (1,):
@@ -59,14 +63,14 @@ class Parquet(FromFiles):
             )
         if isinstance(self.input, tuple) and self.shape != (len(self.input),):
             raise ValueError(
-                f"shape must be ({len(self.input)},) for so many columns in input, got shape={self.shape}; leave it out"
+                f"shape must be ({len(self.input)},), one for each column of input, got {self.shape}; leave it out"
             )
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"0 <= test_fraction < 1 must hold, got test_fraction={self.test_fraction}")
         if self.split_column is not None and self.test_fraction:
             raise ValueError(
-                f"give either split_column or test_fraction, got split_column={self.split_column!r}, "
-                f"test_fraction={self.test_fraction}; drop one"
+                f"only one of split_column and test_fraction may be set, got split_column={self.split_column!r}, "
+                f"test_fraction={self.test_fraction}; leave one out"
             )
 
     @property
@@ -97,14 +101,14 @@ class Parquet(FromFiles):
         return train, {name: rows for name, rows in test.items() if name != HELD_OUT}
 
     def drawn(self, rows: int) -> np.ndarray:
-        """(n,) bool: the test rows, the same for every seed of a run."""
+        """(rows,) bool: true in test rows, which are drawn at random but are the same for every seed."""
         tests = np.zeros(rows, dtype=bool)
         count = round(self.test_fraction * rows)
         tests[counted.numpy_generator("parquet", "test rows").permutation(rows)[:count]] = True
         return tests
 
     def read(self, paths: list[Path], train: bool) -> Columns:
-        """Columns "input", "label", and "client", "test", "held_out" where they are asked for."""
+        """The columns "input" and "label", and "client", "test" and "held_out" where the settings name them."""
         features = self.input if isinstance(self.input, tuple) else ()
         wanted: dict[str, Column] = {f"feature {name}": Feature(name, (1,), pictures) for name in features}
         if isinstance(self.input, str):

@@ -1,4 +1,5 @@
-"""Rules that deal the training rows to clients. Every row is dealt once; a client's rows come in random order."""
+"""Partitions of the training rows over the clients: iid, by shards, and by Dirichlet proportions. They give every row
+to exactly one client, and the rows of a client are in random order."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from .base import ClientIndex, Partition
 
 
 def enough(rows: int, clients: int, each: int = 1) -> None:
-    """Raise unless every client can have `each` rows."""
+    """Raise ValueError unless there are `each` rows for every client."""
     if clients < 1:
         raise ValueError(f"clients >= 1 must hold, got clients={clients}; raise federation.clients")
     if rows < clients * each:
@@ -21,31 +22,32 @@ def enough(rows: int, clients: int, each: int = 1) -> None:
         )
 
 
-def dealt(clients: list[np.ndarray], random: np.random.Generator) -> ClientIndex:
-    """The parts, each client's rows in random order."""
+def in_random_order(clients: list[np.ndarray], random: np.random.Generator) -> ClientIndex:
+    """The index of `clients`, the rows of each client, with the rows of each client in random order."""
     return ClientIndex.of([random.permutation(rows) for rows in clients])
 
 
-def repaired(hands: list[np.ndarray], minimum: int) -> list[np.ndarray]:
-    """The last rows of the largest clients (of equals, the first) to those with fewer than `minimum`.
+def repaired(rows: list[np.ndarray], minimum: int) -> list[np.ndarray]:
+    """The rows of each client after every client with fewer than `minimum` rows has got the missing ones.
 
-    A giver always has more than `minimum`, for there are enough rows: it never comes to be in need itself.
+    Each missing row is the last row of the client that is largest at that moment (the first of equals). There are
+    enough rows, so the largest client always has more than `minimum`. rows: the rows of each client.
     """
-    sizes = np.array([len(hand) for hand in hands])
-    gifts = {}
-    for poor in np.flatnonzero(sizes < minimum):
-        gifts[poor] = []
-        for _ in range(minimum - sizes[poor]):
-            rich = sizes.argmax()
-            sizes[rich] -= 1
-            gifts[poor].append(hands[rich][sizes[rich]])
-    kept = [hand[:size] for hand, size in zip(hands, sizes, strict=True)]
-    return [np.append(hand, gifts[i]).astype(np.int64) if i in gifts else hand for i, hand in enumerate(kept)]
+    sizes = np.array([len(own) for own in rows])
+    added = {}
+    for small in np.flatnonzero(sizes < minimum):
+        added[small] = []
+        for _ in range(minimum - sizes[small]):
+            large = sizes.argmax()
+            sizes[large] -= 1
+            added[small].append(rows[large][sizes[large]])
+    kept = [own[:size] for own, size in zip(rows, sizes, strict=True)]
+    return [np.append(own, added[i]).astype(np.int64) if i in added else own for i, own in enumerate(kept)]
 
 
 @dataclass(frozen=True)
 class Iid(Partition):
-    """All rows at random, in equal parts (sizes differ by one at most)."""
+    """All rows in random order, in equal parts; sizes differ by at most one."""
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients)
@@ -55,9 +57,10 @@ class Iid(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Rows sorted by label, cut into clients * per_client shards, dealt at random. McMahan et al. 2017.
+    """Rows are sorted by label and cut into clients * per_client shards; each client gets `per_client` random shards.
+    McMahan et al. 2017.
 
-    A client meets `per_client` labels or fewer, and one more for each border of two classes inside its shards.
+    A client has at most `per_client` labels, plus one for each border between two classes inside its shards.
     """
 
     per_client: int = 2
@@ -71,19 +74,20 @@ class Shards(Partition):
         random = counted.numpy_generator(seed, "partition", "shards")
         rows = random.permutation(len(labels))
         shards = np.array_split(rows[np.argsort(labels[rows], kind="stable")], clients * self.per_client)
-        hands = random.permutation(len(shards)).reshape(clients, self.per_client)
-        return dealt([np.concatenate([shards[shard] for shard in hand]) for hand in hands], random)
+        chosen = random.permutation(len(shards)).reshape(clients, self.per_client)
+        return in_random_order([np.concatenate([shards[shard] for shard in own]) for own in chosen], random)
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is cut over the clients by proportions drawn from Dirichlet(beta): the smaller, the more skewed.
+    """The rows of each class are divided among the clients by proportions drawn from Dirichlet(beta). The smaller beta
+    is, the more skewed the labels are. Hsu et al. 2019; Li et al. 2022 (NIID-Bench).
 
-    Hsu et al. 2019; Li et al. 2022 (NIID-Bench). `cap`: NIID-Bench's rule that a client who already holds 1 / clients
-    of all rows gets none of the next class. There, everything is drawn again until each client has `minimum` rows,
-    which may never happen (100 clients, 1,400 rows, beta 0.1). Here the first draw stands and the missing rows are
-    taken, one by one, from whichever client is largest at that moment: it ends, it moves as few rows as any repair
-    can, and where the draw has `minimum` already it changes nothing.
+    `cap`: the rule of NIID-Bench that a client with 1 / clients of all rows gets no row of the next class. `minimum`:
+    the least number of rows of a client. NIID-Bench draws everything again until each client has so many, which may
+    never happen (100 clients, 1,400 rows, beta 0.1). Here the first draw is kept, and the missing rows are taken, one
+    by one, from the client that is largest at that moment. This always ends, moves as few rows as possible, and changes
+    nothing if every client has enough rows.
     """
 
     beta: float = 0.1
@@ -99,22 +103,23 @@ class Dirichlet(Partition):
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients, self.minimum)
         random = counted.numpy_generator(seed, "partition", "dirichlet")
-        hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, dtype=np.int64)
         for label in np.unique(labels):
             rows = random.permutation(np.flatnonzero(labels == label))
             share = self._shares(random, sizes, len(labels) / clients)
             cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
             for client, piece in enumerate(np.split(rows, cuts)):
-                hands[client].append(piece)
+                owned[client].append(piece)
                 sizes[client] += len(piece)
-        return ClientIndex.of(repaired([random.permutation(np.concatenate(hand)) for hand in hands], self.minimum))
+        return ClientIndex.of(repaired([random.permutation(np.concatenate(own)) for own in owned], self.minimum))
 
     def _shares(self, random: np.random.Generator, sizes: np.ndarray, full: float) -> np.ndarray:
-        """(clients,) summing to 1; `full`: the size from which `cap` shuts a client out."""
+        """(clients,) proportions of the next class, which sum to 1. sizes: (clients,) rows of each client so far. full:
+        with `cap`, clients of this size or more get none."""
         share = random.dirichlet(np.full(len(sizes), self.beta))
         if self.cap:
             share = np.where(sizes < full, share, 0.0)
-            if share.sum() == 0:  # all of the draw went to clients that are full; some client is not
+            if share.sum() == 0:  # the whole draw went to full clients; there is always one that is not full
                 share = (sizes < full).astype(np.float64)
         return share / share.sum()

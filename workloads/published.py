@@ -1,7 +1,8 @@
-"""Published sets: rows from files under a data root, or made up in the set's shapes where the files are not to be had.
+"""Published data sets: rows from files under a data root, or synthetic rows in the shapes of the set.
 
-Made-up images are one pattern a class under noise, made-up texts words drawn from a law of their class: a model learns
-from them, and nothing else is like the set. They are for tests of what goes with a set, never for results.
+A synthetic image is the pattern of its class under noise, and the words of a synthetic text are drawn from the
+distribution of its class. A model can learn from them, but they have nothing else in common with the data set. They are
+for tests without the files, never for results.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from . import counted
 from .base import Classification, Columns
 
 EACH = 8
-"""Rows of a made-up writer, role or user."""
+"""Rows of a synthetic natural client (writer, role or user)."""
 
 
 @dataclass(frozen=True)
 class Published(Classification):
-    """`data_root`: a folder with the set's folder in it, or that folder; $FEDFLEET_DATA where it is not given.
-    `stand_in`: so many made-up training rows, and a quarter as many to test, in place of the files."""
+    """A data set in files. `data_root`: a folder that contains the folder of the set, or that folder itself; by default
+    $FEDFLEET_DATA. `stand_in`: if not 0, the number of synthetic training rows that replace the files; there are a
+    quarter as many synthetic test rows."""
 
     data_root: str | None = None
     stand_in: int = 0
@@ -40,20 +42,21 @@ class Published(Classification):
 
     @abstractmethod
     def check_files(self) -> None:
-        """Raise ValueError, quickly, where they cannot be had."""
+        """Raise ValueError if the files are missing or damaged. It must return quickly."""
 
     @abstractmethod
     def from_files(self) -> tuple[Columns, Columns]:
-        """(train, test); see `load`."""
+        """The columns of (train, test) from the files; see `Classification.load`."""
 
     def made_up(self, rows: int, part: str) -> Columns:
+        """The columns of `rows` synthetic rows. part: "train" or "test"."""
         random = counted.numpy_generator(0, "stand in", part)
         label = random.permutation(np.arange(rows) % self.classes)
         columns = {"input": self.made_up_inputs(label, random), "label": label}
         return {**columns, "client": np.arange(rows) // EACH} if part == "train" else columns
 
     def made_up_inputs(self, label: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """(n, *shape) bytes."""
+        """(n, *shape) uint8: synthetic inputs for the labels, (n,)."""
         patterns = counted.numpy_generator(0, "stand in", "patterns").uniform(64, 192, (self.classes, *self.shape))
         noisy = patterns[label] + random.normal(0, 48, (len(label), *self.shape))
         return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)

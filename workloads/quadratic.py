@@ -1,14 +1,15 @@
-"""Quadratics with a known optimum: what a method does to client drift, without a network in the way.
+"""Quadratics with a known optimum. They show how a method treats client drift, without the effects of a network.
 
     f_i(x) = |A_i x - b_i|^2 / 2        F(x) = mean over all clients of f_i(x)
     gradient of an example at x         A_i^T (A_i x - b_i) + noise * xi,  xi standard normal
 
-    random           A_i = diag(s) Q_i, Q_i a random rotation, s^2 from 1 down to 1 / condition in equal ratios;
-                     b_i = A_i (z + heterogeneity z_i), z and z_i standard normal: f_i is least at z + heterogeneity z_i
-    counterexample   two clients on the line, f_1 = x^2 / 2, f_2 = (x + a)^2 / 2, a = 4, from x = -a / 4. Theorem 1 of
-                     Takezawa et al. 2025: normalised local steps without a correction never leave x.
+    random           A_i = diag(s) Q_i, where Q_i is a random rotation and s^2 goes from 1 down to 1 / condition in
+                     equal ratios; b_i = A_i (z + heterogeneity z_i) with z and z_i standard normal. The minimum of f_i
+                     is at z + heterogeneity z_i.
+    counterexample   two clients in one dimension, f_1 = x^2 / 2 and f_2 = (x + a)^2 / 2 with a = 4, from x = -a / 4. By
+                     theorem 1 of Takezawa et al. 2025, normalised local steps without a correction never leave x.
 
-Each client has one example. Let H be the mean of A_i^T A_i and x* the optimum; then F(x) = F(x*) + <x - x*, H (x - x*)>
+Each client has one example. Let H be the mean of A_i^T A_i and x* the optimum. Then F(x) = F(x*) + <x - x*, H (x - x*)>
 / 2, so that one test example, (H, x*, F(x*)), is enough to report F and its gradient exactly.
 """
 
@@ -29,27 +30,31 @@ GAP = 4.0
 
 
 class System(NamedTuple):
+    """A_i and b_i of all clients."""
+
     a: np.ndarray  # (N, d, d)
     b: np.ndarray  # (N, d)
 
     @property
     def hessian(self) -> np.ndarray:
-        """(d, d), of the mean objective."""
+        """(d, d): the Hessian of F."""
         return np.einsum("nki,nkj->ij", self.a, self.a) / len(self.a)
 
     @property
     def optimum(self) -> np.ndarray:
-        """(d,), where the mean objective is least."""
+        """(d,): the minimum of F."""
         return np.linalg.solve(self.hessian, np.einsum("nki,nk->i", self.a, self.b) / len(self.a))
 
     def objective(self, x: np.ndarray) -> float:
+        """F at x, (d,)."""
         return float(((self.a @ x - self.b) ** 2).sum(-1).mean() / 2)
 
 
 @dataclass(frozen=True)
 class Quadratic(Workload):
-    """`dim`, `heterogeneity`, `condition` shape the random preset only; `noise`: standard deviation of each entry of
-    an example's gradient; `start`: every entry of the first x, 0 (random) or -a / 4 (counterexample) if not given."""
+    """One quadratic per client. `preset`: see the module. `dim`, `heterogeneity`, `condition`: only for
+    preset="random". `noise`: standard deviation of each entry of an example's gradient. `start`: every entry of the
+    initial x; by default 0 (random) or -a / 4 (counterexample)."""
 
     dim: int = 10
     heterogeneity: float = 1.0
@@ -67,13 +72,11 @@ class Quadratic(Workload):
                 raise ValueError(f"{least} <= {name} < infinity must hold, got {name}={value}")
 
     def system(self, seed: int, clients: int) -> System:
-        """Client i's function depends on the seed and i alone, not on how many clients there are."""
+        """The functions of all clients. That of client i depends on the seed and i alone, not on `clients`."""
         if self.preset == "random":
             return self._random(seed, clients)
         if clients != 2:
-            raise ValueError(
-                f"preset counterexample has two clients, got clients={clients}; set federation.clients to 2"
-            )
+            raise ValueError(f"preset=counterexample has two clients, got clients={clients}; set federation.clients=2")
         return System(np.ones((2, 1, 1)), np.array([[0.0], [-GAP]]))
 
     def _random(self, seed: int, clients: int) -> System:
@@ -87,35 +90,35 @@ class Quadratic(Workload):
         return System(a, np.einsum("nij,nj->ni", a, centre + self.heterogeneity * apart))
 
     def optimum(self, seed: int, clients: int) -> np.ndarray:
-        """(d,), where the mean over all clients is least."""
+        """(d,): the minimum of F over so many clients."""
         return self.system(seed, clients).optimum
 
     def split(self, seed: int, clients: int) -> Split:
         system = self.system(seed, clients)
         x = system.optimum
         test = {"hessian": system.hessian[None], "optimum": x[None], "floor": np.array([system.objective(x)])}
-        own = ClientIndex(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
-        return Split({"a": system.a, "b": system.b}, test, own)
+        return Split({"a": system.a, "b": system.b}, test, ClientIndex.equal(np.arange(clients), clients))
 
     def init(self, seed: int) -> dict[str, Tensor]:
         """{"x": (d,)}, float64."""
-        shape, usual = (self.dim, 0.0) if self.preset == "random" else (1, -GAP / 4)
-        return {"x": torch.full((shape,), usual if self.start is None else self.start, dtype=torch.float64)}
+        dim, start = (self.dim, 0.0) if self.preset == "random" else (1, -GAP / 4)
+        return {"x": torch.full((dim,), start if self.start is None else self.start, dtype=torch.float64)}
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        """(B,) from columns a (B, d, d) and b (B, d)."""
+        """(B,): f_i(x), plus noise, of each example; the batch has the columns a, (B, d, d), and b, (B, d)."""
         x = p["x"]
         residual = batch["a"].to(x.dtype) @ x - batch["b"].to(x.dtype)
         loss = residual.square().sum(-1) / 2
         return loss + self.noise * (self._xi(batch, x) @ x) if self.noise else loss
 
     def _xi(self, batch: Batch, x: Tensor) -> Tensor:
-        """(B, d); an example's depends on its place in the batch, not on the batch's length."""
+        """(B, d) standard normal. The draw for an example depends on its place in the batch, not on the batch's
+        length."""
         places = torch.arange(batch["b"].shape[0], device=x.device)
         return counted.normal(counted.key(batch["key"], "gradient noise", places), x.shape[0]).to(x.dtype)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """(1,) each: F(x); F(x) - F(x*); |x - x*|; the squared norm of F's gradient."""
+        """For the one test example, each (1,): F(x), F(x) - F(x*), |x - x*|, and the squared norm of F's gradient."""
         x = p["x"]
         away = x - batch["optimum"].to(x.dtype)
         gradient = torch.einsum("bij,bj->bi", batch["hessian"].to(x.dtype), away)

@@ -1,7 +1,9 @@
-"""Recurrent networks over sequences of vectors, their cells written as steps: torch's fused ones do not vectorise.
+"""Recurrent networks over sequences of vectors. The cells are written step by step, because torch's fused recurrent
+modules do not vectorise.
 
-A stack has torch's own parameters, by name, shape and distribution (`weight_ih_l0`, …, uniform in 1 / sqrt(hidden)),
-and its numbers: a test compares them. Rows of one batch may end early: `real` (B, T) says which places count.
+A stack has the same parameters as torch's modules, by name, shape and distribution (`weight_ih_l0`, …, uniform within
+1 / sqrt(hidden)), and computes the same numbers; a test compares them. Sequences may have different lengths: the mask
+`real`, (B, T) bool, is false at padded places.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from .convolutional import Dropout
 
 
 class Stack(nn.Module):
-    """`layers` of tanh or LSTM cells, `gates` x hidden wide: (B, T, width) -> the last layer's (B, T, hidden)."""
+    """Layers of recurrent cells: inputs (B, T, width) -> outputs of the last layer (B, T, hidden). `gates`: the number
+    of linear maps in a cell, 1 for tanh and 4 for LSTM."""
 
     def __init__(self, width: int, hidden: int, layers: int, gates: int) -> None:
         super().__init__()
@@ -30,10 +33,12 @@ class Stack(nn.Module):
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(first))
 
     def cell(self, drive: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The next state from the cell's summed inputs (B, gates x hidden); h is its first."""
+        """The next state of a cell; its first entry is the output h, (B, hidden). drive: (B, gates * hidden), the sum
+        of the linear maps of the input and of h. state: the last state."""
         raise NotImplementedError
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The initial state of a cell, zeros, for inputs x (B, T, ...)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,7 +46,7 @@ class Stack(nn.Module):
             w_in, w, b_in, b = (
                 getattr(self, f"{n}_l{layer}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            drives = x @ w_in.T + (b_in + b)  # of all places at once
+            drives = x @ w_in.T + (b_in + b)  # (B, T, gates * hidden), for all places at once
             state, out = self.start(x), []
             for drive in drives.unbind(1):
                 state = self.cell(drive + state[0] @ w.T, state)
@@ -51,6 +56,8 @@ class Stack(nn.Module):
 
 
 class Tanh(Stack):
+    """Cells h <- tanh(drive). State: h."""
+
     def __init__(self, width: int, hidden: int, layers: int) -> None:
         super().__init__(width, hidden, layers, gates=1)
 
@@ -62,7 +69,7 @@ class Tanh(Stack):
 
 
 class Lstm4(Stack):
-    """State: h, c. Gates in torch's order: input, forget, cell, output."""
+    """LSTM cells. State: h, c. The order of the gates is that of torch: input, forget, cell, output."""
 
     def __init__(self, width: int, hidden: int, layers: int) -> None:
         super().__init__(width, hidden, layers, gates=4)
@@ -78,7 +85,7 @@ class Lstm4(Stack):
 
 
 class Reader(nn.Module):
-    """A stack, what is taken of its T outputs, dropout, one linear layer."""
+    """A stack, pooling over its T outputs ("max" or "last"), dropout and one linear layer: (B, T, width) -> logits."""
 
     def __init__(self, stack: Stack, classes: int, pool: str, rate: float) -> None:
         super().__init__()
@@ -99,7 +106,8 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True)
 class Recurrent(Model):
-    """`pool`: what is read of the outputs, the largest of each or the last."""
+    """A recurrent network for sequences. `hidden`: width of a cell. `layers`: layers of cells. `pool`: how the outputs
+    over time become one vector, "max" (entrywise) or "last". `dropout`: rate before the linear layer."""
 
     hidden: int
     layers: int = 2
@@ -111,6 +119,7 @@ class Recurrent(Model):
             raise ValueError(f"hidden, layers >= 1 must hold, got hidden={self.hidden}, layers={self.layers}")
 
     def stack(self, width: int) -> Stack:
+        """The cells, for inputs (B, T, width)."""
         raise NotImplementedError
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -121,8 +130,8 @@ class Recurrent(Model):
 
 @dataclass(frozen=True)
 class Rnn(Recurrent):
-    """Tanh cells, the largest output of each over time, one linear layer: Zhang and Gao 2025, 300 -> 4096 -> 2 in two
-    layers: 51,585,026 parameters."""
+    """Tanh cells, the maximum over time, one linear layer. Zhang and Gao 2025: 300 -> 4096 -> 2 in two layers, with
+    51,585,026 parameters."""
 
     hidden: int = 4096
     layers: int = 2
@@ -134,8 +143,9 @@ class Rnn(Recurrent):
 
 @dataclass(frozen=True)
 class Lstm(Recurrent):
-    """LSTM cells, the last output, one linear layer. Takakura et al. 2025, table 4, whose count 1,052,672 is that of
-    two layers though the text says one; with an embedding of 79 x 256 and 79 classes 1,093,199 parameters."""
+    """LSTM cells, the last output, one linear layer. Takakura et al. 2025, table 4: its number of parameters,
+    1,052,672, is that of two layers, although the text says one. With an embedding of 79 x 256 and 79 classes there are
+    1,093,199 parameters."""
 
     hidden: int = 256
     layers: int = 2

@@ -1,14 +1,16 @@
-"""Made-up data whose difficulty is known.
+"""Synthetic regression and classification data whose difficulty is known.
 
-    linear      Takakura et al. 2025 (FedDuA): client i has rows x ~ N(0, diag(k^-spectrum)) and y = <theta_i, x>, no
-                noise; entries of theta_i ~ N(u_i, 1), u_i ~ N(0, spread). 20 clients of 30 rows make 600 equations in
-                1,000 unknowns: one vector solves them all though the theta_i differ.
-    logistic    LEAF's and FedProx's Synthetic(alpha, beta), Caldas et al. 2018: labels arg max of W_i x + b_i, entries
-                of W_i, b_i ~ N(u_i, 1), u_i ~ N(0, alpha); x ~ N(v_i, diag(k^-1.2)), entries of v_i ~ N(B_i, 1), B_i ~
-                N(0, beta). alpha, beta: how unlike labels' and inputs' laws are; iid: all clients have the first's.
+    linear      Takakura et al. 2025 (FedDuA). Client i has rows x ~ N(0, diag(k^-spectrum)) and y = <theta_i, x>
+                without noise; the entries of theta_i ~ N(u_i, 1) with u_i ~ N(0, spread). 20 clients of 30 rows make
+                600 equations in 1,000 unknowns, so one vector solves all of them although the theta_i differ. logistic
+                Synthetic(alpha, beta) of LEAF and FedProx, Caldas et al. 2018. The label of x is arg max of W_i x +
+                b_i; the entries of W_i and b_i ~ N(u_i, 1) with u_i ~ N(0, alpha). x ~ N(v_i, diag(k^-1.2)); the
+                entries of v_i ~ N(B_i, 1) with B_i ~ N(0, beta). alpha and beta say how much the distributions of
+                labels and of inputs differ between clients. With iid all clients have the W and b of the first one, and
+                v = 0.
 
-The second numbers are variances in logistic, as FedProx's text has them, and a standard deviation in `spread`, as
-FedExP's code has it where the paper writes 0.1. Client i's data depend on the seed and i alone.
+The second argument of N is a variance, as in the text of FedProx, except for `spread`, which is a standard deviation,
+as in the code of FedExP, whose paper writes 0.1. The data of client i depend on the seed and i alone.
 """
 
 from __future__ import annotations
@@ -27,18 +29,14 @@ from .partitions import Iid
 
 
 def normals(seed: int, what: str, client: int, count: int) -> np.ndarray:
-    """(count,) standard normal"""
+    """(count,) standard normal draws for one client; `what` names their purpose."""
     return counted.normal(counted.key(seed, what, client), count).numpy()
-
-
-def in_turn(clients: int, each: int) -> ClientIndex:
-    """Client i has rows i x each … (i + 1) x each - 1."""
-    return ClientIndex(np.arange(clients + 1, dtype=np.int64) * each, np.arange(clients * each, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Linear(Workload):
-    """Loss (<theta, x> - y)^2 / 2 from theta = 0; the test set is the training set."""
+    """Linear regression: loss (<theta, x> - y)^2 / 2, from theta = 0. The test set is the training set. `dim`:
+    unknowns. `rows`: rows of each client. `spectrum`, `spread`: see the module."""
 
     dim: int = 1000
     rows: int = 30
@@ -59,7 +57,7 @@ class Linear(Workload):
             inputs.append(x)
             targets.append(x @ theta)
         columns = {"x": np.concatenate(inputs), "y": np.concatenate(targets)}
-        return Split(columns, columns, in_turn(clients, self.rows))
+        return Split(columns, columns, ClientIndex.equal(np.arange(clients * self.rows), clients))
 
     def init(self, seed: int) -> dict[str, Tensor]:
         return {"theta": torch.zeros(self.dim, dtype=torch.float64)}
@@ -74,7 +72,8 @@ class Linear(Workload):
 
 @dataclass(frozen=True)
 class Synthetic(Classification):
-    """Multinomial regression on `dim` inputs; each client has `rows` to train and a quarter as many to test."""
+    """Multinomial logistic regression with inputs (dim,). Each client makes `rows` training rows and a quarter as many
+    test rows; the test rows of all clients are one test set. `alpha`, `beta`, `iid`: see the module."""
 
     model: Model = Logistic()
     partition: Partition = Iid()
@@ -92,7 +91,8 @@ class Synthetic(Classification):
                 raise ValueError(f"{least} <= {name} < infinity must hold, got {name}={getattr(self, name)}")
         if self.partition != Iid():
             raise ValueError(
-                "logistic has clients of its own, got a partition; leave workload.partition out and set alpha, beta"
+                "partition: logistic makes the data of each client itself, got a partition; leave workload.partition "
+                "out and set alpha and beta"
             )
 
     @property
@@ -100,10 +100,10 @@ class Synthetic(Classification):
         return (self.dim,)
 
     def load(self) -> tuple[Columns, Columns]:
-        raise ValueError("logistic has clients of its own; call split")
+        raise ValueError("logistic makes the data of each client itself; call split")
 
     def client(self, seed: int, client: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, dim) float32 and (rows,)"""
+        """(inputs (rows, dim) float32, labels (rows,)) of one client."""
         law = 0 if self.iid else client
         u, b = (normals(seed, f"logistic {name}", law, 1) for name in ("u", "B"))
         weights = np.sqrt(self.alpha) * u + normals(seed, "logistic W", law, (self.dim + 1) * self.classes)
@@ -114,14 +114,13 @@ class Synthetic(Classification):
         return x.astype(np.float32), scores.argmax(1)
 
     def split(self, seed: int, clients: int) -> Split:
-        more = -(-self.rows // 4)
-        made = [self.client(seed, client, self.rows + more) for client in range(clients)]
-        train = {
-            "input": np.concatenate([x[: self.rows] for x, _ in made]),
-            "label": np.concatenate([label[: self.rows] for _, label in made]),
-        }
-        test = {
-            "input": np.concatenate([x[self.rows :] for x, _ in made]),
-            "label": np.concatenate([label[self.rows :] for _, label in made]),
-        }
-        return Split(train, test, in_turn(clients, self.rows))
+        tests = -(-self.rows // 4)
+        made = [self.client(seed, client, self.rows + tests) for client in range(clients)]
+        train, test = (
+            {
+                "input": np.concatenate([inputs[part] for inputs, _ in made]),
+                "label": np.concatenate([labels[part] for _, labels in made]),
+            }
+            for part in (slice(self.rows), slice(self.rows, None))
+        )
+        return Split(train, test, ClientIndex.equal(np.arange(clients * self.rows), clients))

@@ -1,8 +1,8 @@
-"""Any workload with coupled weight decay: decay * p is added to every gradient, wherever a method takes one.
+"""Any workload with coupled weight decay: decay * p, the gradient of decay |p|^2 / 2, is added to every gradient.
 
-That is the gradient of decay |p|^2 / 2. Decoupled decay, p <- (1 - lr decay) p, is a setting of some rules instead; for
-plain steps both are the same. Methods that take two gradients on a batch have it in both, each at its own point, and
-control variates hold it. The dual group of a min-max workload is left alone; reported losses are the inner workload's.
+Decoupled weight decay, p <- (1 - lr decay) p, is a setting of some rules instead; for plain steps both are the same.
+Every gradient that a method takes has the decay, at the point where it is taken, and so have control variates. The dual
+group of a min-max workload does not decay. Reported losses are those of the inner workload.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .wrapped import Wrapped, unseen
 
 @dataclass(frozen=True)
 class Regularised(Wrapped):
-    """`of`: the workload."""
+    """`of`: the inner workload. `decay`: the factor of p in the gradient."""
 
     decay: float = 1e-4
 

@@ -1,13 +1,14 @@
-"""Classification whose classes are weighed by an adversary, a min-max problem, over any classification workload.
+"""Classification in which an adversary chooses the weights of the classes: a min-max problem over any classification
+workload.
 
-    F = l (1 + a_c - mean of a) - strength |a|^2 / 2        l: an example's cross-entropy, c: its class
+    F = l (1 + a_c - mean of a) - strength |a|^2 / 2        l: cross-entropy of an example, c: its class
     min over primal.net.…; max over dual.a, (classes,), which begins at 0
 
-With pi_c the share and L_c the mean cross-entropy of class c, L = sum of pi_c L_c and C classes, a_c is best at
-(pi_c L_c - L / C) / strength, and F is then L + sum over c of (pi_c L_c - L / C)^2 / (2 strength): the classes'
-spread is a penalty. Strongly concave in the dual. It is the chi-squared form of distributionally robust learning
-(Namkoong and Duchi 2017, arXiv:1610.02581) without its constraint that weights stay positive, which they do where
-`strength` is not small; over a linear network it is robust logistic regression.
+Let pi_c be the share and L_c the mean cross-entropy of class c, L = sum of pi_c L_c, and C the number of classes. The
+best a_c is (pi_c L_c - L / C) / strength, and F is then L + sum over c of (pi_c L_c - L / C)^2 / (2 strength), a
+penalty on the differences between the classes. F is strongly concave in the dual. This is the chi-squared form of
+distributionally robust learning (Namkoong and Duchi 2017, arXiv:1610.02581) without the constraint that weights are
+positive, which holds by itself unless `strength` is small. With a linear network it is robust logistic regression.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ WEIGHTS = "dual.a"
 
 @dataclass(frozen=True)
 class Robust(OverClassification):
-    """`of`: the classification workload; `strength`: of the adversary's restraint."""
+    """`of`: the classification workload. `strength`: the larger it is, the closer the weights of the classes are to
+    1."""
 
     of: Workload = Digits(model=Logistic())
     strength: float = 1.0
@@ -50,7 +52,7 @@ class Robust(OverClassification):
         return self.weighed(p, batch, cross_entropy(self.logits(p, batch), batch["label"]))
 
     def weighed(self, p: Params, batch: Batch, losses: Tensor) -> Tensor:
-        """(B,) from the cross-entropies (B,)."""
+        """(B,): F of each example. losses: (B,) cross-entropies."""
         a = p[WEIGHTS]
         weight = 1 + a[batch["label"]] - a.mean()
         return losses * weight - self.strength / 2 * a.square().sum()
@@ -63,6 +65,6 @@ class Robust(OverClassification):
         return {**means, "label": label, "right": right}
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """The accuracy of the class that has the worst."""
+        """`worst_class`: the accuracy on the class where it is lowest."""
         right, label = columns["right"], columns["label"]
         return {"worst_class": float(min(right[label == one].mean() for one in np.unique(label)))}

@@ -1,7 +1,7 @@
-"""Where data sets lie: a data root that the user gives, and in it one of a set's known layouts.
+"""Finds the files of a data set under the data root that the user gives.
 
-A root is $FEDFLEET_DATA, or a workload's `data_root`; a set lies in a folder of its own there (`root`/cifar10) or is
-the root itself. Roots are only read.
+The data root is `data_root` of the workload or $FEDFLEET_DATA. The files of a data set lie in a folder there
+(root/cifar10) or in the root itself, in one of the layouts in which the set is published. Data roots are only read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 
 class Layout(NamedTuple):
-    """One way a set is published: glob patterns of the files of each split, and how to read them.
+    """One form in which a data set is published.
 
-    `read(files, train)` gives what the set makes of them, most often columns; every pattern must match a file.
+    `train`, `test`: glob patterns of the files of each split; every pattern must match a file. `read`: function (files,
+    whether they are for training) -> what is in them, usually the columns.
     """
 
     train: tuple[str, ...]
@@ -27,32 +28,36 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
+    """The files of a data set, and the layout that they are in."""
+
     layout: Layout
     train: list[Path]
     test: list[Path]
 
     @property
     def files(self) -> list[Path]:
+        """All files, each once."""
         return list(dict.fromkeys((*self.train, *self.test)))
 
     def read(self) -> tuple[Any, Any]:
-        """What the layout makes of (train, test)."""
+        """The results of the layout's `read` for (train, test)."""
         return self.layout.read(self.train, True), self.layout.read(self.test, False)
 
 
 def given_root(data_root: str | None, wants: str) -> Path:
-    """`wants`: what must lie there, and how to get it, for the message."""
+    """The data root; ValueError if it is not given. wants: what must be in it and how to get it, for the message."""
     root = data_root or os.environ.get("FEDFLEET_DATA")
     if not root:
         raise ValueError(
-            "data_root must name the folder of the data sets, got neither data_root nor FEDFLEET_DATA; "
-            f"set one to a folder with {wants}"
+            "data_root must be the folder of the data sets, got neither data_root nor FEDFLEET_DATA; "
+            f"set one of them to a folder with {wants}"
         )
     return Path(root).expanduser()
 
 
 def locate(data_root: str | None, folder: str, layouts: tuple[Layout, ...], fetch: str) -> Found:
-    """The first layout with files for each of its patterns, in `root`/`folder`, then in the root itself."""
+    """The files of the first layout that matches, in root/folder or else in the root itself. ValueError if none does.
+    fetch: how to get the files, for the message."""
     wants = f"{', or '.join(map(str, layouts))} ({fetch})"
     root = given_root(data_root, wants)
     for place in (root / folder, root):
@@ -61,16 +66,17 @@ def locate(data_root: str | None, folder: str, layouts: tuple[Layout, ...], fetc
             if train and test:
                 return Found(layout, train, test)
     place = root / folder if (root / folder).is_dir() else root
-    raise ValueError(f"{folder} wants {', or '.join(map(str, layouts))} in {place}, got no such files; {fetch}")
+    raise ValueError(f"{folder} needs {', or '.join(map(str, layouts))} in {place}, got no such files; {fetch}")
 
 
 def matches(place: Path, patterns: tuple[str, ...]) -> list[Path]:
-    """Files of every pattern, each pattern's in order of name; none where a pattern matches nothing."""
+    """The files that match the patterns, pattern by pattern in the order of their names; none if a pattern matches no
+    file."""
     found = [sorted(path for path in place.glob(pattern) if path.is_file()) for pattern in patterns]
     return [path for paths in found for path in paths] if all(found) else []
 
 
 def damaged(path: Path, error: object) -> ValueError:
-    """One sentence on a file that cannot be read."""
+    """The error for a file that cannot be read. error: what is wrong with it."""
     said = (str(error).splitlines() or [""])[0].rstrip(". ")
     return ValueError(f"{path} must be a whole file, got a truncated or different one ({said}); fetch it again")

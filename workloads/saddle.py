@@ -1,16 +1,18 @@
-"""Quadratic saddles with a known solution: what a min-max method does to client drift, without a network in the way.
+"""Quadratic saddle problems with a known solution. They show how a min-max method treats client drift, without the
+effects of a network.
 
     f_i(u, v) = (u - p_i)' H_i (u - p_i) / 2 + (u - p_i)' B (v - q_i) - (v - q_i)' G_i (v - q_i) / 2
     F = mean over all clients of f_i;  min over u, max over v
 
-    H_i, G_i   a random rotation of s, from 1 down to 1 / condition in equal ratios; kappa is `condition`
-    B          `coupling` times a random rotation, one for all clients
-    p_i, q_i   centre + heterogeneity * standard normal: f_i has its saddle there
+    H_i, G_i   random rotations of a spectrum from 1 down to 1 / condition in equal ratios
+    B          `coupling` times a random rotation, the same for all clients
+    p_i, q_i   centre + heterogeneity * standard normal; (p_i, q_i) is the saddle of f_i
 
-u and v are sums over `copies` rows of the tensors, divided by the root of their number: with copies = 1, f_i is
-strongly convex in the primal and strongly concave in the dual; with more it is neither, but has the
-Polyak-Lojasiewicz property in both, with the same constants, and its solutions are a subspace. Each client has one
-example. At the saddle F's gradient is zero, so that one test example reports F and its distances exactly.
+u and v are the sums over the `copies` rows of the tensors, divided by the square root of `copies`. With copies = 1, f_i
+is strongly convex in the primal and strongly concave in the dual. With more copies it is neither, but has the
+Polyak-Lojasiewicz property in both, with the same constants, and its solutions form a subspace. Each client has one
+example. The gradient of F is zero at the saddle, so that one test example is enough to report F and the distances
+exactly.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from .minimax import MinMax
 
 
 class Saddles(NamedTuple):
+    """H_i, G_i, B, p_i and q_i of all clients."""
+
     h: np.ndarray  # (N, d, d)
     g: np.ndarray  # (N, d, d)
     b: np.ndarray  # (d, d)
@@ -36,7 +40,8 @@ class Saddles(NamedTuple):
 
     @property
     def fields(self) -> np.ndarray:
-        """(N, 2 d, 2 d): J_i with (gradient in u, minus gradient in v) of f_i = J_i ((u, v) - (p_i, q_i))."""
+        """(N, 2 d, 2 d): the matrices J_i. J_i ((u, v) - (p_i, q_i)) is the gradient of f_i in u and minus that in
+        v."""
         clients, d = self.p.shape
         field = np.empty((clients, 2 * d, 2 * d))
         field[:, :d, :d], field[:, d:, d:] = self.h, self.g
@@ -45,17 +50,17 @@ class Saddles(NamedTuple):
 
     @property
     def own(self) -> np.ndarray:
-        """(N, 2 d): each client's saddle."""
+        """(N, 2 d): the saddle (p_i, q_i) of each client."""
         return np.concatenate([self.p, self.q], axis=1)
 
     @property
     def solution(self) -> np.ndarray:
-        """(2 d,): where F has its saddle."""
+        """(2 d,): the saddle of F."""
         fields = self.fields
         return np.linalg.solve(fields.sum(0), np.einsum("nij,nj->i", fields, self.own))
 
     def objective(self, z: np.ndarray) -> float:
-        """F at (u, v), (2 d,)."""
+        """F at z = (u, v), (2 d,)."""
         d = self.p.shape[1]
         a, c = z[:d] - self.p, z[d:] - self.q
         terms = [("ni,nij,nj->n", (a, self.h, a)), ("ni,nij,nj->n", (c, self.g, c)), ("ni,ij,nj->n", (a, self.b, c))]
@@ -65,7 +70,8 @@ class Saddles(NamedTuple):
 
 @dataclass(frozen=True)
 class Saddle(MinMax):
-    """primal.x, dual.y: (copies, dim), float64, every entry `start` at first."""
+    """One saddle problem per client. The model is primal.x and dual.y, each (copies, dim), float64. `start`: every
+    entry of them at the beginning. For the other settings see the module."""
 
     dim: int = 5
     heterogeneity: float = 1.0
@@ -82,7 +88,7 @@ class Saddle(MinMax):
                 raise ValueError(f"{low} <= {name} < infinity must hold, got {name}={value}")
 
     def system(self, seed: int, clients: int) -> Saddles:
-        """Client i's function depends on the seed and i alone."""
+        """The functions of all clients. That of client i depends on the seed and i alone."""
         d, ids = self.dim, torch.arange(clients)
 
         def turned(name: str, *which: Tensor) -> np.ndarray:
@@ -103,8 +109,7 @@ class Saddle(MinMax):
         train = {"h": system.h, "g": system.g, "b": one * system.b, "p": system.p, "q": system.q}
         test = {"h": system.h.mean(0)[None], "g": system.g.mean(0)[None], "b": system.b[None]}
         test |= {"p": z[None, : self.dim], "q": z[None, self.dim :], "floor": np.array([system.objective(z)])}
-        own = ClientIndex(np.arange(clients + 1, dtype=np.int64), np.arange(clients, dtype=np.int64))
-        return Split(train, test, own)
+        return Split(train, test, ClientIndex.equal(np.arange(clients), clients))
 
     def init(self, seed: int) -> dict[str, Tensor]:
         first = torch.full((self.copies, self.dim), self.start, dtype=torch.float64)
@@ -116,8 +121,8 @@ class Saddle(MinMax):
         root = self.copies**0.5
         return x.sum(-2) / root - batch["p"].to(x.dtype), y.sum(-2) / root - batch["q"].to(y.dtype)
 
-    def parts(self, p: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """a = u - p_i, c = v - q_i, the gradient in u, minus the gradient in v; (B, d) each."""
+    def gradients(self, p: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(u - p_i, v - q_i, the gradient in u, minus the gradient in v) of each example, each (B, d)."""
         a, c = self.away(p, batch)
         h, g, b = (batch[name].to(a.dtype) for name in ("h", "g", "b"))
         down = torch.einsum("nij,nj->ni", h, a) + torch.einsum("nij,nj->ni", b, c)
@@ -131,9 +136,9 @@ class Saddle(MinMax):
         return quadratic / 2 + torch.einsum("ni,nij,nj->n", a, b, c)
 
     def report(self, p: Params, batch: Batch) -> dict[str, Tensor]:
-        """(1,) each: F; the distance of (u, v) from the saddle; the squared norm of F's gradient in (u, v); the duality
-        gap, max over v of F less min over u of F, each at the other's value."""
-        a, c, down, up = self.parts(p, batch)
+        """For the one test example, each (1,): F, the distance of (u, v) from the saddle, the squared norm of F's
+        gradient in (u, v), and the duality gap, which is the maximum of F over v minus its minimum over u."""
+        a, c, down, up = self.gradients(p, batch)
         h, g, b = (batch[name].to(a.dtype) for name in ("h", "g", "b"))
         primal = torch.einsum("ni,nij,nj->n", a, h + b @ torch.linalg.solve(g, b.mT), a)
         dual = torch.einsum("ni,nij,nj->n", c, g + b.mT @ torch.linalg.solve(h, b), c)

@@ -1,4 +1,4 @@
-"""More ways of being unlike: priors, labels, sizes and shares of positives of each client."""
+"""More partitions into heterogeneous clients: by class priors, by labels, by sizes, and by shares of positives."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 
 from . import counted
 from .base import ClientIndex, Partition
-from .partitions import dealt, enough, repaired
+from .partitions import enough, in_random_order, repaired
 
 
 @dataclass(frozen=True)
 class DirichletPrior(Partition):
-    """Each client draws shares of the classes from Dirichlet(beta); all clients have equally many rows.
+    """Each client draws its proportions of the classes from Dirichlet(beta). Sizes of clients differ by at most one.
 
-    Jhunjhunwala et al. 2023 (FedExP), whose code picks, row by row, a random client that is not full and a class of its
-    shares, again where that class has run out. Here a class that has run out leaves every client's shares, which is the
-    same in distribution; a client of whose shares nothing is left takes any row. Sizes differ by one at most.
+    Jhunjhunwala et al. 2023 (FedExP). Their code repeatedly draws a random client that is not full and a class from its
+    proportions, and draws the class again if it has no rows left. Here a class without rows is removed from the
+    proportions of all clients, which gives the same distribution. A client all of whose classes have run out takes any
+    row.
     """
 
     beta: float = 0.3
@@ -35,29 +36,30 @@ class DirichletPrior(Partition):
         pools = [random.permutation(np.flatnonzero(places == c)).tolist() for c in range(len(classes))]
         shares = random.dirichlet(np.full(len(classes), self.beta), clients)
         sizes = np.diff(ClientIndex.equal(np.arange(len(labels)), clients).offsets)
-        return dealt(_fill(pools, shares, sizes, random), random)
+        return in_random_order(_fill(pools, shares, sizes, random), random)
 
 
 def _fill(pools: list[list[int]], shares: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> list:
-    """Rows taken from the end of each class's pool until every client has its size."""
-    hands: list[list[int]] = [[] for _ in sizes]
+    """The rows of each client: rows are taken from the ends of the classes' pools until every client has its size."""
+    owned: list[list[int]] = [[] for _ in sizes]
     open_clients = list(range(len(sizes)))
     bounds = _bounds(shares, pools)
     for who, what in random.random((int(sizes.sum()), 2)).tolist():
         at = int(who * len(open_clients))
         client = open_clients[at]
         c = bisect_right(bounds[client], what)
-        hands[client].append(pools[c].pop())
+        owned[client].append(pools[c].pop())
         if not pools[c]:
             bounds = _bounds(shares, pools)
-        if len(hands[client]) == sizes[client]:
+        if len(owned[client]) == sizes[client]:
             open_clients[at] = open_clients[-1]
             open_clients.pop()
-    return [np.array(hand, dtype=np.int64) for hand in hands]
+    return [np.array(own, dtype=np.int64) for own in owned]
 
 
 def _bounds(shares: np.ndarray, pools: list[list[int]]) -> list[list[float]]:
-    """Each client's cumulated shares of the classes that are left; the last class's end is 1 and beyond."""
+    """For each client the cumulative proportions of the classes that have rows left. The last of these classes has a
+    bound above 1, so that every number in [0, 1) lies below some bound."""
     left = np.array([len(pool) for pool in pools], dtype=np.float64)
     weights = np.where(left > 0, shares, 0.0)
     total = weights.sum(1, keepdims=True)
@@ -71,11 +73,11 @@ def _bounds(shares: np.ndarray, pools: list[list[int]]) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class Labels(Partition):
-    """Each client has `per_client` labels; the rows of a class are dealt equally to those who have it.
+    """Each client has `per_client` labels; the rows of a label are divided equally among the clients that have it.
 
-    "least_used", Li et al. 2025 (FedMUD): client by client, the labels that fewest have so far, of equals the first.
-    "niid_bench", Li et al. 2022: client i has label i modulo their number, and others at random. A label that nobody
-    has leaves its rows undealt, as there.
+    `assign`: "least_used", Li et al. 2025 (FedMUD), gives each client in turn the labels that the fewest clients have
+    so far, the first of equals. "niid_bench", Li et al. 2022, gives client i the label i modulo the number of labels,
+    and others at random. The rows of a label that no client has are not used, as in NIID-Bench.
     """
 
     per_client: int = 3
@@ -97,17 +99,17 @@ class Labels(Partition):
             has = self._least_used(clients, len(classes))
         else:
             has = self._niid_bench(clients, len(classes), random)
-        hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for c in np.flatnonzero(has.any(0)):
             holders = np.flatnonzero(has[:, c])
             rows = random.permutation(np.flatnonzero(places == c))
             enough(len(rows), len(holders))
             for holder, own in zip(holders, np.array_split(rows, len(holders)), strict=True):
-                hands[holder].append(own)
-        return dealt([np.concatenate(hand) for hand in hands], random)
+                owned[holder].append(own)
+        return in_random_order([np.concatenate(own) for own in owned], random)
 
     def _least_used(self, clients: int, classes: int) -> np.ndarray:
-        """(clients, classes) bool"""
+        """(clients, classes) bool: which client has which label."""
         used, has = np.zeros(classes, dtype=np.int64), np.zeros((clients, classes), dtype=bool)
         for client in range(clients):
             chosen = np.argsort(used, kind="stable")[: self.per_client]
@@ -116,6 +118,7 @@ class Labels(Partition):
         return has
 
     def _niid_bench(self, clients: int, classes: int, random: np.random.Generator) -> np.ndarray:
+        """(clients, classes) bool: which client has which label."""
         has = np.zeros((clients, classes), dtype=bool)
         for client in range(clients):
             others = np.delete(np.arange(classes), client % classes)
@@ -126,9 +129,11 @@ class Labels(Partition):
 
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Labels alike, sizes unlike: shares of all rows drawn from Dirichlet(beta). Li et al. 2022 (NIID-Bench).
+    """Clients have the same distribution of labels but different sizes: their shares of all rows are drawn from
+    Dirichlet(beta). Li et al. 2022 (NIID-Bench).
 
-    There, drawn again until each client has 10 rows; here, missing ones come from the largest, as in `dirichlet`.
+    `minimum`: the least number of rows of a client. NIID-Bench draws again until each client has 10 rows; here the
+    missing rows come from the largest clients, as in `Dirichlet`.
     """
 
     beta: float = 0.5
@@ -151,10 +156,12 @@ class Quantity(Partition):
 
 @dataclass(frozen=True)
 class PositiveRatio(Partition):
-    """Two classes, positives made rare: every negative is kept and floor(r / (1 - r) negatives) positives at random.
+    """Makes positives rare: all negatives are kept, and of the positives floor(r / (1 - r) * number of negatives) at
+    random. Zhang and Gao 2025 (minimax).
 
-    One ratio: rows are dropped from the whole, then dealt in equal parts. A ratio for each client: rows are dealt in
-    equal parts, then dropped at each client. Zhang and Gao 2025 (minimax); labels other than `positive` are negative.
+    `positive`: the positive class; all other classes are negative. `ratios`: r, the share of positives. One number
+    holds for all rows together: positives are dropped first, then the rows are divided into equal parts. One number per
+    client holds for its rows: the rows are divided into equal parts first, then positives are dropped at each client.
     """
 
     ratios: tuple[float, ...] = (0.1,)
@@ -173,17 +180,17 @@ class PositiveRatio(Partition):
             return ClientIndex.equal(kept, clients)
         if len(self.ratios) != clients:
             raise ValueError(
-                f"one ratio for all or one a client must be given, got {len(self.ratios)} ratios, clients={clients}; "
-                "set federation.clients to as many"
+                f"ratios must hold one number, or one per client, got {len(self.ratios)} for {clients} clients; "
+                f"set federation.clients={len(self.ratios)}"
             )
         enough(len(rows), clients)
         own = np.split(rows, ClientIndex.equal(rows, clients).offsets[1:-1])
         return ClientIndex.of(
-            [self._thinned(hand, labels, ratio) for hand, ratio in zip(own, self.ratios, strict=True)]
+            [self._thinned(part, labels, ratio) for part, ratio in zip(own, self.ratios, strict=True)]
         )
 
     def _thinned(self, rows: np.ndarray, labels: np.ndarray, ratio: float) -> np.ndarray:
-        """Rows, in random order as they came, without the last positives that are too many."""
+        """`rows` in their (random) order without the last positives, so that their share is `ratio`."""
         positive = labels[rows] == self.positive
         wanted = int(np.floor(ratio / (1 - ratio) * (~positive).sum() + 1e-9))
         if wanted > positive.sum() or not wanted:

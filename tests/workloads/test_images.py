@@ -272,7 +272,7 @@ def test_svhn_through_torchvision(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100, Svhn, TinyImagenet, Femnist], ids=lambda kind: kind.__name__)
 def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
-    with pytest.raises(ValueError, match=rf"{kind.folder} wants .* in {tmp_path}, got no such files; .*"):
+    with pytest.raises(ValueError, match=rf"{kind.folder} needs .* in {tmp_path}, got no such files; .*"):
         kind(data_root=str(tmp_path)).check()
     with pytest.raises(ValueError, match="set one to a folder with"):
         kind().check()

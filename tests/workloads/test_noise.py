@@ -151,7 +151,7 @@ def test_inputs_are_noisier_the_higher_the_clients_number():
         (lambda: Noisy(Quadratic(), flips=0.5).split(0, 3), "flips needs a workload with labels"),
         (lambda: Linear(dim=0), "dim=0"),
         (lambda: Synthetic(alpha=-1.0), "alpha=-1"),
-        (lambda: Synthetic(partition=Dirichlet()), "clients of its own"),
+        (lambda: Synthetic(partition=Dirichlet()), "makes the data of each client itself"),
     ],
 )
 def test_bad_settings(build, words):
