@@ -1,4 +1,4 @@
-"""An entry of the tables of parts that experiments choose by name."""
+"""The entry of a table of parts that experiments choose by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """A part by its name. `build`: "package.module:function", imported only when it is used; `summary`: one line."""
+    """One part. `build`: "package.module:attribute" of the callable that makes it, imported when the part is used.
+    `summary`: one line on what it is."""
 
     build: str
     summary: str

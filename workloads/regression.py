@@ -2,12 +2,12 @@
 
     linear      Takakura et al. 2025 (FedDuA). Client i has rows x ~ N(0, diag(k^-spectrum)) and y = <theta_i, x>
                 without noise; the entries of theta_i ~ N(u_i, 1) with u_i ~ N(0, spread). 20 clients of 30 rows make
-                600 equations in 1,000 unknowns, so one vector solves all of them although the theta_i differ. logistic
-                Synthetic(alpha, beta) of LEAF and FedProx, Caldas et al. 2018. The label of x is arg max of W_i x +
+                600 equations in 1,000 unknowns, so one vector solves all of them although the theta_i differ.
+    logistic    Synthetic(alpha, beta) of LEAF and FedProx, Caldas et al. 2018. The label of x is arg max of W_i x +
                 b_i; the entries of W_i and b_i ~ N(u_i, 1) with u_i ~ N(0, alpha). x ~ N(v_i, diag(k^-1.2)); the
                 entries of v_i ~ N(B_i, 1) with B_i ~ N(0, beta). alpha and beta say how much the distributions of
-                labels and of inputs differ between clients. With iid all clients have the W and b of the first one, and
-                v = 0.
+                labels and of inputs differ between clients. With iid all clients have the W and b of the first one,
+                and v = 0.
 
 The second argument of N is a variance, as in the text of FedProx, except for `spread`, which is a standard deviation,
 as in the code of FedExP, whose paper writes 0.1. The data of client i depend on the seed and i alone.

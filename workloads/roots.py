@@ -49,7 +49,7 @@ def given_root(data_root: str | None, wants: str) -> Path:
     root = data_root or os.environ.get("FEDFLEET_DATA")
     if not root:
         raise ValueError(
-            "data_root must be the folder of the data sets, got neither data_root nor FEDFLEET_DATA; "
+            "data_root must name the folder of the data sets, got neither data_root nor FEDFLEET_DATA; "
             f"set one of them to a folder with {wants}"
         )
     return Path(root).expanduser()

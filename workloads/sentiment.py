@@ -1,10 +1,10 @@
 """Sentiment of texts, two classes: 0 negative, 1 positive.
 
-sst2            sentences and phrases of film reviews, GLUE's files; its dev set is the test
-sentiment140    tweets, by user; the test file's neutral rows are left out
-yelp            reviews, by business category
+sst2            sentences and phrases of film reviews, from the files of GLUE; its dev set is the test set
+sentiment140    tweets, one client per user; neutral rows of the test file are left out
+yelp            reviews, one client per business category
 imdb            long film reviews
-parquet_text    Parquet files of your own with a column of texts, one of labels, perhaps one of clients
+parquet_text    your own Parquet files with a column of texts, one of labels, and optionally one of clients
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .cells import Clients, Labels, Texts
 from .images import columns_of
 from .partitions import Iid
 from .recurrent import Rnn
-from .roots import Found, Layout, damaged
+from .roots import Layout, damaged
 from .text import Rows, Text
 
 
 def glue(paths: list[Path], train: bool) -> Rows:
-    """A header `sentence<TAB>label`, then one row a line."""
+    """The rows of a file of GLUE: a header `sentence<TAB>label`, then one row per line."""
     (path,) = paths
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines()
@@ -42,13 +42,15 @@ def glue(paths: list[Path], train: bool) -> Rows:
 
 
 def tweets(paths: list[Path], train: bool) -> Rows:
-    """No header; target (0, 2, 4), id, date, query, user, text, in latin-1."""
+    """The rows of the files of Sentiment140, in latin-1 without a header: target (0, 2, 4), id, date, query, user,
+    text."""
     kept = [row for path in paths for row in csv_rows(path) if row[0] != "2"]
     labels = np.array([int(row[0] == "4") for row in kept], dtype=np.int64)
     return Rows([row[5] for row in kept], labels, [row[4] for row in kept])
 
 
 def csv_rows(path: Path) -> Iterator[list[str]]:
+    """The rows of one file of Sentiment140, six texts each; ValueError if the file is damaged."""
     with path.open(encoding="latin-1", newline="") as file:
         try:
             for number, row in enumerate(csv.reader(file, strict=True), 1):
@@ -61,6 +63,8 @@ def csv_rows(path: Path) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Sst2(Text):
+    """SST-2. It has no natural clients."""
+
     model: Model = Rnn(128)
     partition: Partition = Iid()
 
@@ -71,13 +75,11 @@ class Sst2(Text):
     def layouts(self) -> tuple[Layout, ...]:
         return tuple(Layout((f"{top}train.tsv",), (f"{top}dev.tsv",), glue) for top in ("SST-2/", ""))
 
-    def rows(self, found: Found) -> tuple[Rows, Rows]:
-        return found.read()
-
 
 @dataclass(frozen=True)
 class Sentiment140(Text):
-    """Clients are users. The published training file, or a part of it named train….csv."""
+    """Sentiment140. The natural clients are the users. The training file is the published one, or a part of it whose
+    name is train….csv."""
 
     model: Model = Rnn(128)
     partition: Partition = Iid()
@@ -91,12 +93,9 @@ class Sentiment140(Text):
         trains = ("training.1600000.processed.noemoticon.csv", "train*.csv")
         return tuple(Layout((train,), ("testdata.manual.2009.06.14.csv",), tweets) for train in trains)
 
-    def rows(self, found: Found) -> tuple[Rows, Rows]:
-        return found.read()
-
 
 def read_texts(paths: list[Path], columns: tuple[str, str, str | None]) -> Rows:
-    """`columns`: of texts, labels and clients."""
+    """The rows of Parquet files. columns: the names of the columns of texts, labels and (or None) clients."""
     text, label, client = columns
     wanted = [Texts(text), Labels(label), *([] if client is None else [Clients(client)])]
     texts, labels, *clients = columns_of(paths, wanted)
@@ -105,7 +104,9 @@ def read_texts(paths: list[Path], columns: tuple[str, str, str | None]) -> Rows:
 
 @dataclass(frozen=True)
 class ParquetText(Text):
-    """`folder` below the data root, with train*.parquet and test*.parquet; `client`: a column, none if not given."""
+    """Texts in Parquet files. `folder`: the folder below the data root, with train*.parquet and test*.parquet. `text`,
+    `label`, `client`: names of the columns; without `client` there are no natural clients. `classes`: number of
+    classes."""
 
     model: Model = Rnn(128)
     partition: Partition = Iid()
@@ -116,7 +117,7 @@ class ParquetText(Text):
     client: str | None = None
     classes: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    fetch: ClassVar[str] = "put your files there, or give workload.folder"
+    fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,13 +131,10 @@ class ParquetText(Text):
         columns = (self.text, self.label, self.client)
         return (Layout(("train*.parquet",), ("test*.parquet",), lambda paths, train: read_texts(paths, columns)),)
 
-    def rows(self, found: Found) -> tuple[Rows, Rows]:
-        return found.read()
-
 
 @dataclass(frozen=True)
 class Yelp(ParquetText):
-    """Clients are business categories."""
+    """Yelp reviews. The natural clients are the categories of businesses."""
 
     folder: str = "yelp"  # pyright: ignore[reportIncompatibleVariableOverride]
     client: str | None = "category"
@@ -144,4 +142,6 @@ class Yelp(ParquetText):
 
 @dataclass(frozen=True)
 class Imdb(ParquetText):
+    """IMDB film reviews. They have no natural clients."""
+
     folder: str = "imdb"  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,6 +1,8 @@
-"""Shakespeare by speaking role: the next character after 80. McMahan et al. 2017; LEAF's files, Caldas et al. 2018.
+"""Shakespeare, one client per speaking role: predict the character that follows 80 others. McMahan et al. 2017; the
+files are those of LEAF, Caldas et al. 2018.
 
-79 characters: LEAF's 80 without the newline, which its preparation turns into a blank; any other counts as a blank.
+There are 79 characters: the 80 of LEAF without the newline, which LEAF's preparation replaces by a blank. Any other
+character counts as a blank.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LENGTH = 80
 
 
 def coded(text: str) -> np.ndarray:
-    """(n,) int32, places in CHARACTERS."""
+    """(n,) int32: the place of each of n characters in CHARACTERS."""
     table = np.zeros(128, dtype=np.int32)
     table[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
@@ -33,6 +35,7 @@ def coded(text: str) -> np.ndarray:
 
 
 def windows(paths: list[Path], train: bool) -> Columns:
+    """The columns "input", "label" and "client" of LEAF's files."""
     found = read(paths)
     for x, y in zip(found.x, found.y, strict=True):
         if len(x) != LENGTH or len(y) != 1:
@@ -43,7 +46,7 @@ def windows(paths: list[Path], train: bool) -> Columns:
 
 @dataclass(frozen=True)
 class Shakespeare(Tokens):
-    """Inputs (80,) places in the alphabet; 79 classes; clients are roles."""
+    """Inputs (80,) places in CHARACTERS, 79 classes. The natural clients are the speaking roles."""
 
     model: Model = Lstm()
     partition: Partition = Natural()
@@ -59,12 +62,12 @@ class Shakespeare(Tokens):
         super().__post_init__()
         if (self.vocabulary, self.length) != (len(CHARACTERS), LENGTH):
             raise ValueError(
-                f"vocabulary={len(CHARACTERS)}, length={LENGTH} must hold, the files have it so, "
-                f"got vocabulary={self.vocabulary}, length={self.length}"
+                f"vocabulary={len(CHARACTERS)} and length={LENGTH} must hold, as in the files, "
+                f"got vocabulary={self.vocabulary}, length={self.length}; leave both out"
             )
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """Perplexity: how many equally likely characters are as hard to tell; e to the mean loss in nats."""
+        """`perplexity`: e to the mean loss in nats. To choose among so many equally likely characters is as hard."""
         return {"perplexity": perplexity(means["loss"])}
 
     def layouts(self) -> tuple[Layout, ...]:

@@ -1,6 +1,6 @@
-"""SVHN: 32 x 32 colour images of house numbers, 73,257 train and 26,032 test. Netzer et al. 2011.
+"""SVHN: 32 x 32 colour images of house numbers, 73,257 for training and 26,032 for testing. Netzer et al. 2011.
 
-Read through torchvision's class, which checks the files' sums and wants scipy for their format.
+torchvision's class reads the files. It checks their digests and needs scipy for their format.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .vision import torchvision_datasets
 
 
 def read(paths: list[Path], train: bool) -> Columns:
+    """The columns of the published file of one split."""
     (path,) = paths
     try:
         images = torchvision_datasets().SVHN(path.parent, split="train" if train else "test")
@@ -31,8 +32,8 @@ def read(paths: list[Path], train: bool) -> Columns:
 
 @dataclass(frozen=True)
 class Svhn(Augmented):
-    """Inputs (3, 32, 32) bytes, 10 classes. Normalised by .4496 and .1995 in all channels; the test set too, whose own
-    .4560 and .2244 some published code uses."""
+    """Inputs (3, 32, 32) bytes, 10 classes. All of them are normalised by .4496 and .1995 in every channel. Some
+    published code normalises test images by the statistics of the test set, .4560 and .2244."""
 
     model: Model = Cnn4()
     partition: Partition = Iid()

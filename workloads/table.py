@@ -1,4 +1,5 @@
-"""Tables of data sets, models and partitions that experiments choose by name. Light: importing it imports no torch."""
+"""Tables of the workloads, models and partitions that experiments choose by name. Importing it does not import
+torch."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from .entry import Entry
 _HERE = "fedfleet.workloads."
 
 WORKLOADS = {
-    "digits": Entry(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; shipped, no download"),
+    "digits": Entry(_HERE + "digits:Digits", "scikit-learn's digits, 8 x 8, 10 classes; no download"),
     "fashion_mnist": Entry(_HERE + "fashion_mnist:FashionMnist", "FashionMNIST, 28 x 28, 10 classes; from data_root"),
     "mnist": Entry(_HERE + "mnist:Mnist", "MNIST, 28 x 28, 10 classes, by writer; from data_root"),
     "cifar10": Entry(_HERE + "cifar:Cifar10", "CIFAR-10, 32 x 32 colour, 10 classes; from data_root"),
@@ -18,48 +19,58 @@ WORKLOADS = {
     ),
     "femnist": Entry(_HERE + "femnist:Femnist", "FEMNIST, 28 x 28, 62 classes, by writer; LEAF's files in data_root"),
     "shakespeare": Entry(
-        _HERE + "shakespeare:Shakespeare", "next of 79 characters, by speaking role; LEAF's files in data_root"
+        _HERE + "shakespeare:Shakespeare", "the next of 79 characters, by speaking role; LEAF's files in data_root"
     ),
     "sst2": Entry(_HERE + "sentiment:Sst2", "SST-2, sentiment of sentences; from data_root"),
     "sentiment140": Entry(_HERE + "sentiment:Sentiment140", "Sentiment140, tweets, by user; from data_root"),
     "yelp": Entry(_HERE + "sentiment:Yelp", "Yelp reviews, by business category; from data_root"),
     "imdb": Entry(_HERE + "sentiment:Imdb", "IMDB film reviews; from data_root"),
-    "parquet": Entry(_HERE + "parquet:Parquet", "Parquet files of your own: numbers or pictures, labels, clients"),
-    "parquet_text": Entry(_HERE + "sentiment:ParquetText", "Parquet files of your own: texts, labels, clients"),
-    "idx": Entry(_HERE + "idx_files:IdxFiles", "idx files of your own, as MNIST's: images, labels"),
+    "parquet": Entry(_HERE + "parquet:Parquet", "your own Parquet files: numbers or pictures, labels, clients"),
+    "parquet_text": Entry(_HERE + "sentiment:ParquetText", "your own Parquet files: texts, labels, clients"),
+    "idx": Entry(_HERE + "idx_files:IdxFiles", "your own idx files, the format of MNIST: images, labels"),
     "quadratic": Entry(_HERE + "quadratic:Quadratic", "heterogeneous quadratics with a known optimum"),
-    "linear": Entry(_HERE + "regression:Linear", "linear regression, 1,000 unknowns, one solution for all clients"),
-    "logistic": Entry(_HERE + "regression:Synthetic", "made-up classes, unlike by alpha (labels) and beta (inputs)"),
-    "noisy": Entry(_HERE + "noisy:Noisy", "another workload (of) with gradient noise by law, or labels flipped"),
+    "linear": Entry(_HERE + "regression:Linear", "linear regression in 1,000 unknowns, one solution for all clients"),
+    "logistic": Entry(
+        _HERE + "regression:Synthetic", "synthetic classes; clients differ by alpha (labels) and beta (inputs)"
+    ),
+    "noisy": Entry(_HERE + "noisy:Noisy", "another workload (of) with noise in gradients, labels or inputs"),
     "regularised": Entry(_HERE + "regularised:Regularised", "another workload (of) with coupled weight decay"),
     "auc": Entry(_HERE + "auc:Auc", "min-max: AUC of one class against the rest, over a classification workload (of)"),
-    "robust": Entry(_HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload"),
-    "saddle": Entry(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL by copies"),
+    "robust": Entry(
+        _HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload (of)"
+    ),
+    "saddle": Entry(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies"),
 }
 
 MODELS = {
     "logistic": Entry(_HERE + "models:Logistic", "one linear layer"),
-    "mlp": Entry(_HERE + "models:Mlp", "linear layers with ReLU, widths by hidden"),
+    "mlp": Entry(_HERE + "models:Mlp", "linear layers with ReLU; hidden: their widths"),
     "lenet": Entry(_HERE + "models:LeNet", "LeNet-5 with ReLU and max pooling"),
     "cnn4": Entry(_HERE + "convolutional:Cnn4", "4 convolutions, 32 to 256 channels, BatchNorm"),
     "cnn8": Entry(_HERE + "convolutional:Cnn8", "8 convolutions, 32 to 256 channels, BatchNorm"),
     "cnn10": Entry(_HERE + "convolutional:Cnn10", "10 convolutions, 32 to 512 channels, BatchNorm"),
-    "femnist_cnn": Entry(_HERE + "convolutional:FemnistCnn", "2 convolutions and 128, as for FEMNIST"),
-    "resnet18": Entry(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and CIFAR's stem"),
+    "femnist_cnn": Entry(_HERE + "convolutional:FemnistCnn", "2 convolutions and a linear layer of 128, for FEMNIST"),
+    "resnet18": Entry(_HERE + "convolutional:ResNet18", "ResNet-18 with GroupNorm or BatchNorm and the stem for CIFAR"),
     "vit": Entry(_HERE + "transformer:Vit", "vision transformer, 6 layers of 8 heads on patches of 4 x 4"),
-    "rnn": Entry(_HERE + "recurrent:Rnn", "tanh cells over a text, largest outputs, 300 -> 4096 -> classes"),
+    "rnn": Entry(_HERE + "recurrent:Rnn", "tanh cells over a text, maximum over time, 300 -> 4096 -> classes"),
     "lstm": Entry(_HERE + "recurrent:Lstm", "LSTM cells over a text, last output"),
 }
 
 PARTITIONS = {
     "iid": Entry(_HERE + "partitions:Iid", "equal parts at random"),
-    "dirichlet": Entry(_HERE + "partitions:Dirichlet", "label skew: classes cut by Dirichlet(beta) proportions"),
-    "shards": Entry(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards each"),
-    "dirichlet_prior": Entry(
-        _HERE + "skew:DirichletPrior", "label skew: each client's own Dirichlet(beta); equal sizes"
+    "dirichlet": Entry(
+        _HERE + "partitions:Dirichlet", "label skew: each class is divided by Dirichlet(beta) proportions"
     ),
-    "labels": Entry(_HERE + "skew:Labels", "label skew: per_client labels each, least used first or as NIID-Bench"),
-    "quantity": Entry(_HERE + "skew:Quantity", "size skew: shares of all rows by Dirichlet(beta)"),
-    "natural": Entry(_HERE + "natural:Natural", "the set's own clients: writers, roles, users"),
-    "positive_ratio": Entry(_HERE + "skew:PositiveRatio", "rare positives: their share overall, or of each client"),
+    "shards": Entry(_HERE + "partitions:Shards", "label skew: rows sorted by label, per_client shards for each client"),
+    "dirichlet_prior": Entry(
+        _HERE + "skew:DirichletPrior", "label skew: each client draws Dirichlet(beta) proportions; equal sizes"
+    ),
+    "labels": Entry(
+        _HERE + "skew:Labels", "label skew: per_client labels for each client, least used first or as in NIID-Bench"
+    ),
+    "quantity": Entry(_HERE + "skew:Quantity", "size skew: shares of all rows drawn from Dirichlet(beta)"),
+    "natural": Entry(_HERE + "natural:Natural", "the natural clients of the data set: writers, roles, users"),
+    "positive_ratio": Entry(
+        _HERE + "skew:PositiveRatio", "rare positives: their share among all rows, or for each client"
+    ),
 }

@@ -1,15 +1,14 @@
-"""What text sets share: words, a vocabulary, rows of numbers, their embedding.
+"""Texts as word numbers: words, vocabulary and embedding.
 
-Words are runs of letters, digits and apostrophes in lower case, and single marks `! ? . ,`. The vocabulary is the
-training texts' most frequent words (of equals, the first by alphabet) after two of our own: 0, padding, and 1, any
-other word. A text keeps its first `length` words; one without any is a single 1. The embedding has `vocabulary` rows
-however few words there are, so that the model's shape does not depend on the data.
+Words are runs of letters, digits and apostrophes in lower case, and single marks `! ? . ,`. Number 0 is padding and
+number 1 any unknown word; the numbers from 2 on are the most frequent words of the training texts (of equally frequent
+ones, the first by alphabet). A text keeps its first `length` words; a text without words becomes a single 1. The
+embedding always has `vocabulary` rows, so that the shapes of the model do not depend on the data.
 """
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,16 +24,18 @@ from .base import Batch, Columns, Model, Partition
 from .cache import digest
 from .embeddings import PAD, Embedded, Fixed, drawn, read
 from .images import FromFiles
+from .natural import client_numbers
 from .partitions import Iid
 from .recurrent import Rnn
 from .roots import Found
 
 WORD = re.compile(r"[a-z0-9']+|[!?.,]")
 OTHER = 1
+"""The number of any word that is not in the vocabulary."""
 
 
 class Rows(NamedTuple):
-    """`clients`: whose each text is by nature, None where the set does not say."""
+    """n texts with their labels. `clients`: the natural client of each text, or None if there are none."""
 
     texts: Sequence[str]
     labels: np.ndarray  # (n,) int64
@@ -42,18 +43,19 @@ class Rows(NamedTuple):
 
 
 def words(text: str) -> list[str]:
+    """The words of a text, see the module."""
     return WORD.findall(text.lower())
 
 
 def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
-    """word -> number, 2 … size - 1, the most frequent first."""
+    """word -> number from 2 to size - 1, in the order of their frequency."""
     counts = Counter(word for text in texts for word in words(text))
     first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - 2]
     return {word: number for number, (word, _) in enumerate(first, 2)}
 
 
 def numbered(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> np.ndarray:
-    """(n, length) int32, padded at the end."""
+    """(n, length) int32: the word numbers of n texts, padded at the end."""
     out = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, text in enumerate(texts):
         own = [vocabulary.get(word, OTHER) for word in islice(words(text), length)] or [OTHER]
@@ -62,16 +64,17 @@ def numbered(texts: Sequence[str], vocabulary: dict[str, int], length: int) -> n
 
 
 def columns_of(rows: Rows, tokens: np.ndarray) -> Columns:
+    """The columns of a data set from its rows and their word numbers, (n, length)."""
     columns = {"input": tokens, "label": np.asarray(rows.labels, dtype=np.int64)}
     if rows.clients is None:
         return columns
-    return {**columns, "client": np.unique(np.asarray(rows.clients), return_inverse=True)[1].astype(np.int64)}
+    return {**columns, "client": client_numbers(rows.clients)}
 
 
 @dataclass(frozen=True)
 class Tokens(FromFiles):
-    """Inputs (length,) numbers below `vocabulary`, embedded as vectors of `embedding` numbers. `embeddings`: trained,
-    or frozen and then no part of the model."""
+    """Sequences of token numbers: inputs (length,) below `vocabulary`, embedded as vectors (embedding,). `embeddings`:
+    "trained", or "frozen", which makes the vectors no part of the model."""
 
     model: Model
     partition: Partition
@@ -94,18 +97,20 @@ class Tokens(FromFiles):
         return Embedded(words, body, masked=hasattr(body, "pool"))
 
     def _frozen(self) -> Tensor:
-        sizing = torch.get_default_device().type == "meta"
-        return torch.empty(self.vocabulary, self.embedding) if sizing else self.frozen()
+        """The frozen vectors, or an empty tensor of their shape where only shapes are asked for (device "meta")."""
+        only_shapes = torch.get_default_device().type == "meta"
+        return torch.empty(self.vocabulary, self.embedding) if only_shapes else self.frozen()
 
     def frozen(self) -> Tensor:
-        """(vocabulary, embedding)"""
+        """(vocabulary, embedding): the frozen vectors."""
         return drawn(self.vocabulary, self.embedding)
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         return batch["input"].long()
 
     def made_up_inputs(self, label: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """(n, length) int32: a third of the words are one of the class's own, the others any."""
+        """(n, length) int32: synthetic texts; a third of their words is the word of the class, the others are
+        random."""
         own = (label * 7919 + 2) % (self.vocabulary - 2) + 2
         words = random.integers(2, self.vocabulary, (len(label), self.length))
         return np.where(random.random(words.shape) < 1 / 3, own[:, None], words).astype(np.int32)
@@ -113,19 +118,17 @@ class Tokens(FromFiles):
 
 @dataclass(frozen=True)
 class Text(Tokens):
-    """Texts as words. `glove`: a file of "word number number …" lines, the vectors of the words that it knows: where
-    the embedding begins if it is trained."""
+    """Texts as words. `glove`: a file of lines "word number number …" with the vectors of words; a trained embedding
+    begins with them, a frozen one consists of them."""
 
     model: Model = Rnn(128)
     partition: Partition = Iid()
     glove: str | None = None
 
-    @abstractmethod
     def rows(self, found: Found) -> tuple[Rows, Rows]:
-        """The texts of (train, test)."""
-
-    def rows_checked(self, found: Found) -> tuple[Rows, Rows]:
-        train, test = self.rows(found)
+        """The texts of (train, test), for which the readers of `layouts` return `Rows`; ValueError if there are
+        none."""
+        train, test = found.read()
         for rows in (train, test):
             if not len(rows.texts):
                 raise ValueError(f"{self.folder} must have rows, got a split without any; fetch its files again")
@@ -135,9 +138,13 @@ class Text(Tokens):
         return f"{type(self).__name__} {self.vocabulary} {self.length}"
 
     def decode(self, found: Found) -> tuple[Columns, Columns]:
-        train, test = self.rows_checked(found)
+        train, test = self.rows(found)
         known = vocabulary_of(train.texts, self.vocabulary)
-        return tuple(columns_of(rows, numbered(rows.texts, known, self.length)) for rows in (train, test))  # pyright: ignore[reportReturnType] two of them
+
+        def columns(rows: Rows) -> Columns:
+            return columns_of(rows, numbered(rows.texts, known, self.length))
+
+        return columns(train), columns(test)
 
     def check_files(self) -> None:
         if self.glove is not None and not Path(self.glove).expanduser().is_file():
@@ -145,12 +152,13 @@ class Text(Tokens):
         super().check_files()
 
     def known(self) -> dict[str, int]:
-        return vocabulary_of(self.rows_checked(self.found())[0].texts, self.vocabulary)
+        """word -> number, from the training texts."""
+        return vocabulary_of(self.rows(self.found())[0].texts, self.vocabulary)
 
     def given(self) -> np.ndarray:
-        """The file's vectors, (vocabulary, embedding), NaN where it has none."""
+        """(vocabulary, embedding): the vectors of the file `glove`, NaN for words that it does not have."""
         if self.stand_in:
-            raise ValueError("glove goes by the words of the set's files, got stand_in too; leave one of them out")
+            raise ValueError("glove needs the words of real files, got stand_in too; leave one of them out")
         assert self.glove is not None
         path, shape = Path(self.glove).expanduser(), (self.vocabulary, self.embedding)
         return read(path, self.known, shape, f"{self.settings()} {digest(self.found().files, '')}")

@@ -1,7 +1,8 @@
-"""Tiny ImageNet: 64 x 64 colour images, 200 classes, 100,000 train and 10,000 validation, which serve as test.
+"""Tiny ImageNet: 64 x 64 colour images, 200 classes, 100,000 for training; its 10,000 validation images are the test
+set.
 
-Read from Parquet files of pictures (`image`, `label`), or from the published folder tiny-imagenet-200, whose classes
-are numbered in the order of their ids. A subset of the classes keeps the model's 200 outputs.
+It is read from Parquet files of pictures (columns `image` and `label`), or from the published folder tiny-imagenet-200,
+whose classes are numbered in the order of their ids. The model has 200 outputs even if the files have fewer classes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ SHAPE = (3, 64, 64)
 
 
 def read_folder(paths: list[Path], train: bool) -> Columns:
-    """Train: train/<class>/images/*.JPEG. Test: the annotations first, then val/images/*.JPEG."""
+    """The columns of the published folder. paths: for training train/<class>/images/*.JPEG; for testing the file of
+    annotations, then val/images/*.JPEG."""
     if train:
         classes = [path.parent.parent.name for path in paths]
         ids = sorted(set(classes))
@@ -34,7 +36,7 @@ def read_folder(paths: list[Path], train: bool) -> Columns:
         named = {row[0]: row[1] for row in rows if len(row) > 1}
         lacking = [path.name for path in paths if named.get(path.name) not in ids]
         if lacking:
-            raise damaged(annotations, f"no known class for {lacking[0]}")
+            raise damaged(annotations, f"it has no known class for {lacking[0]}")
         classes = [named[path.name] for path in paths]
     number = {name: i for i, name in enumerate(ids)}
     label = np.array([number[name] for name in classes], dtype=np.int64)
@@ -43,7 +45,7 @@ def read_folder(paths: list[Path], train: bool) -> Columns:
 
 @dataclass(frozen=True)
 class TinyImagenet(Augmented):
-    """Inputs (3, 64, 64) bytes, 200 classes. Normalised by ImageNet's statistics."""
+    """Inputs (3, 64, 64) bytes, 200 classes. They are normalised by the statistics of ImageNet."""
 
     model: Model = LeNet()
     partition: Partition = Iid()

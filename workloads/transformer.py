@@ -1,7 +1,8 @@
-"""A vision transformer for small images, trained from scratch. Dosovitskiy et al. 2021, arXiv:2010.11929, in the size
-of Zhang and Gao 2025, table 2: patches of 4 pixels, 6 layers, 8 heads of 64, inner width 512, dropout 0.1.
+"""A vision transformer for small images, trained from scratch. Dosovitskiy et al. 2021, arXiv:2010.11929.
 
-The table does not give the width of a token; the code it follows has 512. Norms come first, as there.
+Its size is that of Zhang and Gao 2025, table 2: patches of 4 pixels, 6 layers, 8 heads of width 64, inner width 512,
+dropout 0.1. The table does not give the width of a token; the code that it follows has 512. As in that code, LayerNorm
+comes before attention and before the feed-forward layers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .convolutional import Dropout, images
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention of tokens (B, T, width), with LayerNorm before it. `head`: width of one head."""
+
     def __init__(self, width: int, heads: int, head: int, rate: float) -> None:
         super().__init__()
         self.heads = heads
@@ -26,7 +29,7 @@ class Attention(nn.Module):
         self.drop_weights, self.drop = Dropout(rate), Dropout(rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width)"""
+        """(B, T, width) -> (B, T, width)"""
         batch, length = x.shape[:2]
         q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         weights = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1)  # (B, heads, T, T)
@@ -35,6 +38,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Two linear layers with GELU between them and LayerNorm before them: (B, T, width) -> (B, T, width)."""
+
     def __init__(self, width: int, inner: int, rate: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
@@ -46,7 +51,8 @@ class FeedForward(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Patches, a class token, learned positions; logits from the class token."""
+    """The network: patches and a class token with learned positions, layers of attention and feed-forward, and a linear
+    layer on the class token: (B, channels, height, width) -> (B, classes)."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, vit: Vit) -> None:
         super().__init__()
@@ -81,8 +87,9 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Vit(Model):
-    """`width` of a token, `head` of one of `heads`, `mlp` between; 9,523,722 parameters on 32 x 32 colour images of 10
-    classes."""
+    """A vision transformer: 9,523,722 parameters for 32 x 32 colour images of 10 classes. `patch`: side of a patch in
+    pixels. `width`: of a token. `depth`: layers. `heads`: heads of attention, each of width `head`. `mlp`: inner width
+    of the feed-forward layers. `dropout`: rate."""
 
     patch: int = 4
     width: int = 512

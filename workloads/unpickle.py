@@ -1,10 +1,10 @@
-"""Pickles of arrays, read without running what they name.
+"""Reads pickles of arrays without running the functions that they name.
 
 The published CIFAR batches are Python 2 pickles, and loading a pickle runs any function that it names. Even a loader
-that names nothing but NumPy's own functions is not safe: a pickle may give a dtype or an array a state of its choice,
-and NumPy believes it. Therefore no pickle is loaded here. Its instructions are read one by one, and only those
-that numbers, text, lists, dictionaries and plain arrays of numbers are made of are carried out, on objects of this
-module. Anything else is refused.
+that allows nothing but functions of NumPy is not safe: a pickle may give a dtype or an array any state, and NumPy does
+not check it. Therefore no pickle is loaded here. Its instructions are read one by one, and only those that make
+numbers, texts, lists, dictionaries and plain arrays of numbers are executed, on objects of this module. Anything else
+is refused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BYTE_ORDERS = ("<", ">", "=", "|")
 
 
 class Refused(ValueError):
-    """What a pickle of arrays does not hold."""
+    """A pickle holds something that no pickle of arrays needs."""
 
 
 class Kind:
-    """The type of an array's numbers. A pickle may say the order of its bytes, and nothing else."""
+    """The type of the numbers of an array. Its state in a pickle may set the byte order, and nothing else."""
 
     def __init__(self, code: Any = None, *flags: Any) -> None:
         name = text(code)
@@ -42,7 +42,7 @@ class Kind:
             raise Refused(f"numbers of type {name[:20]!r}") from None
 
     def set(self, state: Any) -> None:
-        """state: (version, order of bytes, and what only records, subarrays, strings and dates have)."""
+        """state: (version, byte order, and six entries that only records, subarrays, strings and dates use)."""
         if not isinstance(state, tuple) or len(state) != 8 or state[2:] != (None, None, None, -1, -1, 0):
             raise Refused("a type with a state that no type of numbers has")
         order = text(state[1])
@@ -52,7 +52,7 @@ class Kind:
 
 
 class Array:
-    """An array, once its state is known."""
+    """An array. `values` is None until the pickle sets its state."""
 
     def __init__(self, kind: Any = None, *shape_and_code: Any) -> None:
         if kind is not NAMED["numpy", "ndarray"]:
@@ -60,7 +60,7 @@ class Array:
         self.values: np.ndarray | None = None
 
     def set(self, state: Any) -> None:
-        """state: (version, shape, Kind, whether the first axis is the quickest, bytes)."""
+        """state: (version, shape, Kind, whether the first axis varies fastest, bytes)."""
         if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], Kind):
             raise Refused("an array with a state that no array of numbers has")
         _, shape, kind, transposed, data = state
@@ -73,21 +73,21 @@ class Array:
 
 
 class Named:
-    """A name in a pickle, and what is done in its place when the pickle calls it."""
+    """A name in a pickle. `call`: what runs instead of the named function when the pickle calls it."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
 
 
 def encoded(value: Any = None, encoding: Any = "latin1") -> bytes:
-    """How protocol 2 writes bytes."""
+    """Replaces `_codecs.encode`, by which protocol 2 writes bytes."""
     if not isinstance(value, str) or encoding != "latin1":
         raise Refused("an encoding other than latin1")
     return value.encode("latin1")
 
 
 def no_bytes() -> bytes:
-    """How protocol 2 writes bytes of which there are none."""
+    """Replaces `bytes`, by which protocol 2 writes empty bytes."""
     return b""
 
 
@@ -102,7 +102,7 @@ NAMED = {
 
 
 def text(value: Any) -> str:
-    """Of what a pickle gives as text or, from Python 2, as bytes."""
+    """A value that must be text or, in pickles of Python 2, bytes; as text."""
     if isinstance(value, bytes):
         return value.decode("latin1")
     if not isinstance(value, str):
@@ -132,7 +132,7 @@ GIVEN = {
     "SHORT_BINBYTES",
     "BINBYTES8",
 }
-"""Instructions that put what follows them on the stack."""
+"""Instructions that push their argument on the stack."""
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -147,19 +147,19 @@ KEPT = {"PUT", "BINPUT", "LONG_BINPUT"}
 FETCHED = {"GET", "BINGET", "LONG_BINGET"}
 NOTHING = {"PROTO", "FRAME"}
 OWN = {"TUPLE", "LIST", "DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "STACK_GLOBAL", "REDUCE", "BUILD", "POP"}
-"""Instructions with a method of their own."""
+"""Instructions that a method of `Reader` executes, `_` and the name in lower case."""
 
 
 class Reader:
-    """Carries out a pickle's instructions, those of them that are known."""
+    """Executes the known instructions of a pickle."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-        self.left = 0  # bytes that arrays and their beginnings may still take: no more than the pickle itself has
+        self.left = 0  # bytes that arrays may still take; a pickle cannot need more than it has itself
 
     def read(self, data: bytes) -> Any:
-        """What the pickle holds. ValueError, IndexError and KeyError where it is none, or holds anything else."""
+        """The object in the pickle. Raises ValueError, IndexError or KeyError if it is no pickle of arrays."""
         self.left = 2 * len(data)
         for code, argument, _ in pickletools.genops(data):
             if code.name == "STOP":
@@ -189,7 +189,7 @@ class Reader:
             raise Refused(f"an instruction {name}, which no array needs")
 
     def _marked(self) -> list[Any]:
-        """What was put on the stack since the last mark, which goes too."""
+        """Pop the objects above the last mark, and the mark."""
         at = len(self.stack) - 1
         while self.stack[at] is not MARK:
             at -= 1
@@ -239,7 +239,8 @@ class Reader:
         self._set(self._marked())
 
     def _set(self, pairs: list[Any]) -> None:
-        """Keys are text or numbers: one that is nested could be too deep for its hash."""
+        """Set entries of a dictionary. Keys must be texts or numbers: the hash of a deeply nested one may overflow the
+        stack."""
         target = self.stack[-1]
         keys, values = pairs[::2], pairs[1::2]
         if type(target) is not dict or len(keys) != len(values):
@@ -277,6 +278,7 @@ class Reader:
 
 
 def named(module: str, name: str) -> Named:
+    """The replacement of module.name; Refused if there is none."""
     try:
         return NAMED[module, name]
     except KeyError:
@@ -284,18 +286,19 @@ def named(module: str, name: str) -> Named:
 
 
 def arrays(data: bytes, where: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of numbers, text, lists and arrays."""
+    """The dictionary in a pickle of numbers, texts, lists and arrays. where: its file, for the message of the
+    ValueError that is raised otherwise."""
     try:
         found = Reader().read(data)
         if not isinstance(found, dict):
             raise Refused(f"a {type(found).__name__}, not a dictionary")
         return {text(key): plain(value) for key, value in found.items()}
-    except Exception as error:  # a damaged pickle raises of any kind
+    except Exception as error:  # a damaged pickle may raise any exception
         raise damaged(where, error) from None
 
 
 def plain(value: Any) -> Any:
-    """An array as itself."""
+    """A value of the dictionary; an Array becomes a numpy array."""
     if isinstance(value, Array):
         if value.values is None:
             raise Refused("an array without its numbers")

@@ -1,9 +1,10 @@
-"""torchvision, made importable beside a torch that its extension was not built for.
+"""Imports torchvision even if its extension was built for another torch.
 
-torchvision's wheels are CUDA builds. Beside a CPU-only torch their C++ extension cannot be loaded, and the import fails
-where it registers fake kernels for `torchvision::nms` and `torchvision::qnms`, which only the extension defines. Only
-the Python parts are used here (data sets, transforms, models), so where the extension cannot be loaded the schemas of
-these two operators are declared before the first import. They get no kernel: calling them still fails.
+The wheels of torchvision are CUDA builds. With a CPU-only torch their C++ extension cannot be loaded, and the import of
+torchvision fails where it registers fake kernels for the operators `torchvision::nms` and `torchvision::qnms`, which
+only the extension defines. Only the Python parts are used here (data sets and models). Therefore, if the extension
+cannot be loaded, the schemas of these two operators are declared before the first import. They get no kernel, so that
+calling them still fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def _folders() -> list[str]:
-    """Where torchvision is installed; finding it does not import it."""
+    """The folders of torchvision, found without importing it. ValueError if it is not installed."""
     spec = find_spec("torchvision")
     if spec is None:
         raise ValueError(
@@ -30,6 +31,7 @@ def _folders() -> list[str]:
 
 
 def _extension_loads(folders: list[str]) -> bool:
+    """Load the C++ extension, and say whether that worked."""
     extension = PathFinder.find_spec("_C", folders)
     if extension is None or extension.origin is None:
         return False
@@ -46,7 +48,7 @@ def _declare_operators() -> None:
             torch.library.define(f"torchvision::{name}", _SCHEMA)
 
 
-def _importable() -> None:
+def _make_importable() -> None:
     if "torchvision" not in sys.modules and not _extension_loads(_folders()):
         _declare_operators()
 
@@ -54,7 +56,7 @@ def _importable() -> None:
 @cache
 def torchvision_datasets() -> ModuleType:
     """The module `torchvision.datasets`."""
-    _importable()
+    _make_importable()
     from torchvision import datasets
 
     return datasets
@@ -63,7 +65,7 @@ def torchvision_datasets() -> ModuleType:
 @cache
 def torchvision_models() -> ModuleType:
     """The module `torchvision.models`."""
-    _importable()
+    _make_importable()
     from torchvision import models
 
     return models

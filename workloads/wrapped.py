@@ -1,4 +1,4 @@
-"""A workload around another one: everything is the inner one's but for what a subclass says."""
+"""A workload around another one: a subclass overrides some methods, the inner workload does the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .base import Batch, Columns, Params, Split, Workload
 
 @dataclass(frozen=True)
 class Wrapped(Workload):
+    """`of`: the inner workload."""
+
     of: Workload
 
     def check(self) -> None:
@@ -52,5 +54,5 @@ class Wrapped(Workload):
 
 
 def unseen(term: Tensor) -> Tensor:
-    """0, with the gradient of the term: what is added to a loss need not be seen in its value."""
+    """0 with the gradient of `term`: adds a gradient to a loss without changing its value."""
     return term - term.detach()

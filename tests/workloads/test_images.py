@@ -274,7 +274,7 @@ def test_svhn_through_torchvision(tmp_path, monkeypatch):
 def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
     with pytest.raises(ValueError, match=rf"{kind.folder} needs .* in {tmp_path}, got no such files; .*"):
         kind(data_root=str(tmp_path)).check()
-    with pytest.raises(ValueError, match="set one to a folder with"):
+    with pytest.raises(ValueError, match="set one of them to a folder with"):
         kind().check()
 
 
