@@ -103,9 +103,9 @@ def test_no_root():
 
 def test_missing_files_are_named(copy, tmp_path):
     (copy / SET / RAW / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(ValueError, match=r"wants t10k-labels-idx1-ubyte \(packed.*download=True"):
+    with pytest.raises(ValueError, match=r"needs the files t10k-labels-idx1-ubyte \(packed.*download=True"):
         FashionMnist(data_root=str(copy)).check()
-    with pytest.raises(ValueError, match=r"wants train-images-idx3-ubyte, .*raw, got no such files"):
+    with pytest.raises(ValueError, match=r"needs the files train-images-idx3-ubyte, .*raw, got no such files"):
         FashionMnist(data_root=str(tmp_path / "nowhere")).check()
 
 

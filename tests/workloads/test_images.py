@@ -95,7 +95,10 @@ class Malice:
     [
         (pickle.dumps({"data": Malice(), "labels": []}, 2), "names __builtin__.eval, which no array needs"),
         (pickle.dumps({"data": np.array([object()]), "labels": [1]}, 2), "it names|numbers of type"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, 2), "no data of 3072 bytes a row"),
+        (
+            pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, 2),
+            "does not hold 3072 bytes and a label for each row",
+        ),
         (pickle.dumps([1, 2], 2), "a list, not a dictionary"),
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}, 2)[:4000], "truncated"),
     ],
@@ -242,7 +245,7 @@ def test_mnist_without_writers_and_with_other_ones(mnist, tmp_path):
     path = place / WRITERS
     path.parent.mkdir(parents=True)
     data = gzip.decompress(Path(mnist, "mnist", f"{WRITERS}.gz").read_bytes())
-    for damaged, words in ((data[:-4], "whole file"), (data[:12] + data[44:] + data[12:44], "MNIST's labels")):
+    for damaged, words in ((data[:-4], "whole file"), (data[:12] + data[44:] + data[12:44], "the labels of MNIST")):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=words):
             Mnist(data_root=str(tmp_path)).load()

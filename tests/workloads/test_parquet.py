@@ -148,7 +148,7 @@ def test_columns_are_named_for_features(tmp_path):
     train = workload.load()[0]
     assert train["input"].dtype == np.float32  # of bytes as well: an age is no brightness
     assert np.allclose(train["input"], np.stack([x[:, 0], x[:, 1] / 7, x[:, 2] > 99], 1))
-    with pytest.raises(ConfigError, match=r"shape must be \(3,\) for so many columns in input, got shape=\(4,\)"):
+    with pytest.raises(ConfigError, match=r"shape must be \(3,\), one for each column of input, got \(4,\)"):
         _ = run_spec({**spec, "shape": [4]}).workload
     with pytest.raises(ConfigError, match=r"must have the columns \['age', 'weight', 'label'\]"):
         run_spec({**spec, "input": ["age", "weight"]}).split()
@@ -201,7 +201,7 @@ def test_a_fraction_of_the_rows_is_for_testing(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"split_column": "part", "test_fraction": 0.5}, "give either split_column or test_fraction"),
+        ({"split_column": "part", "test_fraction": 0.5}, "only one of split_column and test_fraction may be set"),
         ({"test_fraction": 1.0}, "0 <= test_fraction < 1 must hold"),
         (
             {"split_column": "label"},

@@ -82,7 +82,7 @@ def test_the_counterexample():
         "distance": 1.0,
         "gradient_norm2": 1.0,
     }
-    with pytest.raises(ValueError, match=r"clients=3; set federation.clients to 2"):
+    with pytest.raises(ValueError, match=r"clients=3; set federation.clients=2"):
         workload.split(0, 3)
 
 

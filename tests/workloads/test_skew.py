@@ -110,7 +110,7 @@ def test_natural_clients_keep_their_own():
     assert np.array_equal(np.sort(merged.rows), np.arange(len(owners)))
     met = [set(owners[rows].tolist()) for rows in own(merged)]
     assert sum(map(len, met)) == 30
-    with pytest.raises(ValueError, match="clients=27, own=26; lower"):
+    with pytest.raises(ValueError, match="clients=27 and 26 natural clients; lower"):
         Natural(minimum=5).deal(owners, 27, 0)
 
 
@@ -133,7 +133,7 @@ def test_positives_of_each_client():
 @pytest.mark.parametrize(
     ("deal", "words"),
     [
-        (lambda: PositiveRatio((0.1, 0.2)).deal(BINARY, 3, 0), "2 ratios, clients=3"),
+        (lambda: PositiveRatio((0.1, 0.2)).deal(BINARY, 3, 0), "got 2 for 3 clients"),
         (lambda: PositiveRatio((0.9,)).deal(BINARY, 3, 0), "18000 to keep of 2000"),
         (lambda: PositiveRatio((1.0,)), "ratios"),
         (lambda: PositiveRatio(()), "ratios"),

@@ -185,7 +185,7 @@ def test_damaged_files(kind, name, content, said, tmp_path):
 
 @pytest.mark.parametrize("kind", [Sst2, Sentiment140, Yelp, Imdb, Shakespeare, Parquet, ParquetText])
 def test_missing_sets_say_what_is_wanted_where(kind, tmp_path):
-    with pytest.raises(ValueError, match=rf"wants .* in {tmp_path}, got no such files; .*"):
+    with pytest.raises(ValueError, match=rf"needs .* in {tmp_path}, got no such files; .*"):
         kind(data_root=str(tmp_path)).check()
 
 
