@@ -23,8 +23,8 @@ WORKLOADS: dict[str, Any] = {}
 WARMUP = 10
 
 WATCHED = (
-    *((wakeup.Heard, name) for name in ("wait", "done")),
-    *((shared_memory.Board, name) for name in ("claim", "posted", "put")),
+    *((wakeup.Listener, name) for name in ("wait", "done")),
+    *((shared_memory.SharedMemory, name) for name in ("claim", "posted", "put")),
     *((worker_process.pickle, name) for name in ("loads", "dumps")),
     *((accumulator.Accumulator, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
     *((worker, "stream"), (local_training.LocalTrainer, "alone"), (fused_chain.Chain, "_call")),
@@ -49,7 +49,7 @@ def timed(where: Any, name: str) -> None:
 
 
 def told(done: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`Heard.done`, which ends a round."""
+    """`Listener.done`, which ends a round."""
 
     def noted(self: Any) -> None:
         global rounds
@@ -69,4 +69,4 @@ if folder and not hasattr(Chain, "watched"):
     Chain.watched = True  # pyright: ignore[reportAttributeAccessIssue]  once a process, however often this is loaded
     for each in WATCHED:
         timed(*each)
-    wakeup.Heard.done = told(wakeup.Heard.done)
+    wakeup.Listener.done = told(wakeup.Listener.done)

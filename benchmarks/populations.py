@@ -25,9 +25,9 @@ from pathlib import Path
 import ray
 from scale import config, spread
 
-from fedfleet.engine.backends.ray.connect import start_ray
+from fedfleet.engine.backends.ray.connect import here, start_ray
 from fedfleet.engine.backends.ray.driver_actor import examples
-from fedfleet.engine.backends.ray.worker_pool import RayFleet
+from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.records.arrow_columns import to_arrow
@@ -53,7 +53,10 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
-    driver.start(lambda table: RayFleet(run_spec, data, table.place, (lambda: None, driver.tell)))
+    groups = run_spec.experiment.engine.groups()
+    requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
+    hooks = Hooks(lambda: None, driver.tell)
+    driver.start(lambda table: WorkerPool(run_spec, data, table.place, hooks, requests))
     try:
         for told in driver.rounds():
             if isinstance(told, dict):

@@ -7,12 +7,12 @@
 
 The second recording is one that nothing was fitted to: other clients, of more unequal sizes, other numbers of steps.
 
-The driver, its dispatch and the fleet of several nodes (engine/backends/ray/cluster_pool.py) are the real ones. In
-Ray's place is a clock: a call to a worker takes the recorded times of its blocks, and 2 ms on the way; rows that move
-take their bytes at 1 GB/s.
+The driver and its part of the cluster's pool (engine/backends/ray/cluster_pool.py) are the real ones. In Ray's place is
+a clock: a task takes the recorded times of its blocks, and 2 ms on the way there and back; rows that move take their
+bytes at 1 GB/s.
 What the driver's process takes of the processor is measured, less what the stand-in does; Ray's own calls are not in
-it. Bounds: all work over all workers, and longest-first of single blocks at no cost. Of tasks and pieces on other nodes
-than the driver's there are `results`, and `sums` that come from there.
+it. Bounds: all work over all workers, and longest-first of single blocks at no cost. Of tasks on other nodes than the
+driver's there are `results`, and `sums` that come from there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from typing import Any
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from fedfleet.engine.backends.ray import cluster_nodes, cluster_pool, partial_sums
-from fedfleet.engine.backends.ray.task_splitting import Piece, whole_blocks
+from fedfleet.engine.backends.ray import cluster_pool
+from fedfleet.engine.backends.ray.node_agent import News
+from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerRequest
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks, steps_of
-from fedfleet.engine.config.schema import WorkerGroup, experiment
-from fedfleet.engine.reduction.tree import TaskResult
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
@@ -63,6 +64,11 @@ def setting(workload: Any, clients: int, asked: argparse.Namespace) -> Any:
             "tracking": {"uri": "none"},
         }
     )
+
+
+def whole_blocks(task: TrainingTask) -> list[TrainingTask]:
+    """The task's blocks, each by itself."""
+    return [task.blocks(TreeNode(0, i), i, i + 1) for i in range(len(task.cuts))]
 
 
 # --- block times ------------------------------------------------------------------------------------------------------
@@ -97,15 +103,16 @@ def seconds_of(worker: Worker, work: TrainingTask, shared: Broadcast) -> float:
 
 
 # --- Ray's stand-in ---------------------------------------------------------------------------------------------------
-class Call:
-    """In the place of a reference: when it ends, with what."""
+class Reference:
+    """In the place of one of Ray's: what is there, from a time on. A function gives the time and what is there
+    later."""
 
     def __init__(self, end: float, result: Any) -> None:
         self.end, self.result = end, result
 
 
 class Clock:
-    """In the place of Ray. `spent`: seconds of this process for pretending, which no run has."""
+    """In the place of Ray. `spent`: seconds of this process for the stand-in, which no run has."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.now, self.spent, self.blocks = seconds, 0.0, 0.0, 0
@@ -114,17 +121,25 @@ class Clock:
     def put(self, value: Any) -> Any:
         return value
 
-    def get(self, call: Call) -> Any:
-        return call.result
+    def get(self, reference: Reference) -> Any:
+        result = reference.result
+        return result() if callable(result) else result
 
     def kill(self, actor: Any) -> None: ...
 
-    def wait(self, calls: list[Call], **how: Any) -> tuple[list[Call], list[Call]]:
+    def wait(self, references: list[Any], timeout: float = 0.0, **how: Any) -> tuple[list[Any], list[Any]]:
+        """Those that are there now; with a timeout, the clock goes on until the first is."""
         began = time.process_time()
-        first = min(calls, key=lambda call: call.end)
-        self.now = max(self.now, first.end)
+        ends = [end_of(reference) for reference in references]
+        if timeout:
+            self.now = max(self.now, min(ends))
+        ready = [reference for reference, end in zip(references, ends, strict=True) if end <= self.now]
         self.spent += time.process_time() - began
-        return [first], []
+        return ready, []
+
+
+def end_of(reference: Reference) -> float:
+    return reference.end() if callable(reference.end) else reference.end
 
 
 class Remote:
@@ -134,63 +149,82 @@ class Remote:
         self.remote = call
 
 
-class PretendedHost:
-    def __init__(self, clock: Clock, sizes: np.ndarray, state_spec: Any, local: Any) -> None:
-        self.clock, self.sizes, self.local, self.free = clock, sizes, local, 0.0
-        self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(state_spec.message)]
-        self.do = Remote(self._do)
+class PretendedAgent:
+    """An agent and its workers, each of which takes the recorded times of its blocks."""
 
-    def _do(self, call: str, task: Any, version: int, leaves: Any, moves: list[Call]) -> tuple[Call, Call]:
-        began = time.process_time()
-        clock = self.clock
-        start = max([self.free, clock.now + CALL, *(move.end for move in moves)])
-        work = task.work if isinstance(task, Piece) else task
-        took = 0.0
-        for one in whole_blocks(work):
-            steps = int(steps_of(self.sizes[one.task.clients], self.local).max())
-            took += clock.seconds[steps]
-            clock.units.append(clock.seconds[steps])
-            clock.blocks += 1
-        self.free = start + took
-        news, sums = Call(self.free + CALL, self._sums(work)), Call(self.free, self.leaves)
+    def __init__(self, clock: Clock, cluster: Any, local: Any) -> None:
+        self.clock, self.cluster, self.local = clock, cluster, local
+        self.free = [0.0] * cluster.workers
+        self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(cluster.state_spec.message)]
+        self.finished: list[tuple[float, TaskResult]] = []
+        for name in ("begin", "add", "news", "sums", "read", "write"):
+            setattr(self, name, Remote(getattr(self, f"_{name}")))
+
+    def _begin(self, call: str, number: int, leaves: Any, shape: TreeShape, repeated: bool) -> None:
+        self.reducer = TreeReducer(shape, lambda left, right: left)
+
+    def _read(self, rows: np.ndarray) -> np.ndarray:
+        return rows
+
+    def _write(self, rows: np.ndarray, packed: np.ndarray) -> Reference:
+        return Reference(self.clock.now + 2 * CALL + len(rows) * self.cluster.row_bytes / BANDWIDTH, None)
+
+    def _add(self, number: int, tasks: list[TrainingTask], *moves: Reference) -> Reference:
+        began, clock = time.process_time(), self.clock
+        there = max([clock.now + CALL, *(move.end for move in moves)])
+        for task in tasks:
+            took = 0.0
+            for block in whole_blocks(task):
+                steps = int(steps_of(self.cluster.sizes[block.clients], self.local).max())
+                took += clock.seconds[steps]
+                clock.units.append(clock.seconds[steps])
+                clock.blocks += 1
+            end = max(there, self.free[0]) + took
+            heapq.heapreplace(self.free, end)
+            heapq.heappush(self.finished, (end, id(task), self._result(task)))
+            self.reducer.put(self.reducer.shape.node_of(task), self.leaves)
         clock.spent += time.process_time() - began
-        return news, sums
+        return Reference(there, None)
 
-    def _sums(self, work: TrainingTask) -> TaskResult:
-        count = len(work.task.clients)
+    def _news(self, number: int, seconds: float) -> Reference:
+        """There once the first of the tasks that are under way is over; with all that are over by then."""
+
+        def end() -> float:
+            return self.finished[0][0] + CALL
+
+        def news() -> News:
+            found = []
+            while self.finished and self.finished[0][0] + CALL <= self.clock.now:
+                found.append(heapq.heappop(self.finished)[-1])
+            return News([], found)
+
+        return Reference(end, news)
+
+    def _sums(self) -> Reference:
+        return Reference(self.clock.now, [PartialSum(*item) for item in self.reducer.parts.items()])
+
+    def _result(self, task: TrainingTask) -> TaskResult:
+        count = len(task.clients)
         names = ("loss", "steps", "gradients", "weight", "state", "data", "reduce", "seconds")
-        facts = dict.fromkeys(names, float(count))
-        none = np.zeros(count)
-        return TaskResult(
-            work.index, None, facts, {"id": work.task.clients, "loss": none, "norm2": none, "steps": none}
-        )
+        facts, none = dict.fromkeys(names, float(count)), np.zeros(count)
+        clients = {"id": task.clients, "loss": none, "norm2": none, "steps": none}
+        return TaskResult(task.index, None, facts, clients, branch=task.branch)
 
 
-class PretendedKeeper:
-    def __init__(self, clock: Clock, row_bytes: float) -> None:
-        self.add = Remote(self._add)
-        self.read = Remote(lambda rows: rows)
-        self.write = Remote(lambda rows, packed: Call(clock.now + 2 * CALL + len(rows) * row_bytes / BANDWIDTH, None))
-
-    def _add(self, left: Call, right: Call) -> Call:
-        """Both are there: it was said so."""
-        return Call(max(left.end, right.end), left.result)
-
-
-class Pretended(cluster_pool.Spread):
-    """The fleet, whose workers and keepers are pretended, and whose nodes neither come nor go."""
+class Pretended(cluster_pool.ClusterPool):
+    """The pool of a cluster whose agents are pretended, and whose nodes neither come nor go."""
 
     def __init__(self, run_spec: Any, table: Table, clock: Clock, cluster: Any) -> None:
-        steps = steps_of(cluster.sizes, run_spec.experiment.federation.local)
-        super().__init__(run_spec, [], table, (lambda: None, lambda text: None), steps)
+        local = run_spec.experiment.federation.local
+        steps = steps_of(cluster.sizes, local)
+        super().__init__(run_spec, [], table, Hooks(lambda: None, lambda line: None), steps, None)
+        group = self.groups[0]
         for node in range(cluster.nodes):
-            keeper = PretendedKeeper(clock, cluster.row_bytes)
-            site = cluster_nodes.Site(str(node), str(node), self.where.add(), table.place, keeper)
-            self.sites.sites.append(site)
-            for _ in range(cluster.workers):
-                worker = PretendedHost(clock, cluster.sizes, cluster.state_spec, run_spec.experiment.federation.local)
-                number = len(self.sites.seats)
-                self.sites.seats.append(cluster_nodes.Seat(number, site, WorkerGroup(count=1), worker, None))
+            worker_requests = [WorkerRequest(group, None)] * cluster.workers
+            actor = PretendedAgent(clock, cluster, local)
+            self.agents.append(
+                cluster_pool.Agent(str(node), str(node), self.locations.add(), group, worker_requests, actor, None)
+            )
 
     def _grow(self) -> None: ...
 
@@ -217,7 +251,7 @@ def simulate(asked: argparse.Namespace) -> None:
     known = {int(k): float(np.median(seconds[steps == k])) for k in np.unique(steps)}
     most = int(steps_of(sizes, run_spec.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
-    cluster_pool.ray = cluster_nodes.ray = partial_sums.ray = clock  # type: ignore[attr-defined]
+    cluster_pool.ray = clock  # type: ignore[attr-defined]
     driver = Driver(run_spec, DataSummary(parts, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, workers=asked.workers // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.state_spec = sizes, driver.state_spec

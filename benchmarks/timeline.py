@@ -33,8 +33,8 @@ marks: list[tuple[float, str]] = []
 WATCHED = (
     *((driver.Driver, name) for name in ("_next", "_train", "_commit")),
     *((sampling, name) for name in ("sample",)),
-    *((worker_pool.RayFleet, name) for name in ("start", "_begin", "_gather")),
-    *((worker_pool.pickle, "dumps"), (worker_pool, "over"), (round_totals, "plus_leaves")),
+    *((worker_pool.WorkerPool, name) for name in ("begin", "_issue", "_collect")),
+    *((worker_pool.pickle, "dumps"), (worker_pool, "wait_for"), (round_totals, "add_leaves")),
 )
 
 
@@ -71,12 +71,12 @@ def show() -> None:
     begin, end = rounds[count // 2], rounds[count // 2 + 1]
     print("one round, ms:")
     for moment, what in marks:
-        if begin <= moment < end and what[1:] != "plus_leaves":
+        if begin <= moment < end and what[1:] != "add_leaves":
             print(f"  {1e3 * (moment - begin):7.2f} {what}")
 
 
 def show_workers(folder: Path) -> None:
-    print("the workers, ms a round, parts of it in each other; Heard.wait is when they idle:")
+    print("the workers, ms a round, parts of it in each other; Listener.wait is when they idle:")
     for number, path in enumerate(sorted(folder.iterdir())):
         seen = json.loads(path.read_text())
         print(f"  worker {number}, {seen['rounds']} rounds")

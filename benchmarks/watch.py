@@ -79,7 +79,7 @@ class Watch(Observer):
 
 def processes() -> dict[str, list[int]]:
     """Of the Ray that this process has started: numbers of the driver's and the workers' processes."""
-    named = {"driver": "ray::DriverProcess", "workers": "ray::HostProcess"}
+    named = {"driver": "ray::DriverProcess", "workers": "ray::WorkerProcess"}
     mine = [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children(recursive=True)]
     return {name: [pid for pid, line in mine if line.startswith(title)] for name, title in named.items()}
 

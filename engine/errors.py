@@ -103,6 +103,10 @@ class WorkersLost(FedFleetError):
     """Workers die as fast as they are replaced, or no worker is left."""
 
 
+class WorkersUnfit(WorkersLost):
+    """All workers of a pool were given up, because their environment cannot run any client of this run."""
+
+
 class WorkerUnfit(FedFleetError):
     """The machine or environment of a worker cannot run any client of this run.
 

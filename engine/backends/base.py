@@ -1,29 +1,37 @@
-"""The fleet as the driver sees it, and the one that runs in the driver's own process: no Ray, the same bits."""
+"""The interface between the driver and whatever runs a round's tasks: worker pools, phases and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
 from ..memory import is_out_of_memory
-from ..reduction.tree import PartialSum, TaskResult
+from ..reduction.tree import PartialSum, TaskResult, TreeShape
 from ..user_code import error_summary
 
 Call = Literal["train", "evaluate"]
-
-
 Kind = Literal["client", "memory", "worker"]
+CAUSE_CHARACTERS = 2000
+"""Of a failure's cause; the whole text is in the traceback."""
 
 
-class Failure(NamedTuple):
-    """Why a task failed. `cause`: in a sentence; `trace`: the whole traceback, "" for a worker that died; `error`: the
-    exception, where it was raised in this process. kind: "client" where its clients may be to blame; "memory" where
-    memory ran out; "worker" where the worker's environment is, which fleets deal with: the worker is given up, the task
-    runs elsewhere. worker: the number of the worker that says so, -1 where a fleet does."""
+@dataclass(frozen=True)
+class Failure:
+    """A task that raised an exception, or whose worker died or hung.
 
+    task: None while the failure travels between processes. cause: the exception in one sentence. where: the worker, for
+    the log. trace: the whole traceback; "" for a worker that died. error: the exception, where it was raised in this
+    process. kind: "client" where the task's clients may be to blame; "memory" where memory ran out; "worker" where the
+    worker's environment is to blame, which pools deal with themselves: they give the worker up and run the task
+    elsewhere. worker: the number of the worker that reports it; -1 where the pool does.
+    """
+
+    task: Any
     cause: str
     where: str
     trace: str = ""
@@ -31,51 +39,68 @@ class Failure(NamedTuple):
     kind: Kind = "client"
     worker: int = -1
 
+    @property
     def reason(self) -> BaseException | None:
-        """The `__cause__` of an error about it."""
+        """The `__cause__` of an error about this failure."""
         return self.error or (RemoteCause(self.trace) if self.trace else None)
 
     @property
-    def told(self) -> str:
-        """For the log."""
+    def for_log(self) -> str:
+        """Where it happened, the cause, and the traceback below it."""
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
 
 
-def failure(error: Exception, where: str, worker: int = -1) -> Failure:
-    """What a method, a workload or a plug-in raised while a task ran, as it travels to another process."""
+def failure_of(task: Any, error: Exception, where: str, worker: int = -1) -> Failure:
+    """The failure of a task by an exception that a method, a workload or a plug-in raised. It can be pickled."""
     kind: Kind = "memory" if is_out_of_memory(error) else "worker" if environmental(error) else "client"
-    return Failure(error_summary(error)[:2000], where, full_traceback(error), None, kind, worker)
+    return Failure(task, error_summary(error)[:CAUSE_CHARACTERS], where, full_traceback(error), None, kind, worker)
 
 
 def environmental(error: BaseException) -> bool:
-    """Whether an exception is of the machine that it was raised on, whatever the client: a package or the kernels are
-    not there."""
+    """Whether an exception is about the machine that it was raised on, whatever the client: a package or the kernels
+    are missing there."""
     return isinstance(error, ImportError | NoKernels)
 
 
-class Fleet(Protocol):
-    """Runs tasks of one phase at a time. Tasks may be run again: the same task gives the same result."""
+@dataclass(frozen=True)
+class Phase:
+    """Tasks that all do the same: the local training of one round's cohort, or an evaluation.
 
-    def start(self, call: Call, shared: Broadcast) -> None:
-        """Begin a phase: tasks that are put from now on are `call`s that read `shared`."""
-        ...
+    broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
+    repeated: these tasks, or parts of them, have run before in this round and failed.
+    """
 
-    def put(self, task: Any) -> None: ...
+    call: Call
+    tasks: Sequence[Any]
+    broadcast: Broadcast
+    shape: TreeShape
+    repeated: bool = False
 
-    def go(self) -> None:
-        """Have what was put begun, where others than this process do it."""
-        ...
+    def again(self, tasks: Sequence[Any]) -> Phase:
+        """The phase that runs some of these tasks, or parts of them, once more."""
+        return replace(self, tasks=tasks, repeated=True)
 
-    def get(self) -> tuple[Any, TaskResult | Failure]:
-        """Wait for a task that is over, well or badly."""
-        ...
 
-    def rest(self) -> Iterable[PartialSum]:
-        """Once all tasks are over: the sums that did not come with their results."""
-        ...
+Outcome = TaskResult | Failure | PartialSum
+
+
+class Pool(ABC):
+    """Runs the tasks of one phase at a time. A task gives the same result wherever, and however often, it runs."""
+
+    @abstractmethod
+    def run_phase(self, phase: Phase) -> Iterator[Outcome]:
+        """Begin the phase's tasks, and return an iterator over their outcomes.
+
+        Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
+        one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
+        which come last. The sums of a repeated phase always come with the results. Arrays of a result are valid until
+        the next outcome is asked for in a repeated phase, and until the next phase that is not repeated otherwise.
+        """
 
     def facts(self) -> dict[str, float]:
-        """For the round's record: what there is to say since the last time."""
-        ...
+        """Columns for the round's record, counted since the last call."""
+        return {}
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the workers."""

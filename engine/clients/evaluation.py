@@ -33,6 +33,7 @@ class TestSlice(NamedTuple):
     index: int
     begin: int
     end: int
+    branch: None = None  # as a TrainingTask has
 
     @property
     def description(self) -> str:
@@ -46,6 +47,7 @@ class ClientGroup(NamedTuple):
     begin: int
     end: int
     held: bool = False
+    branch: None = None  # as a TrainingTask has
 
     @property
     def description(self) -> str:

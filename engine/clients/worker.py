@@ -89,6 +89,10 @@ class Worker:
         self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
         self.gathering = 0.0  # seconds so far
 
+    def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
+        """Run a task of a phase. call: "train" or "evaluate"."""
+        return self.train(task, broadcast) if call == "train" else self.evaluate(task, broadcast)
+
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def train(self, work: TrainingTask, shared: Broadcast) -> TaskResult:
@@ -116,6 +120,7 @@ class Worker:
             [leaf.numpy() for leaf in leaves],
             {**facts, **total.times, "seconds": seconds},
             {"id": work.task.clients, **clients},
+            branch=work.branch,
         )
 
     def _block(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config.schema import Local
+from ..reduction.tree import TreeNode
 
 FEWEST_TASKS, MOST_TASKS = 20, 128
 """Limits of the number of tasks in a round with enough blocks. Each task costs a message as long as the model."""
@@ -75,6 +76,7 @@ class TrainingTask(NamedTuple):
     weights: np.ndarray  # of each client's delta; those of a cohort sum to its size
     read: np.ndarray  # the row of each client's state in the store, -1 for a first visit
     write: np.ndarray  # the row for its new state
+    branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
 
     @staticmethod
     def of(
@@ -83,23 +85,44 @@ class TrainingTask(NamedTuple):
         """`when`: (round, warm_start). `columns`: visits, weights, read and write of `sampled`, each (S,); `sampled`
         is in ascending order."""
         positions = np.searchsorted(sampled, task.clients)
-        return TrainingTask(task, *when, *(column[positions] for column in columns))
+        visits, weights, read, write = (column[positions] for column in columns)
+        return TrainingTask(task, *when, visits, weights, read, write)
 
     @property
     def index(self) -> int:
         return self.task.index
 
     @property
+    def clients(self) -> np.ndarray:
+        return self.task.clients
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return self.task.cuts
+
+    @property
     def description(self) -> str:
         """The task in words, for log lines."""
-        return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.task.clients))}"
+        return f"round {self.round}, task {self.index}, clients {', '.join(map(str, self.clients))}"
 
     def subset(self, positions: np.ndarray) -> TrainingTask:
-        """The same task with the clients at these positions only, cut into blocks where it was cut."""
-        cuts = sorted({int((positions < cut).sum()) for cut in self.task.cuts} - {0})
-        task = ClientTask(self.index, self.task.clients[positions], tuple(cuts))
+        """The same task with the clients at these positions only.
+
+        Blocks keep their number, also those without clients: sums are added in the same order whoever is absent.
+        """
+        cuts = tuple(int((positions < cut).sum()) for cut in self.cuts)
         columns = (self.visits[positions], self.weights[positions], self.read[positions], self.write[positions])
-        return TrainingTask(task, self.round, self.warm_start, *columns)
+        task = ClientTask(self.index, self.clients[positions], cuts)
+        return TrainingTask(task, self.round, self.warm_start, *columns, self.branch)
+
+    def blocks(self, branch: TreeNode, begin: int, end: int) -> TrainingTask:
+        """The task's blocks [begin, end), which are those below `branch` of its tree."""
+        first = self.cuts[begin - 1] if begin else 0
+        cuts = tuple(cut - first for cut in self.cuts[begin:end])
+        clients = slice(first, self.cuts[end - 1])
+        task = ClientTask(self.index, self.clients[clients], cuts)
+        columns = (self.visits[clients], self.weights[clients], self.read[clients], self.write[clients])
+        return TrainingTask(task, self.round, self.warm_start, *columns, branch)
 
 
 @dataclass(frozen=True)
@@ -109,21 +132,21 @@ class PackedTasks:
     Pickling them takes a fifth of the time that it takes for the separate arrays of all tasks.
     """
 
-    tasks: list[tuple[int, tuple[int, ...]]]  # (index, cuts)
+    tasks: list[tuple[int, tuple[int, ...], TreeNode | None]]  # (index, cuts, branch)
     when: tuple[int, bool]  # (round, warm_start)
     columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; each (clients of all tasks,)
 
     @staticmethod
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
-        tasks = [(work.index, work.task.cuts) for work in works]
+        tasks = [(work.index, work.cuts, work.branch) for work in works]
         columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
         return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)))
 
     def __getitem__(self, position: int) -> TrainingTask:
-        index, cuts = self.tasks[position]
-        begin = sum(before[-1] for _, before in self.tasks[:position])
-        clients, *columns = (column[begin : begin + cuts[-1]] for column in self.columns)
-        return TrainingTask(ClientTask(index, clients, cuts), *self.when, *columns)
+        index, cuts, branch = self.tasks[position]
+        begin = sum(before[-1] for _, before, _ in self.tasks[:position])
+        clients, visits, weights, read, write = (column[begin : begin + cuts[-1]] for column in self.columns)
+        return TrainingTask(ClientTask(index, clients, cuts), *self.when, visits, weights, read, write, branch)
 
 
 class Broadcast(NamedTuple):

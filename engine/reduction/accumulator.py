@@ -63,7 +63,7 @@ class Accumulator:
     def end_block(self) -> None:
         """The messages of the current block are complete."""
         began = time.perf_counter()
-        if self.leaves:
+        if self.leaves or not self.noted[-1]:  # a block without clients keeps its place in the tree
             self._put_lone_blocks()
             self.sums.put(TreeNode(0, self.blocks), self.leaves)
         self.blocks += 1
@@ -74,6 +74,8 @@ class Accumulator:
         self.times["reduce"] += time.perf_counter() - began
 
     def _add(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        if not left:  # blocks without clients
+            return right
         if right:  # it is empty if `_add_lone_blocks` has already added it to the left one
             for a, b in zip(left, right, strict=True):
                 a.add_(b)
@@ -110,6 +112,7 @@ class Accumulator:
         level = min(AT_ONCE.bit_length() - 1, self.sums.shape.root.level)
         at = TreeNode(level, (self.blocks - 1) >> level)
         neighbour = self.sums.parts[TreeNode(level, at.place - 1)] if at.place % 2 else None
+        neighbour = neighbour or None  # [] stands for blocks without clients
         total = neighbour or self._memory()
         for leaf, *parts in zip(total, *self.lone, strict=True):
             add_up(leaf, parts, neighbour is not None, self.kernels)

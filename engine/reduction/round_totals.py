@@ -44,24 +44,23 @@ class RoundTotals(NamedTuple):
         return ordered
 
 
-def reduce_in_order(tasks: Sequence[Any], results: Iterable[TaskResult | PartialSum]) -> RoundTotals:
+def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]) -> RoundTotals:
     """Add the results as they arrive, in the order of the tree over the tasks."""
-    shape = tree_shape(tasks)
     numbers, leaves = TreeReducer(shape, add_results), TreeReducer(shape, add_leaves)
     for result in results:
         if isinstance(result, PartialSum):
             leaves.put(*result)
             continue
         if result.leaves is not None:
-            leaves.put(shape.task(result.index), result.leaves)
-        numbers.put(shape.task(result.index), result._replace(leaves=[]))
+            leaves.put(shape.node_of(result), result.leaves)
+        numbers.put(shape.node_of(result), result._replace(leaves=[]))
     total = numbers.total()
     return RoundTotals([np.array(leaf) for leaf in leaves.total()], total.facts, total.clients, total.dropped)
 
 
 def tree_shape(tasks: Sequence[Any]) -> TreeShape:
     """The shape of the tree of a phase with these tasks."""
-    return TreeShape([len(task.task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
+    return TreeShape([len(task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:

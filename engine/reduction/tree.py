@@ -8,7 +8,7 @@ the driver the rest: the bits are the same wherever and whenever this is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,12 @@ class TaskResult(NamedTuple):
     facts: dict[str, float]
     clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to
     dropped: tuple[int, ...] = ()
+    branch: TreeNode | None = None  # of the task's own tree, where this is the result of one branch of the task
 
     @staticmethod
-    def nothing(index: int, dropped: tuple[int, ...]) -> TaskResult:
-        """The result of a task whose clients were all dropped."""
-        return TaskResult(index, [], {}, {}, dropped)
+    def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
+        """The result of a task all of whose clients were dropped."""
+        return TaskResult(task.index, [], {}, {}, dropped, task.branch)
 
     @staticmethod
     def join(parts: Sequence[TaskResult]) -> TaskResult:
@@ -51,7 +52,7 @@ def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
         facts[name] = facts[name] + value if name in facts else value
     for name, values in right.clients.items():
         clients[name] = np.concatenate([clients[name], values]) if name in clients else values
-    return TaskResult(left.index, leaves, facts, clients, left.dropped + right.dropped)
+    return left._replace(leaves=leaves, facts=facts, clients=clients, dropped=left.dropped + right.dropped)
 
 
 def add_leaves(left: Leaves, right: Leaves) -> Leaves:
@@ -85,13 +86,11 @@ class TreeShape:
         self.depth = max((count - 1).bit_length() for count in self.blocks)
         self.root = TreeNode(self.depth + (len(self.blocks) - 1).bit_length(), 0)
 
-    def task(self, index: int) -> TreeNode:
-        """The root of a task."""
-        return TreeNode(self.depth, index)
-
-    def inside(self, index: int, at: TreeNode) -> TreeNode:
-        """The node in this tree of the node `at` in the tree of one task."""
-        return TreeNode(at.level, (index << (self.depth - at.level)) + at.place)
+    def node_of(self, task: Any) -> TreeNode:
+        """The node of a task, or of its result. Both have an `index` and a `branch`, see `TaskResult`."""
+        if task.branch is None:
+            return TreeNode(self.depth, task.index)
+        return TreeNode(task.branch.level, (task.index << (self.depth - task.branch.level)) + task.branch.place)
 
     def above(self, at: TreeNode) -> Iterator[TreeNode]:
         """The ancestors of a node, the nearest first."""

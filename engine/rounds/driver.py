@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Message, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
-from ..backends.base import Fleet
+from ..backends.base import Phase, Pool
 from ..clients.evaluation import measured
 from ..clients.worker import keep_freed_memory
 from ..cohorts.sampling import CohortSampler
@@ -27,13 +27,13 @@ from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLo
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
-from ..reduction.round_totals import RoundTotals, reduce_in_order
+from ..reduction.round_totals import RoundTotals, reduce_in_order, tree_shape
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
 from ..state.table import Table
 from ..user_code import plugin_errors
 from .divergence import check, growth_limit
-from .retry import Dispatch
+from .retry import Retry
 
 
 class DataSummary(NamedTuple):
@@ -74,12 +74,11 @@ class Driver:
         self.round = 0
         self.records = History(capacity=self.plan.rounds)
 
-    def start(self, fleet: Callable[[Table], Fleet]) -> None:
-        """fleet: makes the workers, given the clients' states."""
-        self.fleet = fleet(self.table)
-        self.dispatch = Dispatch(
-            self.fleet, self.run_spec.experiment.engine.on_failure, self.tell, partial(memory_remedy, self.run_spec)
-        )
+    def start(self, make_pool: Callable[[Table], Pool]) -> None:
+        """make_pool: starts the workers, given the table of the clients' states."""
+        self.pool = make_pool(self.table)
+        on_failure = self.run_spec.experiment.engine.on_failure
+        self.retry = Retry(self.pool, on_failure, self.tell, partial(memory_remedy, self.run_spec))
 
     def tell(self, event: str) -> None:
         self.events.append(event)
@@ -88,8 +87,8 @@ class Driver:
         """Stop the workers; remove the clients' states unless they are to be kept or the run can be resumed, which is
         so until its result is on the disk: then it is for `discard`."""
         give_room(self.run_spec, launcher=False)
-        if hasattr(self, "fleet"):
-            self.fleet.close()
+        if hasattr(self, "pool"):
+            self.pool.close()
         if self.checkpoints is not None:
             self.checkpoints.finish()
         if self.run_spec.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
@@ -182,7 +181,7 @@ class Driver:
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
             "time/server": updated - trained,
-            **self.fleet.facts(),
+            **self.pool.facts(),
         }
         if self._evaluates(number):
             record.update(self._evaluate(model))
@@ -230,10 +229,11 @@ class Driver:
         return state_spec.mean(leaves, count, totals.facts["weight"]), totals
 
     def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
-        """All tasks of a phase that read `state`; meanwhile: see `Dispatch.run`."""
+        """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
         self.version += 1
-        shared = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        return reduce_in_order(tasks, self.dispatch.run(call, tasks, shared, meanwhile))
+        broadcast = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
+        phase = Phase(call, tasks, broadcast, tree_shape(tasks))
+        return reduce_in_order(phase.shape, self.retry.run(phase, meanwhile))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:

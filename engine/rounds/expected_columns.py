@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...workloads.base import ClientIndex, Split
-from ..backends.local import InProcess
+from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
@@ -40,7 +40,7 @@ def columns(experiment: Experiment) -> list[str] | None:
         run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
         driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
-        driver.start(lambda table: InProcess(run_spec, data, table.place, lambda: None))
+        driver.start(lambda table: LocalPool(run_spec, data, table.place, lambda: None))
         return list(driver.first())
     except FedFleetError:
         return None

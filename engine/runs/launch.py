@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...workloads.base import Classification, Workload
-from ..backends.local import InProcess
+from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config import memory_errors
 from ..config.held_out import unused_rows
@@ -201,7 +201,7 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
     if left := unused_rows(split):
         driver.tell(left)
     try:
-        driver.start(lambda table: InProcess(run_spec, data, table.place, beat))
+        driver.start(lambda table: LocalPool(run_spec, data, table.place, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

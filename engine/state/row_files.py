@@ -181,11 +181,7 @@ def make_files(folder: str, capacity: int, width: int) -> None:
 def remove_files(folder: str) -> None:
     """Remove the files of rows; the folder too, unless there is something else in it."""
     with suppress(OSError):
-        stacks = [path for path in Path(folder).glob("stack-*") if path.name[6:].isdigit()] if folder else []
-        for path in [
-            *map(Path, paths(folder)),
-            *stacks,
-        ]:  # a worker that hung leaves its stack here, see worker_process.py
+        for path in map(Path, paths(folder)):
             path.unlink(missing_ok=True)
         if folder:
             Path(folder).rmdir()

@@ -175,7 +175,7 @@ def test_a_node_that_joins_is_used(cluster, start, tmp_path):
 
 def workers_of(cluster: Any) -> list[psutil.Process]:
     """Those that have started: Ray names a process by what it does."""
-    return [process for node in cluster.list_all_nodes() for process in processes("FarHost", raylet(node))]
+    return [process for node in cluster.list_all_nodes() for process in processes("WorkerProcess", raylet(node))]
 
 
 def raylet(node: Any) -> int:

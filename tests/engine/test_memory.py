@@ -22,8 +22,9 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 def test_a_worker_is_light(ray_here):
     import ray
 
+    from fedfleet.engine.backends.ray.connect import here
     from fedfleet.engine.backends.ray.driver_actor import examples
-    from fedfleet.engine.backends.ray.worker_pool import RayFleet
+    from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
     from fedfleet.engine.records.arrow_columns import to_arrow
 
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
@@ -32,9 +33,12 @@ def test_a_worker_is_light(ray_here):
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     try:
-        driver.start(lambda table: RayFleet(run_spec, data, table.place, (lambda: None, driver.tell)))
+        groups = run_spec.experiment.engine.groups()
+        requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
+        hooks = Hooks(lambda: None, driver.tell)
+        driver.start(lambda table: WorkerPool(run_spec, data, table.place, hooks, requests))
         assert len(list(driver.rounds())) == 3
-        pid = ray.get(driver.fleet.seats[0].pid)
+        pid = ray.get(driver.pool.workers[0].pid)
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
     finally:
         driver.close()

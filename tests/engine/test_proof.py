@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedfleet.engine import run
-from fedfleet.engine.backends.local import InProcess
+from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
@@ -262,15 +262,15 @@ def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     proofs = []
     real = kernel_proof.prove
     monkeypatch.setattr(kernel_proof, "prove", lambda *given: proofs.append(given) or real(*given))
-    InProcess(planned, data, rows, lambda: None)
+    LocalPool(planned, data, rows, lambda: None)
     assert not proofs  # the same library on the same processor
-    InProcess(replace(planned, proven_kernels="another machine"), data, rows, lambda: None)
+    LocalPool(replace(planned, proven_kernels="another machine"), data, rows, lambda: None)
     assert len(proofs) == 1
     wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).with_plan(
         ExecutionPlan(4, "chain"), "another machine"
     )
     with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
-        InProcess(wrong, data, rows, lambda: None)
+        LocalPool(wrong, data, rows, lambda: None)
 
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------

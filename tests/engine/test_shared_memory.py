@@ -1,4 +1,4 @@
-"""The board: what is put on it is read from it, made there or copied there, by whoever has it open."""
+"""Shared memory: what is put into it is read from it, made there or copied there, by every process that opens it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedfleet.engine.backends.ray.shared_memory import Board, Spec
+from fedfleet.engine.backends.ray.shared_memory import SharedMemory, Spec
 
 SPECS = (Spec((5, 3), "<f8"), Spec((), "<f8"))
 
 
 @pytest.fixture
-def board():
-    made = Board.make(1000, sum(spec.bytes for spec in SPECS), 4096, 4)
+def memory():
+    made = SharedMemory.make(1000, sum(spec.bytes for spec in SPECS), 4096, 4)
     yield made
     made.close()
 
@@ -31,75 +31,85 @@ def arrays(value: float) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["copied", "made there"])
-def test_results_are_read_as_they_were_put(board, there):
-    other = Board(board.address)
-    board.open(range(4))
+def test_results_are_read_as_they_were_put(memory, there):
+    other = SharedMemory(memory.address)
+    memory.open(range(4))
     for slot in (2, 0):
         assert other.claim([slot], worker=7) == 0
-        assert board.claimed_by(slot) == 7
-        assert board.get(slot) is None
+        assert memory.claimed_by(slot) == 7
+        assert memory.get(slot) is None
         result = arrays(slot)
         if there:
-            room = other.room(slot, SPECS)
-            for view, array in zip(room, result, strict=True):
+            views = other.room(slot, SPECS)
+            for view, array in zip(views, result, strict=True):
                 view[...] = array
-            result = room
+            result = views
         other.put(slot, {"slot": slot}, result)
     for slot in (0, 2):
-        reply, found = board.get(slot)
+        reply, found = memory.get(slot)
         assert reply == {"slot": slot}
         assert all(np.array_equal(a, b) for a, b in zip(found, arrays(slot), strict=True))
-    assert board.claim([0, 1, 2, 3], worker=8) == 1
+    assert memory.claim([0, 1, 2, 3], worker=8) == 1
 
 
-def test_one_array_made_there_and_one_from_elsewhere(board):
-    first, second = board.room(1, SPECS)
+def test_one_array_made_there_and_one_from_elsewhere(memory):
+    first, second = memory.room(1, SPECS)
     first[...] = arrays(3.0)[0]
     second[...] = -1.0
-    board.put(1, (), [first, np.array(3.0)])
-    assert board.get(1)[1][1] == 3.0
+    memory.put(1, (), [first, np.array(3.0)])
+    assert memory.get(1)[1][1] == 3.0
 
 
-def test_what_is_broadcast_is_a_copy(board):
-    specs = board.post(arrays(1.0))
-    other = Board(board.address)
+def test_what_is_broadcast_is_a_copy(memory):
+    specs = memory.post(arrays(1.0))
+    other = SharedMemory(memory.address)
     read = other.posted(specs)
-    board.post(arrays(2.0))
+    memory.post(arrays(2.0))
     assert read[1] == 1.0
     assert other.posted(specs)[1] == 2.0
 
 
-def test_a_reply_too_long_is_told(board):
+def test_a_reply_too_long_is_told(memory):
     with pytest.raises(ValueError, match="must fit in 4096 bytes"):
-        board.put(0, "x" * 5000, [])
+        memory.put(0, "x" * 5000, [])
+
+
+def test_a_task_that_is_withdrawn_is_not_claimed(memory):
+    memory.open(range(3))
+    assert memory.claim([0, 1, 2], worker=5) == 0
+    memory.withdraw([0, 1])
+    assert memory.claimed_by(0) == 5  # it goes on
+    assert memory.claim([0, 1, 2], worker=6) == 2
+    assert memory.claim([0, 1, 2], worker=6) is None
+    assert memory.get(1) is None
 
 
 @pytest.mark.parametrize("what", ["put", "open", "claim", "get"])
-def test_flags_are_set_and_believed_under_the_boards_lock_alone(what, board):
+def test_flags_are_set_and_believed_under_the_memorys_lock_alone(what, memory):
     """Its release and acquisition are what orders memory between processes where stores may be reordered."""
-    board.put(1, "there", arrays(1.0))
-    other = Board(board.address)
+    memory.put(1, "there", arrays(1.0))
+    other = SharedMemory(memory.address)
     calls: dict[str, Callable[[], object]] = {
         "put": lambda: other.put(0, "reply", arrays(0.0)),
         "open": lambda: other.open([1]),
         "claim": lambda: other.claim([0], worker=3),
         "get": lambda: other.get(1),
     }
-    handle = os.open(board.address.path, os.O_RDWR)
+    handle = os.open(memory.address.path, os.O_RDWR)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    before = board.owners[:2].tolist()
+    before = memory.owners[:2].tolist()
     call = threading.Thread(target=calls[what])
     call.start()
     deadline = time.monotonic() + 30
     while not asleep(call) and time.monotonic() < deadline:
         assert call.is_alive(), f"{what} did not wait for the lock"
     assert call.is_alive(), f"{what} did not wait for the lock"
-    assert board.owners[:2].tolist() == before
+    assert memory.owners[:2].tolist() == before
     os.close(handle)
     call.join(30)
     assert not call.is_alive()
     if what != "get":
-        assert board.owners[:2].tolist() != before
+        assert memory.owners[:2].tolist() != before
 
 
 def asleep(thread: threading.Thread) -> bool:
@@ -114,17 +124,17 @@ def asleep(thread: threading.Thread) -> bool:
 WRITER = """
 import hashlib, sys
 import numpy as np
-from fedfleet.engine.backends.ray.shared_memory import Address, Board
+from fedfleet.engine.backends.ray.shared_memory import Address, SharedMemory
 
 path, head, sums, reply, slots, worker, results = sys.argv[1], *map(int, sys.argv[2:])
-board, drawn, left = Board(Address(path, head, sums, reply, slots)), np.random.default_rng(worker), results
+memory, drawn, left = SharedMemory(Address(path, head, sums, reply, slots)), np.random.default_rng(worker), results
 while left:
-    slot = board.claim(range(slots), worker)
+    slot = memory.claim(range(slots), worker)
     if slot is None:
         continue
     values = [drawn.standard_normal((64, 96)), drawn.standard_normal(7)]
     told = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
-    board.put(slot, (worker, told), values)
+    memory.put(slot, (worker, told), values)
     left -= 1
 """
 
@@ -132,25 +142,25 @@ while left:
 def test_results_are_whole_as_soon_as_they_are_seen():
     """Two writers, and a reader who looks all the time and waits for no pipe."""
     specs = (Spec((64, 96), "<f8"), Spec((7,), "<f8"))
-    board, results = Board.make(64, sum(spec.bytes for spec in specs), 4096, 8), 400
-    board.open(range(8))
-    given = [str(each) for each in board.address]
+    memory, results = SharedMemory.make(64, sum(spec.bytes for spec in specs), 4096, 8), 400
+    memory.open(range(8))
+    given = [str(each) for each in memory.address]
     command = [sys.executable, "-c", WRITER, *given]
     writers = [subprocess.Popen([*command, str(worker), str(results)]) for worker in (1, 2)]
     seen, deadline = {1: 0, 2: 0}, time.monotonic() + 120
     try:
         while sum(seen.values()) < 2 * results and time.monotonic() < deadline:
             for slot in range(8):
-                result = board.get(slot)
+                result = memory.get(slot)
                 if result is None:
                     continue
                 (worker, told), found = result
                 assert hashlib.sha256(b"".join(value.tobytes() for value in found)).hexdigest() == told
                 seen[worker] += 1
-                board.open([slot])
+                memory.open([slot])
         assert seen == {1: results, 2: results}
         assert [writer.wait(30) for writer in writers] == [0, 0]
     finally:
         for writer in writers:
             writer.kill()
-        board.close()
+        memory.close()

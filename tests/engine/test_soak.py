@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedfleet.engine.backends.local import InProcess
+from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
@@ -29,7 +29,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     found = []
     tracemalloc.start()
     try:
-        driver.start(lambda table: InProcess(run_spec, Data.of(*split), table.place, lambda: None))
+        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.place, lambda: None))
         done = 0
         for told in driver.rounds():
             if not isinstance(told, dict):

@@ -1,7 +1,8 @@
-"""A worker is woken by its bell, says that it is done, and cannot die unheard; nor can the driver."""
+"""A worker is woken by its pipe and says that it is done; the death of either side is heard by the other."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,33 +10,33 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedfleet.engine.backends.ray.wakeup import Bell, Ends, Heard, over
+from fedfleet.engine.backends.ray.wakeup import Ends, Listener, WakeUp, wait_for
 
-HOST = """
+WORKER = """
 import sys
-from fedfleet.engine.backends.ray.wakeup import Ends, Heard
-bell = Heard(Ends(*sys.argv[1:]))
-bell.done()
-while number := bell.wait():
+from fedfleet.engine.backends.ray.wakeup import Ends, Listener
+listener = Listener(Ends(*sys.argv[1:]))
+listener.done()
+while number := listener.wait():
     if number == 13:
         sys.exit("dies")
     print(number, flush=True)
-    bell.done()
+    listener.done()
 print("alone", flush=True)
 """
 SECONDS = 60
 
 
 @contextmanager
-def worker() -> Iterator[tuple[Bell, subprocess.Popen[str]]]:
+def worker() -> Iterator[tuple[WakeUp, subprocess.Popen[str]]]:
     """One that has its ends."""
-    bell = Bell()
-    process = subprocess.Popen([sys.executable, "-c", HOST, *bell.ends], stdout=subprocess.PIPE, text=True)
+    wakeup = WakeUp()
+    process = subprocess.Popen([sys.executable, "-c", WORKER, *wakeup.ends], stdout=subprocess.PIPE, text=True)
     try:
-        assert over([bell], SECONDS) == {bell}
-        assert bell.answer()
-        bell.taken()
-        yield bell, process
+        assert wait_for([wakeup], SECONDS) == {wakeup}
+        assert wakeup.answer()
+        wakeup.taken()
+        yield wakeup, process
     finally:
         process.kill()
         process.communicate()
@@ -47,38 +48,50 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def test_the_number_comes_and_the_answer():
-    with worker() as (bell, process):
+    with worker() as (wakeup, process):
         for number in (1, 2**40):
-            bell.ring(number)
-            assert over([bell], SECONDS) == {bell}
-            assert bell.answer()
+            wakeup.wake(number)
+            assert wait_for([wakeup], SECONDS) == {wakeup}
+            assert wakeup.answer()
             assert line(process) == str(number)
-        assert over([bell], 0) == set()
-        bell.close()
+        assert wait_for([wakeup], 0) is None
+        wakeup.close()
         assert line(process) == "alone"
 
 
 @pytest.mark.parametrize("how", ["by itself", "killed"])
 def test_a_death_is_heard(how):
-    with worker() as (bell, process), worker() as (other, _):
+    with worker() as (wakeup, process), worker() as (other, _):
         if how == "killed":
             process.kill()
         else:
-            bell.ring(13)
-        assert over([other, bell], SECONDS) == {bell}
-        assert not bell.answer()
-        bell.ring(1)  # nobody hears it, and nothing happens
-        bell.close()
+            wakeup.wake(13)
+        assert wait_for([other, wakeup], SECONDS) == {wakeup}
+        assert not wakeup.answer()
+        wakeup.wake(1)  # nobody hears it, and nothing happens
+        wakeup.close()
         other.close()
 
 
 def test_a_ring_waits_for_a_worker_that_has_yet_to_come():
-    bell = Bell()
-    bell.ring(7)
-    heard = Heard(Ends(*bell.ends))
-    bell.taken()
-    assert heard.wait() == 7
-    heard.close()
-    assert over([bell], SECONDS) == {bell}
-    assert not bell.answer()
-    bell.close()
+    wakeup = WakeUp()
+    wakeup.wake(7)
+    listener = Listener(Ends(*wakeup.ends))
+    wakeup.taken()
+    assert listener.wait() == 7
+    listener.close()
+    assert wait_for([wakeup], SECONDS) == {wakeup}
+    assert not wakeup.answer()
+    wakeup.close()
+
+
+def test_another_handle_ends_the_waiting():
+    reading, writing = os.pipe()
+    with worker() as (wakeup, _):
+        os.write(writing, b"x")
+        assert wait_for([wakeup], SECONDS, also=reading) == set()
+        wakeup.wake(5)
+        os.read(reading, 1)
+        assert wait_for([wakeup], SECONDS, also=reading) == {wakeup}
+    os.close(reading)
+    os.close(writing)

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.backends.local import InProcess
+from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.rounds.driver import DataSummary, Driver
@@ -40,7 +40,7 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     split = run_spec.split()
     data = Data.of(split.train, split.test, split.client_index)
     driver = Driver(run_spec, DataSummary(split.client_index, 1))
-    driver.start(lambda table: InProcess(run_spec, data, table.place, lambda: None))
+    driver.start(lambda table: LocalPool(run_spec, data, table.place, lambda: None))
     try:
         assert driver._opening()
         worker: Any = driver.fleet.worker

@@ -213,7 +213,7 @@ def worker(case: Case) -> Result:
 
 
 def kill_one(case: Case) -> None:
-    workers = processes("HostProcess")
+    workers = processes("WorkerProcess")
     if workers:
         workers[int(case.random.integers(len(workers)))].kill()
 

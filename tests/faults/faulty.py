@@ -89,7 +89,7 @@ class Failing:
 
     def init(self, seed: int) -> dict[str, torch.Tensor]:
         if any(rule["kind"] == "start" for rule in self.rules()):
-            assert "HostProcess" not in Path("/proc/self/cmdline").read_text(), "no worker can start"
+            assert "WorkerProcess" not in Path("/proc/self/cmdline").read_text(), "no worker can start"
         return super().init(seed)
 
     def split(self, seed: int, clients: int) -> Split:

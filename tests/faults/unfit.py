@@ -19,7 +19,7 @@ if UNFIT == "import":
 
 
 def is_worker() -> bool:
-    return any(name in Path("/proc/self/cmdline").read_text() for name in ("FarHost", "HostProcess"))
+    return any(name in Path("/proc/self/cmdline").read_text() for name in ("WorkerProcess",))
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ...engine.backends.ray.nodes import cluster
+    from ...engine.backends.ray.placement import cluster
 
     anywhere = types.FunctionType(look.__code__, {"__builtins__": __builtins__, "__name__": "__main__"}, "look")
     asked = []
@@ -208,7 +208,7 @@ def shared(out: Path, seen: list[bool]) -> Finding:
 
 def of_workers(experiment: Experiment) -> Iterator[Finding]:
     """Where the workers would go, and whether that is free now."""
-    from ...engine.backends.ray.nodes import cluster, placed, planned, wanted
+    from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 
     try:
         spots = planned(experiment.engine)

@@ -1,287 +1,509 @@
-"""A run's workers on several nodes: the driver calls each, brings rows to where they are read, and outlives nodes.
+"""The pool of a run on several nodes: one agent for each node and group of workers, and this, which the driver has.
 
-A node that is lost costs the tasks under way on it, and those of the round whose fresh rows went with it, another run
-elsewhere. Rows that were committed there are on the driver's node too if a checkpoint names them; if some are not,
-`RowsLost` sends the driver back to the last checkpoint.
+The driver gives each agent tasks (near the states that they read, the longest first), brings the rows that they lack,
+and takes the sums at the end of a phase. A node that is lost costs the tasks that it had in this round: they run again
+elsewhere. Committed rows of a lost node are on the driver's node too if a checkpoint names them; where some are on no
+node, RowsLost sends the driver back to its last checkpoint.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from ...cohorts.tasks import Broadcast, TrainingTask
+from ...cohorts.tasks import TrainingTask
 from ...config.run_spec import RunSpec
-from ...errors import NoRoom, RowsLost, WorkersLost
+from ...config.schema import WorkerGroup
+from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
 from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
-from ..base import Call, Failure
-from .cluster_nodes import ANSWER_SECONDS, Given, Seat, Site, Sites, answers
-from .locality import DRIVER, Desk, reads
-from .node_agent import UNMOVED
-from .nodes import cluster
-from .phase import Phase
-from .placement import Room
-from .task_splitting import Piece, cut, key
-from .worker_handle import death
-from .worker_pool import DEATHS, LOOK_SECONDS, start_seconds
+from ..base import Failure, Outcome, Phase, Pool
+from .node_agent import News, NodeAgent
+from .placement import Node, Placement, Spot, cluster, on_node, placed, wanted
+from .row_locations import DRIVER, RowLocations
+from .scheduler import Key, Scheduler, key_of, rows_read
+from .task_splitting import split_tasks
+from .worker_pool import DEATHS, LOOK_SECONDS, Hooks, WorkerRequest, last_error_line, start_seconds
 
-Check = Callable[[], None]
-Tell = Callable[[str], None]
+NEWS_SECONDS = 5.0
+"""How long an agent waits for an outcome before it says that there is none."""
+CHUNK = 256
+"""Rows that a checkpoint brings to the driver's node at a time."""
+CLOSE_SECONDS = 10.0
+"""What the agents may take to close."""
+ANSWER_SECONDS = 120.0
+"""What an agent may take to answer, before its node counts as lost."""
 
 
-class Spread:
-    """check: called while waiting; may raise to stop. tell: is told what a log should have. table: of which the
-    committed rows must stay. steps: (N,) of each client in a round."""
+@dataclass(eq=False)
+class Agent:
+    """The workers of one group on one node, as the driver sees them.
+
+    id: Ray's id of the node. node: the run's number of it, see RowLocations. workers: how many there are. started: the
+    reference to the agent's start. speed: local steps a second of one worker. given: tasks that are under way. asked:
+    the reference to the agent's news, while it has been asked for them.
+    """
+
+    id: str
+    name: str
+    node: int
+    group: WorkerGroup
+    worker_requests: Sequence[WorkerRequest]
+    actor: Any
+    started: Any
+    workers: int
+    speed: float = 1.0
+    given: dict[Key, Any] = field(default_factory=dict)
+    asked: Any = None
+
+
+@dataclass
+class Progress:
+    """What has come of a phase.
+
+    open: tasks whose result is awaited. reported: tasks whose outcome the driver has; one that is open again runs for
+    its states and sums alone. done: tasks with a result, and the agent that has their states and sums.
+    """
+
+    phase: Phase
+    number: int
+    open: set[Key] = field(default_factory=set)
+    reported: set[Key] = field(default_factory=set)
+    done: dict[Key, tuple[Any, Agent]] = field(default_factory=dict)
+
+
+class ClusterPool(Pool):
+    """Start the agents with `open`. Nothing else is called before."""
 
     def __init__(
-        self, run_spec: RunSpec, data: Sequence[Any], table: Table, calls: tuple[Check, Tell], steps: np.ndarray
+        self,
+        run_spec: RunSpec,
+        data: Sequence[Any],
+        table: Table,
+        hooks: Hooks,
+        steps: np.ndarray,
+        placement: Placement,
     ) -> None:
-        check, tell = calls
-        self.steps = steps
-        self.run_spec, self.table, self.check, self.tell = run_spec, table, check, tell
-        self.sites = Sites(run_spec, data, table, tell)
-        self.where = self.sites.where
-        self.desk = Desk(self.where, steps)
-        self.deaths = 0
-        self.working: dict[Any, Seat] = {}  # reference -> who works on it
-        self.young, self.fresh = True, []  # a phase whose tasks are still being put
-        self.phase = Phase()
-        table.gather = self.sites.gather
-        table.brought = lambda rows: self.where.wrote(DRIVER, rows)
+        """data: see WorkerPool. table: its committed rows must not be lost. steps: (N,) local steps of each client in a
+        round. placement: what the workers take of the cluster."""
+        self.run_spec, self.data, self.table, self.hooks = run_spec, list(data), table, hooks
+        self.placement, self.steps = placement, steps
+        self.locations = RowLocations(table.capacity)
+        self.scheduler = Scheduler(self.locations, steps)
+        self.agents: list[Agent] = []  # those whose workers have started
+        self.coming: list[Agent] = []  # those that start
+        self.numbers: dict[str, int] = {}  # Ray's id of a node -> its number
+        self.groups = run_spec.experiment.engine.groups()
+        self.pace = np.zeros((len(self.groups), 2))  # steps and seconds of each group
+        self.earlier: dict[Key, tuple[Any, Agent]] = {}  # Progress.done of the round's earlier phases
+        self.moving: dict[Any, tuple[Agent, Any, np.ndarray]] = {}  # reference -> agent, task, rows on their way
+        self.progress: Progress | None = None
+        self.phases = self.deaths = 0
+        self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
+        self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
+        table.gather = self.gather
+        table.brought = lambda rows: self.locations.wrote(DRIVER, rows)
 
-    def open(self, room: Room) -> None:
-        """Start the first workers, and wait for them."""
-        nodes, sites = {node.id: node for node in cluster()}, self.sites
-        sites.site(next(iter(nodes.values())))
-        sites.room = room
-        for bundle, spot in enumerate(room.spots):
-            sites.coming.append(sites.seat(sites.site(nodes[spot.node]), spot.group, bundle))
+    # --- agents -----------------------------------------------------------------------------------------------------
+    def open(self) -> None:
+        """Start the agents and their workers, and wait for them."""
+        nodes = cluster()  # the driver's node is the first
+        if all(spot.node != nodes[0].id for spot in self.placement.spots):
+            self._start_agent(nodes[0], self.groups[0], [])  # for the rows that are there
+        worker_requests = [(spot, self.placement.of(bundle)) for bundle, spot in enumerate(self.placement.spots)]
+        self._start_agents(nodes, worker_requests)
         limit = self.run_spec.experiment.engine.wait + start_seconds(self.run_spec)
         end = time.monotonic() + limit
-        try:
-            while sites.coming:
-                ray.wait([seat.ready for seat in sites.coming], timeout=LOOK_SECONDS)
-                self.check()
-                sites.arrive()
-                if not sites.coming and not sites.seats:
-                    self._grow()
-                if sites.coming and time.monotonic() > end:
-                    raise NoRoom(
-                        f"engine.workers: {len(sites.coming)} workers have not started within {limit:g} s, the first "
-                        f"is {sites.coming[0].name}; look at `ray status` on the cluster's head, or raise engine.wait"
-                    )
-            if not sites.seats:
-                raise WorkersLost(f"no worker is left that can run clients, the last: {sites.last}")
-        except BaseException:
-            sites.close()
-            raise
-        self.tell(f"{len(sites.seats)} workers on {len({seat.site.id for seat in sites.seats})} nodes")
+        while self.coming:
+            ray.wait([agent.started for agent in self.coming], timeout=LOOK_SECONDS)
+            self.hooks.check()
+            self._welcome(first=True)
+            if not self.coming and not self._takers():
+                self._grow()
+            if self.coming and time.monotonic() > end:
+                raise NoRoom(
+                    f"engine.workers: the workers on {len(self.coming)} nodes have not started within {limit:g} s, the "
+                    f"first on node {self.coming[0].name}; look at `ray status` on the cluster's head, or raise "
+                    "engine.wait"
+                )
+        busy = self._takers()
+        if not busy:
+            raise self._none_left()
+        self.hooks.log(f"{sum(agent.workers for agent in busy)} workers on {len({agent.id for agent in busy})} nodes")
+
+    def _start_agents(self, nodes: Sequence[Node], worker_requests: Sequence[tuple[Spot, Any]]) -> None:
+        """seats: where each worker goes, and Ray's scheduling strategy for it."""
+        for node in nodes:
+            for group in self.groups:
+                theirs = [
+                    WorkerRequest(group, how)
+                    for spot, how in worker_requests
+                    if spot.node == node.id and spot.group == group
+                ]
+                if theirs:
+                    self._start_agent(node, group, theirs)
+
+    def _start_agent(self, node: Node, group: WorkerGroup, worker_requests: Sequence[WorkerRequest]) -> None:
+        if node.id not in self.numbers:
+            self.numbers[node.id] = self.locations.add()
+        number, layout = self.numbers[node.id], self.table.place
+        beside = next((agent for agent in self.agents + self.coming if agent.node == number), None)
+        if layout.folder and number != DRIVER:
+            parent = self.run_spec.experiment.engine.store or tempfile.gettempdir()
+            layout = layout._replace(folder=str(Path(parent) / f"fedfleet-{self.run_spec.run_id}-{node.id[:12]}"))
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 8, "scheduling_strategy": on_node(node.id)}
+        remote: Any = ray.remote(**options)(NodeAgent)
+        makes = number != DRIVER and beside is None
+        made = None if beside is None else beside.actor.answers.remote()  # Ray waits for it: then the files are there
+        actor = remote.remote(self.run_spec, self.data, layout, makes, made)
+        started = actor.start.remote(list(worker_requests))
+        self.coming.append(
+            Agent(node.id, node.name, number, group, worker_requests, actor, started, len(worker_requests))
+        )
+
+    def _welcome(self, first: bool = False) -> None:
+        """Agents whose workers have started take part. first: one that cannot start ends the run."""
+        for agent in list(self.coming):
+            if not ray.wait([agent.started], timeout=0)[0]:
+                continue
+            self.coming.remove(agent)
+            try:
+                ray.get(agent.started)
+            except RayError as error:
+                cause = cause_of(error)
+                if isinstance(cause, WorkersUnfit):
+                    self._give_up(agent, cause)
+                    self.agents.append(agent)  # for the rows of its node
+                    continue
+                if first:
+                    raise cause from cause.__cause__
+                self.hooks.log(f"the workers on node {agent.name} did not start: {last_error_line(error)}")
+                self._died("as it started")
+                continue
+            self.agents.append(agent)
+            if not first:
+                self.hooks.log(f"{agent.workers} workers are ready on node {agent.name}")
+        self._set_speeds()
+
+    def _give_up(self, agent: Agent, cause: Exception) -> None:
+        """Go on without an agent's workers, whose environment is to blame and no client; none start on its node again.
+
+        The agent stays for the rows of its node and for the sums of what its workers have done.
+        """
+        for line in ray.get(agent.actor.lines.remote()):
+            self.hooks.log(f"node {agent.name}: {line}")
+        self.unfit[agent.id] = str(cause)
+        agent.workers, agent.asked = 0, None
+        for task in agent.given.values():
+            self.scheduler.put(task)
+        agent.given.clear()
+
+    def _none_left(self) -> WorkersLost:
+        known = list(self.unfit.values())
+        return WorkersLost(known[-1] if known else "no worker is left, and no node has room for another")
+
+    def _set_speeds(self) -> None:
+        """The measured speeds of groups; a group that was not measured counts as the quickest."""
+        known = [steps / seconds if seconds else 0.0 for steps, seconds in self.pace]
+        for agent in self.agents:
+            agent.speed = known[self.groups.index(agent.group)] or max(known) or 1.0
 
     def _grow(self) -> None:
-        """Workers for nodes that joined, and for those that were lost."""
-        nodes = cluster()
-        for site in self.sites.sites:
-            if site.alive and site.id not in {node.id for node in nodes}:
-                self._lost_node(site)
-        self.sites.grow(nodes)
+        """Find nodes that are gone, and start workers on those that joined."""
+        everywhere = cluster()
+        there = {node.id for node in everywhere}
+        for agent in list(self.agents):
+            if agent in self.agents and agent.id not in there:
+                self._lost_node(agent)
+        nodes = [node for node in everywhere if node.id not in self.unfit]
+        missing = wanted(self.run_spec.experiment.engine, nodes)
+        for agent in self.agents + self.coming:
+            for worker_request in agent.worker_requests if agent.id not in self.unfit else ():
+                if worker_request.group in missing:
+                    missing.remove(worker_request.group)
+        if not missing:
+            return
+        spots = placed(missing, [node for node in cluster(free=True) if node.id not in self.unfit])[0]
+        for name in sorted({node.name for node in nodes for spot in spots if spot.node == node.id}):
+            self.hooks.log(f"workers start on node {name}")
+        worker_requests = [(spot, on_node(spot.node)) for spot in spots]
+        self._start_agents(nodes, worker_requests)
 
-    # --- tasks --------------------------------------------------------------------------------------------------------
-    def start(self, call: Call, shared: Broadcast) -> None:
-        self.call: Call = call
-        self.version = shared.version
-        self.leaves = ray.put(shared.leaves)
-        self.sum_bytes = 2 * sum(leaf.nbytes for leaf in shared.leaves)  # about: float64, and like what is broadcast
-        self.phase.clear()
-        self.young = True
-        self.fresh.clear()
-        if call == "train":
-            self._grow()
-            self.sites.arrive()
+    def _takers(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.workers]
 
-    def put(self, task: Any) -> None:
-        """Those of a phase come before the first `get`; later ones are run whole, and their sums come with them."""
-        if self.young:
-            self.fresh.append(task)
-        else:
-            self.phase.late.add(task.index)
-            self.desk.put(task)
+    # --- phases -----------------------------------------------------------------------------------------------------
+    def run_phase(self, phase: Phase) -> Iterator[Outcome]:
+        self.progress = None
+        if not phase.repeated:
+            self.earlier.clear()
+            if phase.call == "train":
+                self._grow()
+                self._welcome()
+        self.phases += 1
+        progress = self.progress = Progress(phase, self.phases)
+        sum_bytes = 0 if phase.repeated else 2 * sum(leaf.nbytes for leaf in phase.broadcast.leaves)  # about: float64
+        self.scheduler.begin(phase.shape, self.table.width, sum_bytes)
+        self.leaves = ray.put(phase.broadcast.leaves)
+        for agent in self._takers():
+            self._begin(agent, progress)
+        workers = sum(agent.workers for agent in self.agents)
+        for task in phase.tasks if phase.repeated else split_tasks(phase.tasks, workers, self.steps):
+            self._put(progress, task)
+        self.scheduler.hand_out(self._takers(), self._give)
+        return self._outcomes(progress)
 
-    def go(self) -> None:
-        if self.young:
-            self._begin()
-            self.desk.hand_out(self.sites.seats, self._give)
+    def _begin(self, agent: Agent, progress: Progress) -> None:
+        agent.given.clear()
+        agent.asked = None
+        phase = progress.phase
+        agent.actor.begin.remote(phase.call, progress.number, self.leaves, phase.shape, phase.repeated)
 
-    def get(self) -> tuple[Any, TaskResult | Failure]:
-        self.go()
-        while not self.phase.over or self.phase.again:  # no result before the rows of those before it are there
-            self._step()
-        return self.phase.over.popleft()
+    def _put(self, progress: Progress, task: Any) -> None:
+        progress.open.add(key_of(task))
+        self.scheduler.put(task)
 
-    def rest(self) -> Iterator[PartialSum]:
-        while gone := self.phase.held.missing():
-            self._survey()
-            for task in self.phase.lose_sums(gone):
-                self.desk.put(task)
-            while self.phase.again:
-                self._step()
-        yield from self.phase.rest()
+    def _outcomes(self, progress: Progress) -> Iterator[Outcome]:
+        sums: list[PartialSum] = []
+        while progress.open:
+            yield from self._step(progress)
+            if not progress.open and progress.phase.call == "train" and not progress.phase.repeated:
+                sums = self._ask_for_sums(progress)  # tasks whose sums are lost are open again
+        self.earlier.update(progress.done)
+        yield from sums
 
-    def _begin(self) -> None:
-        """The phase's tasks are known."""
-        self.young = False
-        self.desk.begin(self.phase.begin(self.fresh), self.table.width, self.sum_bytes)
-        for task in cut(self.fresh, len(self.sites.seats), self.steps):
-            self.desk.put(task)
-        self.fresh.clear()
-
-    def _step(self) -> None:
-        """Hand out what waits; wait for news."""
-        self.desk.hand_out(self.sites.seats, self._give)
-        waiting = list(self.working) or [seat.ready for seat in self.sites.coming]
+    def _step(self, progress: Progress) -> list[Outcome]:
+        """Hand out tasks, wait for news, and return the outcomes that the driver has not had."""
+        self.scheduler.hand_out(self._takers(), self._give)
+        for agent in self.agents:
+            if agent.given and agent.asked is None:
+                agent.asked = agent.actor.news.remote(progress.number, NEWS_SECONDS)
+        waiting = [agent.asked for agent in self.agents if agent.asked is not None]
+        waiting += [*self.moving, *(agent.started for agent in self.coming)]
         if not waiting:
             self._grow()
-            if not self.sites.coming:
-                last = f", the last: {self.sites.last}" if self.sites.last else ""
-                raise WorkersLost(f"no worker is left, and no node has room for another{last}")
-            return
-        ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
-        self.check()
-        self._died(self.sites.arrive(), "as they started")
-        for reference in ready:
-            if reference in self.working:
-                self._returned(reference)
+            if not self.coming:
+                raise self._none_left()
+            return []
+        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
+        self.hooks.check()
+        before = len(self.agents)
+        self._welcome()
+        for agent in self.agents[before:]:
+            self._begin(agent, progress)
+        for reference in [reference for reference in ready if reference in self.moving]:
+            self._moved(progress, reference)
+        outcomes: list[Outcome] = []
+        for agent in [agent for agent in self.agents if agent.asked in ready]:
+            outcomes += self._hear(progress, agent)
+        return outcomes
 
-    def _give(self, seat: Seat, task: Any) -> None:
-        moves = self.sites.bring(task, seat.site)
-        news, sums = seat.actor.do.remote(self.call, task, self.version, self.leaves, moves)
-        seat.calls.append(Given(news, sums, task))
-        self.working[news] = seat
-
-    def _returned(self, news: Any) -> None:
-        seat = self.working[news]
-        given = next(each for each in seat.calls if each.news == news)
+    def _hear(self, progress: Progress, agent: Agent) -> list[Outcome]:
+        """What an agent has to tell."""
+        if agent not in self.agents:  # it was lost with another agent of its node
+            return []
+        asked, agent.asked = agent.asked, None
         try:
-            result: Any = ray.get(news)
+            news: News = ray.get(asked)
         except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            raise cause from cause.__cause__
-        except RayError as error:
-            self._lost(seat, death(error, self.run_spec))
-            return
-        self.working.pop(news)
-        seat.calls.remove(given)
-        if isinstance(result, Failure) and result.cause.startswith(UNMOVED):
+            cause = cause_of(error)
+            if not isinstance(cause, WorkersUnfit):
+                raise cause from cause.__cause__
+            self._give_up(agent, cause)
+            return []
+        except RayError:
+            self._lost_node(agent)
+            return []
+        agent.workers = news.workers
+        for line in news.log:
+            self.hooks.log(f"node {agent.name}: {line}")
+        outcomes = (self._ended(progress, agent, outcome) for outcome in news.outcomes)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _ended(self, progress: Progress, agent: Agent, outcome: Any) -> Outcome | None:
+        """Note a task's outcome; None where the driver has had it."""
+        key = key_of(outcome.task if isinstance(outcome, Failure) else outcome)
+        task = agent.given.pop(key)
+        known = key in progress.reported or key in self.earlier
+        if isinstance(outcome, Failure) and known:  # it went well before
+            self.scheduler.put(task)
+            return None
+        progress.open.discard(key)
+        progress.reported.add(key)
+        if isinstance(outcome, TaskResult):
+            self.deaths = 0
+            if isinstance(task, TrainingTask):
+                progress.done[key] = (task, agent)
+                self.locations.wrote(agent.node, task.write)
+                self.counts["results"] += agent.node != DRIVER
+                if len(self.groups) > 1:
+                    self.pace[self.groups.index(agent.group)] += (outcome.facts["steps"], outcome.facts["seconds"])
+                    self._set_speeds()
+        return None if known else outcome
+
+    def _ask_for_sums(self, progress: Progress) -> list[PartialSum]:
+        """The sums of all results. Those of an agent that is lost meanwhile are missing; its tasks are open again."""
+        agents = [agent for agent in self.agents if any(agent is has for _, has in progress.done.values())]
+        asked = [(agent, agent.actor.sums.remote()) for agent in agents]
+        found: list[PartialSum] = []
+        crossed: list[PartialSum] = []
+        for agent, reference in asked:
+            try:
+                theirs: list[PartialSum] = ray.get(reference)
+            except RayError:
+                self._lost_node(agent)
+                continue
+            found += theirs
+            crossed += theirs if agent.node != DRIVER else []
+        if not progress.open:
+            self.counts["sums"] += len(crossed)
+            self.counts["bytes"] += sum(leaf.nbytes for part in crossed for leaf in part.leaves)
+        return found
+
+    # --- tasks and the rows that they read --------------------------------------------------------------------------
+    def _give(self, agent: Agent, task: Any) -> None:
+        """Have an agent run a task, and other nodes send the rows that it reads and the agent's node lacks."""
+        assert self.progress is not None
+        agent.given[key_of(task)] = task
+        moves = []
+        for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.place.folder else []:
+            packed = self._on(source).actor.read.remote(rows)
+            moves.append(agent.actor.write.remote(rows, packed))
+            self.counts["rows"] += len(rows)
+        added = agent.actor.add.remote(self.progress.number, [task], *moves)
+        if moves:
+            self.moving[added] = (agent, task, rows_read(task))
+
+    def _moved(self, progress: Progress, added: Any) -> None:
+        """The rows for a task have come, or cannot come, because the node that had them is gone."""
+        agent, task, rows = self.moving.pop(added)
+        try:
+            ray.get(added)
+            self.locations.copied(agent.node, rows)
+        except RayError:
             self._survey()
-            self.desk.put(given.task)
+            if agent.given.pop(key_of(task), None) is not None:
+                self.scheduler.put(task)
+
+    def _on(self, node: int) -> Agent:
+        """An agent of a node."""
+        return next(agent for agent in self.agents if agent.node == node)
+
+    def gather(self, rows: np.ndarray) -> None:
+        """Copy committed rows to the driver's node, whose files a checkpoint names.
+
+        The checkpoint's thread calls this. The rows are pinned, so nobody writes to them meanwhile.
+        """
+        if not self.table.place.folder:
             return
-        if isinstance(result, Failure) and result.kind == "worker":
-            for task in [given.task, *(other.task for other in self._leave(seat))]:
-                self.desk.put(task)
-            self.sites.retire(seat, result.cause)
-            return
-        self.deaths = 0
-        if isinstance(given.task, TrainingTask | Piece):
-            self.where.copied(seat.site.number, reads(given.task))
-            if not isinstance(result, Failure):
-                try:
-                    result = self.phase.summed(seat.site, given, result)
-                except RayError:
-                    self._survey()
-                    self.desk.put(given.task)
-                    return
-                self.sites.timed(seat, result.facts)
-                self.where.wrote(seat.site.number, given.task.write)
-                self.phase.done[key(given.task)] = (given.task, seat.site.number)
-        self._ended(given.task, result)
+        for source, theirs in self.locations.missing(DRIVER, rows):
+            for begin in range(0, len(theirs), CHUNK):
+                part = theirs[begin : begin + CHUNK]
+                packed = self._on(source).actor.read.remote(part)
+                ray.get(self._on(DRIVER).actor.write.remote(part, packed))
+                self.locations.copied(DRIVER, part)
 
-    def _ended(self, task: Any, result: Any) -> None:
-        if not self.phase.ended(task, result):
-            self.desk.put(task)
-
-    # --- what is lost -------------------------------------------------------------------------------------------------
-    def _lost(self, seat: Seat, why: Failure) -> None:
-        """A worker is gone: blame the task that it was at, unless its whole node is gone."""
-        if not answers(seat.site):
-            self._lost_node(seat.site)
-            return
-        where, cause = seat.name, why.cause
-        stack = ray.get(seat.site.keeper.stack.remote(seat.number), timeout=ANSWER_SECONDS)
-        self._died(1, cause)
-        if stack:
-            patience = self.run_spec.experiment.engine.patience
-            self.tell(f"{where} has taken no step for {patience:g} s; its stack:\n{stack}")
-            cause = f"no step for {patience:g} s (engine.patience)"
-            why = Failure(cause, "")
-        self.tell(f"{where}: {cause}; another one starts")
-        first, *later = self._leave(seat)
-        for other in later:
-            self.desk.put(other.task)
-        self._ended(first.task, why._replace(where=where))
-        self.sites.coming.append(self.sites.seat(seat.site, seat.group, seat.bundle))
-
-    def _died(self, count: int, cause: str) -> None:
-        self.deaths += count
-        if self.deaths > DEATHS:
-            raise WorkersLost(f"{self.deaths} workers died in a row without finishing a task, the last: {cause}")
-
-    def _leave(self, seat: Seat) -> list[Given]:
-        """The worker is no more; what it had been given."""
-        ray.kill(seat.actor)
-        if seat in self.sites.seats:
-            self.sites.seats.remove(seat)
-        for given in seat.calls:
-            self.working.pop(given.news)
-        return seat.calls
-
+    # --- what is lost -----------------------------------------------------------------------------------------------
     def _survey(self) -> None:
-        for site in self.sites.sites:
-            if site.alive and not answers(site):
-                self._lost_node(site)
+        """Find agents that are gone."""
+        for agent in list(self.agents):
+            try:
+                ray.get(agent.actor.answers.remote(), timeout=ANSWER_SECONDS)
+            except RayError:
+                if agent in self.agents:
+                    self._lost_node(agent)
 
-    def _lost_node(self, site: Site) -> None:
-        """Its tasks go elsewhere; RowsLost where that is not enough."""
-        site.alive = False
-        self.where.lose(site.number)
-        self.sites.coming = [seat for seat in self.sites.coming if seat.site is not site]
-        tasks = [call.task for seat in list(self.sites.seats) if seat.site is site for call in self._leave(seat)]
-        for task in tasks:
-            self.desk.put(task)
-        gone = self.phase.lose(site, rows=bool(self.table.place.folder))
-        for task in gone:
-            self.desk.put(task)
-        self.tell(
-            f"node {site.name} is lost: {len(tasks)} tasks under way go elsewhere, {len(gone)} of this round are run "
-            "again for the states and sums that went with it"
+    def _died(self, cause: str) -> None:
+        self.deaths += 1
+        if self.deaths > DEATHS:
+            raise WorkersLost(f"{self.deaths} nodes' workers died in a row without finishing a task, the last: {cause}")
+
+    def _lost_node(self, lost: Agent) -> None:
+        """A node is gone, or an agent on it: its tasks go elsewhere. RowsLost where that is not enough."""
+        gone = [agent for agent in self.agents if agent.node == lost.node]
+        self.agents = [agent for agent in self.agents if agent.node != lost.node]
+        self.coming = [agent for agent in self.coming if agent.node != lost.node]
+        for agent in gone:
+            ray.kill(agent.actor)
+        self._died("the node is lost")
+        on_driver = lost.node == DRIVER  # whose rows are in the run's own files
+        if not on_driver:
+            self.locations.lose(lost.node)
+            del self.numbers[lost.id]
+        again = self._run_again(gone, rows=bool(self.table.place.folder) and not on_driver)
+        given = sum(len(agent.given) for agent in gone)
+        self.hooks.log(
+            f"node {lost.name} is lost: {given} tasks under way go elsewhere, {again} of this round run again for the "
+            "states and sums that are lost"
         )
         committed = self.table.row[self.table.row >= 0]
-        if self.table.place.folder and len(lost := self.where.gone(committed)):
-            self._forget()
-            raise RowsLost(f"the states of {len(lost)} clients were lost with node {site.name}")
+        if self.table.place.folder and len(rows := self.locations.gone(committed)):
+            self._drop()
+            raise RowsLost(f"the states of {len(rows)} clients were lost with node {lost.name}")
+        if on_driver:
+            self._start_agent(Node(lost.id, lost.name, {}, {}), lost.group, lost.worker_requests)
 
-    def _forget(self) -> None:
-        """Let the round go: workers finish what they have been given, and nobody listens."""
-        self.desk.forget()
-        self.phase.clear()
-        for seat in self.sites.seats:
-            if seat.calls:
-                ray.wait([given.news for given in seat.calls], num_returns=len(seat.calls))
-            for given in seat.calls:
-                self.working.pop(given.news, None)
-            seat.calls = []
+    def _run_again(self, gone: Sequence[Agent], rows: bool) -> int:
+        """Put the tasks that these agents had; how many of them had a result. rows: states are lost, too."""
+        progress = self.progress
+        if progress is None:
+            return 0
+        had = {**(self.earlier if rows else {}), **(progress.done if rows or not progress.phase.repeated else {})}
+        again = {key: task for key, (task, agent) in had.items() if agent in gone}
+        for key, task in again.items():
+            progress.done.pop(key, None)
+            self._put(progress, task)
+        for task in [task for agent in gone for task in agent.given.values()]:
+            self._put(progress, task)
+        return len(again)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    def _drop(self) -> None:
+        """Give the phase up, and wait until no worker writes rows any more."""
+        self.scheduler.forget()
+        self.earlier.clear()
+        self.progress = None
+        self.moving.clear()
+        waiting = [agent.actor.drop.remote() for agent in self._takers()]
+        ray.wait(waiting, num_returns=len(waiting)) if waiting else None
+        for agent in self.agents:
+            agent.given.clear()
+            agent.asked = None
+
+    # --- the end ----------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
-        """Nodes with workers; bytes of states that were copied between nodes to be read (not for checkpoints); results
-        on other nodes, sums that came from there, and their bytes."""
-        moved, self.sites.moved = self.sites.moved, 0
-        nodes = {seat.site.number for seat in self.sites.seats}
-        return {"node/count": len(nodes), "node/bytes_moved": moved * self.table.width, **self.phase.held.facts()}
+        """node/count: nodes with workers. node/bytes_moved: of states that were copied to be read. node/results: of
+        tasks on other nodes than the driver's. node/sums, node/bytes_sums: that came from there."""
+        counts, self.counts = self.counts, dict.fromkeys(self.counts, 0)
+        found = {
+            "node/count": len({agent.node for agent in self._takers()}),
+            "node/bytes_moved": counts["rows"] * self.table.width,
+            "node/results": counts["results"],
+            "node/sums": counts["sums"],
+            "node/bytes_sums": counts["bytes"],
+        }
+        return {name: float(value) for name, value in found.items()}
 
     def close(self) -> None:
-        self.sites.close()
+        agents = self.agents + self.coming
+        closing = [agent.actor.close.remote() for agent in agents]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for agent in agents:
+            ray.kill(agent.actor)
+        self.placement.leave()
+
+
+def cause_of(error: RayError) -> Exception:
+    """What was raised in the other process, where Ray has it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error

@@ -32,14 +32,11 @@ from ...state.retention import discard
 from ...state.table import Table
 from ...stopping import at_once
 from ...storage.lock import driver_lock
-from ..base import Fleet
-from .cluster_nodes import on
-from .cluster_pool import Spread
+from ..base import Pool
+from .cluster_pool import ClusterPool
 from .connect import carried, here, start_ray
-from .nodes import cluster
-from .placement import take
-from .worker_handle import said
-from .worker_pool import START_SECONDS, RayFleet
+from .placement import cluster, on_node, take
+from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
 LOOK_SECONDS = 0.2
@@ -71,33 +68,39 @@ class DriverProcess:
         for sentence in told:
             driver.tell(sentence)
         try:
-            driver.start(lambda table: self._fleet(data, setup, table, driver.tell))
+            driver.start(lambda table: self._pool(data, setup, table, driver.tell))
             for item in driver.rounds():
                 self.news.append(item)
             return driver.tensors()
         finally:
             driver.close()
 
-    def _fleet(self, data: list[Any], setup: DataSummary, table: Table, tell: Callable[[str], None]) -> Fleet:
-        """Alike workers on this node, where they all fit, pull their tasks; else the driver hands them out. On a
-        cluster that was there before they take their room at once (a trial of a search has its own)."""
-        engine, calls = self.run_spec.experiment.engine, (self._check, tell)
+    def _pool(self, data: list[Any], setup: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
+        """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
+
+        On a cluster that was there before, the workers take their room at once. A trial of a search has its own room.
+        """
+        engine, hooks = self.run_spec.experiment.engine, Hooks(self._check, log)
         alike = len(engine.groups()) == 1
-        if (alike and not engine.address) or get_current_placement_group() is not None:
-            return RayFleet(self.run_spec, data, table.place, calls)
-        room = take(engine, self._check, self.news.append)  # at once: no round is near
+        here_all = (alike and not engine.address) or get_current_placement_group() is not None
+        if here_all:
+            worker_requests = [WorkerRequest(group, here()) for group in engine.groups() for _ in range(group.count)]
+            return WorkerPool(self.run_spec, data, table.place, hooks, worker_requests)
+        placement = take(engine, self._check, self.news.append)  # the log is written now, not at the end of a round
         mine = ray.get_runtime_context().get_node_id()
-        if alike and engine.workers != "auto" and all(spot.node == mine for spot in room.spots):
-            return RayFleet(self.run_spec, data, table.place, calls, room)
-        fleet = Spread(
-            self.run_spec,
-            data,
-            table,
-            calls,
-            steps_of(setup.client_index.sizes, self.run_spec.experiment.federation.local),
-        )
-        fleet.open(room)
-        return fleet
+        if alike and engine.workers != "auto" and all(spot.node == mine for spot in placement.spots):
+            worker_requests = [
+                WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
+            ]
+            return WorkerPool(self.run_spec, data, table.place, hooks, worker_requests, placement)
+        steps = steps_of(setup.client_index.sizes, self.run_spec.experiment.federation.local)
+        pool = ClusterPool(self.run_spec, data, table, hooks, steps, placement)
+        try:
+            pool.open()
+        except BaseException:
+            pool.close()
+            raise
+        return pool
 
     def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
         """References to the data in the object store, of which no copy stays in this process; sentences for the log on
@@ -131,7 +134,7 @@ def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[st
     asked: dict[Any, str] = {}
     for node in cluster():
         if any(node.fits(group) for group in groups):
-            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on(node.id))(why_no_kernels)
+            task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node.id))(why_no_kernels)
             asked[task.remote()] = node.name
     waiting, end = list(asked), time.monotonic() + BUILD_SECONDS + START_SECONDS
     while waiting and time.monotonic() < end:
@@ -141,7 +144,7 @@ def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[st
             try:
                 why = ray.get(reference)
             except RayError as error:
-                why = said(error)
+                why = last_error_line(error)
             if why:
                 yield f"node {asked[reference]}: {why}"
     for reference in waiting:

@@ -6,10 +6,10 @@ cores.) The memory has no name in the file system and goes with the last process
 
 Whoever sees a slot's flag must also see what was written before the flag was set, on processors that reorder stores
 (ARM) as well. Python has no such stores, but the kernel's lock of a file orders memory: a flag is only ever set while
-the board's lock is held, and who has seen one takes the lock before reading on. The flag was set by a holder, so
+the memory's lock is held, and who has seen one takes the lock before reading on. The flag was set by a holder, so
 whoever takes the lock after having seen it takes it after that holder has released it; and all that was done before a
-lock's release is seen after it is acquired. The same holds of a pipe's write and read (`bell`), which is why orders and
-what is broadcast need no lock.
+lock's release is seen after it is acquired. The same holds of a pipe's write and read (`wakeup`), which is why orders
+and what is broadcast need no lock.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ALIGNED = 64  # bytes, a cache line
-FREE, DONE = 0, -1
-"""A slot's owner while nobody has claimed its task, and once its result is there; else the worker's number + 1."""
+FREE, DONE, WITHDRAWN = 0, -1, -2
+"""A slot's owner while nobody has claimed its task, once its result is there, and once nobody shall run it any more;
+else the worker's number + 1."""
 
 
 class Spec(NamedTuple):
@@ -56,7 +57,7 @@ def aligned(size: int) -> int:
 
 
 class Address(NamedTuple):
-    """How another process of this node opens the board, and its sizes in bytes."""
+    """How another process of this node opens the memory, and its sizes in bytes."""
 
     path: str
     head: int  # what is broadcast
@@ -69,9 +70,9 @@ class Address(NamedTuple):
         return aligned(8 * self.slots) + self.head + self.slots * (self.arrays + self.reply)
 
 
-class Board:
+class SharedMemory:
     def __init__(self, address: Address) -> None:
-        """Open a board that `make` made, perhaps in another process."""
+        """Open a memory that `make` made, perhaps in another process."""
         self.address = address
         self.handle = os.open(address.path, os.O_RDWR)
         self.memory = mmap.mmap(self.handle, address.total)
@@ -80,13 +81,13 @@ class Board:
         self.known: dict[tuple[int, tuple[Spec, ...]], list[np.ndarray]] = {}  # views, by where and what they are
 
     @staticmethod
-    def make(head: int, arrays: int, reply: int, slots: int) -> Board:
-        handle, path = nameless("fedfleet-board")
+    def make(head: int, arrays: int, reply: int, slots: int) -> SharedMemory:
+        handle, path = nameless("fedfleet-memory")
         address = Address(path, aligned(head), aligned(arrays), aligned(reply), slots)
         os.ftruncate(handle, address.total)
-        board = Board(address)
-        board.keep = handle  # others reach it by this process's handle
-        return board
+        memory = SharedMemory(address)
+        memory.keep = handle  # others reach it by this process's handle
+        return memory
 
     keep: int | None = None
 
@@ -125,6 +126,16 @@ class Board:
         fcntl.flock(self.handle, fcntl.LOCK_EX)
         try:
             yield
+        finally:
+            fcntl.flock(self.handle, fcntl.LOCK_UN)
+
+    def withdraw(self, slots: Sequence[int]) -> None:
+        """Nobody claims these tasks any more; those that are claimed already go on."""
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
+        try:
+            for slot in slots:
+                if self.owners[slot] == FREE:
+                    self.owners[slot] = WITHDRAWN
         finally:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
 

@@ -1,7 +1,7 @@
-"""How the driver wakes a worker of its node and hears that it is done: a pipe each way.
+"""How a pool wakes a worker, and hears that the worker is done or dead: a pipe in each direction.
 
-A call of Ray's a round and worker had workers wait 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md), a pipe 11 to 12. A
-worker alone writes to its pipe, so that its end tells of its death.
+With one Ray call for each round and worker, workers waited 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md); with pipes
+they wait 11 to 12. Only the worker writes to its pipe, so the end of the pipe tells of the worker's death.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ NUMBER = 8  # bytes
 
 
 class Ends(NamedTuple):
-    """How the worker's process opens its ends."""
+    """The paths by which the worker's process opens its ends of the pipes."""
 
     orders: str
     news: str
 
 
-class Bell:
-    """The driver's side."""
+class WakeUp:
+    """The pool's side."""
 
     def __init__(self) -> None:
         theirs, self.orders = os.pipe()
@@ -32,18 +32,18 @@ class Bell:
         self.ends = Ends(*(f"/proc/{os.getpid()}/fd/{end}" for end in self.lent))
 
     def taken(self) -> None:
-        """The worker has its ends: from now on they go with it."""
+        """The worker has opened its ends: from now on they close with the worker."""
         for end in self.lent:
             os.close(end)
         self.lent = []
 
-    def ring(self, number: int) -> None:
-        """Tell the worker a number, not 0. One that is dead is told nothing: `over` finds it."""
+    def wake(self, number: int) -> None:
+        """Send the worker a number other than 0. A dead worker gets nothing: `wait_for` finds it."""
         with suppress(BrokenPipeError):
             os.write(self.orders, number.to_bytes(NUMBER, "little"))
 
     def answer(self) -> bool:
-        """Of a bell that `over` gave: whether the worker is done; else it is dead."""
+        """Whether the worker is done, else it is dead. Call it for what `wait_for` returned."""
         return bool(os.read(self.news, 1))
 
     def close(self) -> None:
@@ -52,26 +52,30 @@ class Bell:
         os.close(self.news)
 
 
-def over(bells: Iterable[Bell], seconds: float) -> set[Bell]:
-    """Those whose worker is done or dead, as soon as there is one, else none after `seconds`."""
-    waiting, asked = {bell.news: bell for bell in bells}, select.poll()
-    for handle in waiting:
-        asked.register(handle, select.POLLIN)
-    return {waiting[handle] for handle, _ in asked.poll(1e3 * seconds)}
+def wait_for(wakeups: Iterable[WakeUp], seconds: float, also: int | None = None) -> set[WakeUp] | None:
+    """Those whose worker is done or dead, as soon as there is one; None after so many seconds.
+
+    also: a further file handle; something to be read from it ends the waiting.
+    """
+    waiting, poll = {wakeup.news: wakeup for wakeup in wakeups}, select.poll()
+    for handle in [*waiting, *([] if also is None else [also])]:
+        poll.register(handle, select.POLLIN)
+    ready = poll.poll(1e3 * seconds)
+    return {waiting[handle] for handle, _ in ready if handle in waiting} if ready else None
 
 
-class Heard:
+class Listener:
     """The worker's side."""
 
     def __init__(self, ends: Ends) -> None:
         self.orders, self.news = os.open(ends.orders, os.O_RDONLY), os.open(ends.news, os.O_WRONLY)
 
     def wait(self) -> int:
-        """The number that the driver tells next; 0 once it is gone."""
+        """The next number that the pool sends; 0 once the pool is gone."""
         return int.from_bytes(os.read(self.orders, NUMBER), "little")
 
     def done(self) -> None:
-        with suppress(BrokenPipeError):  # the driver is gone, as `wait` will say
+        with suppress(BrokenPipeError):  # the pool is gone, as `wait` will say
             os.write(self.news, b"\n")
 
     def close(self) -> None:

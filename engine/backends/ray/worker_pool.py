@@ -1,273 +1,467 @@
-"""Client workers as Ray actors: they pull tasks, are watched, and replaced when they die or hang."""
+"""The workers of one node: Ray actors that take their tasks from shared memory, are watched, and are replaced.
+
+The process that has the pool (the driver, or a node's agent) writes the tasks into shared memory and wakes the workers
+by a pipe. Workers claim one task after the other, and leave the results in shared memory. A worker that dies is
+replaced, and so is one that has begun no local step for `engine.patience` seconds; the task that it had claimed is a
+Failure. A worker whose environment is unfit (a package or the kernels are missing there) is given up instead, and its
+task runs elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
+from ...config.memory_errors import memory_remedy
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
-from ...errors import NoRoom, WorkersLost
+from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
 from ...kernels.library import SECONDS as BUILD_SECONDS
-from ...reduction.tree import PartialSum, TaskResult
+from ...reduction.tree import TaskResult
 from ...state.row_files import StateLayout
-from ..base import Call, Failure
-from .connect import here
-from .placement import Room
-from .shared_memory import Board, nameless
-from .wakeup import Bell, over
-from .worker_handle import Seat, death, death_at_start, why_unfit
-from .worker_process import HostProcess, Order, Signs, board_sizes, slot_of
+from ..base import Call, Failure, Outcome, Phase, Pool
+from .placement import Placement
+from .shared_memory import SharedMemory, nameless
+from .wakeup import WakeUp, wait_for
+from .worker_process import Order, Signs, WorkerProcess, memory_sizes, order_number
 
 LOOK_SECONDS = 0.5
-"""How often workers are looked at while nothing comes."""
+"""How often workers are checked for hanging while no result comes."""
 DEATHS = 20
-"""Workers lost in a row, with no task done in between, before the run is given up."""
+"""Workers that may be lost in a row, with no task done in between, before the run is given up."""
 STARTS = 3
 """Processes that may die in a row as they start in one worker's place, before that worker is given up."""
 START_SECONDS = 120.0
 """What a worker may take to start, where engine.patience is less."""
-SEATS = 4096
-Calls = tuple[Callable[[], None], Callable[[str], None]]
+NUMBERS = 4096
+"""Workers whose signs of life have a place; numbers are used again."""
 
 
-def start_seconds(run_spec: RunSpec) -> float:
-    """What a worker may take to start: it may have to build the kernels."""
-    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels != "torch" else 0.0)
+class Hooks(NamedTuple):
+    """check: called while waiting; it may raise an exception to stop the run. log: log callback."""
+
+    check: Callable[[], None]
+    log: Callable[[str], None]
 
 
-class RayFleet:
-    """calls: (check, called while waiting, may raise to stop; tell, is told what a log should have)."""
+class WorkerRequest(NamedTuple):
+    """What a worker is started with: its group, and Ray's scheduling strategy that says where."""
+
+    group: WorkerGroup
+    strategy: Any
+
+
+@dataclass(eq=False)
+class Handle:
+    """One worker. pid and end are references: to its process's number, and to the error that it ends by. stack is the
+    handle of the file for its stack. tries: how many processes in a row died in its place as they started."""
+
+    actor: Any
+    number: int
+    wakeup: WakeUp
+    pid: Any
+    end: Any
+    stack: int
+    worker_request: WorkerRequest
+    tries: int = 0
+
+    @property
+    def name(self) -> str:
+        try:
+            return f"worker {self.number}, process {ray.get(self.pid, timeout=0)}"
+        except RayError:
+            return f"worker {self.number}"
+
+    def started(self, seconds: float) -> bool:
+        """Whether it has started, waiting at most so long. RayError: it died while it started."""
+        if not ray.wait([self.pid], timeout=seconds)[0]:
+            return False
+        ray.get(self.pid)
+        self.wakeup.taken()
+        return True
+
+    def read_stack(self) -> str:
+        """What the worker is doing. Python need not be running in it for this."""
+        try:
+            os.kill(ray.get(self.pid, timeout=1), signal.SIGUSR1)
+        except (OSError, RayError):
+            return "(it does not answer)"
+        deadline, size = time.monotonic() + 2, -1
+        while time.monotonic() < deadline and (size <= 0 or os.fstat(self.stack).st_size != size):
+            size = os.fstat(self.stack).st_size
+            time.sleep(0.05)
+        return os.pread(self.stack, max(size, 0), 0).decode(errors="replace") or "(it does not answer)"
+
+    def kill(self) -> None:
+        """End the process now: a worker that goes on writing could spoil a later task."""
+        try:
+            os.kill(ray.get(self.pid, timeout=1), signal.SIGKILL)
+        except (OSError, RayError):
+            ray.kill(self.actor)
+
+    def close(self) -> None:
+        ray.kill(self.actor)
+        os.close(self.stack)
+        self.wakeup.close()
+
+
+@dataclass(frozen=True)
+class IssuedOrder:
+    """Tasks that workers may claim. number: where the order lies in the orders' memory, see `WakeUp.wake`."""
+
+    number: int
+    slots: tuple[int, ...]
+
+
+class Woken(NamedTuple):
+    """A worker that was told to claim tasks of an order, and when (time.monotonic)."""
+
+    worker: Handle
+    order: IssuedOrder
+    at: float
+
+
+class Finished(NamedTuple):
+    """A task that is over. slot: of the shared memory that holds the result's arrays, which `release` gives back."""
+
+    task: Any
+    outcome: TaskResult | Failure
+    slot: int | None
+
+
+class WorkerPool(Pool):
+    """Workers on the node of the process that makes the pool."""
 
     def __init__(
-        self, run_spec: RunSpec, data: Sequence[Any], place: StateLayout, calls: Calls, room: Room | None = None
+        self,
+        run_spec: RunSpec,
+        data: Sequence[Any],
+        layout: StateLayout,
+        hooks: Hooks,
+        worker_requests: Sequence[WorkerRequest],
+        placement: Placement | None = None,
     ) -> None:
-        """room: on a cluster that was there before, what has been taken of it."""
-        self.run_spec, self.data, self.place, self.room = run_spec, data, place, room
-        self.check, self.tell = calls
-        self.handle, self.path = nameless("fedfleet-beats")
-        os.ftruncate(self.handle, SEATS * 8)
-        self.beats = np.memmap(self.path, np.float64, "r+", shape=(SEATS,))
-        self.orders, self.orders_path = nameless("fedfleet-orders")
-        self.board = Board.make(*board_sizes(run_spec))
+        """Start a worker for each seat, and wait for them.
+
+        data: references to training set, test set and shards. placement: what is given back by `close`.
+        """
+        self.placement = placement
+        self.run_spec, self.data, self.layout, self.hooks = run_spec, data, layout, hooks
+        self.beats_handle, self.beats_path = nameless("fedfleet-beats")
+        os.ftruncate(self.beats_handle, NUMBERS * 8)
+        self.beats = np.memmap(self.beats_path, np.float64, "r+", shape=(NUMBERS,))
+        self.orders_handle, self.orders_path = nameless("fedfleet-orders")
+        self.orders_end = 0
+        self.memory = SharedMemory.make(*memory_sizes(run_spec))
         self.made, self.deaths = 0, 0
-        groups = [group for group in run_spec.experiment.engine.groups() for _ in range(group.count)]
-        self.seats = [self._seat(group, bundle) for bundle, group in enumerate(groups)]
-        self.waiting: deque[Any] = deque()
-        self.batch: list[Any] = []  # tasks under way
-        self.working: dict[Bell, Seat] = {}  # who works on the batch
-        self.began = 0.0
-        self.over: deque[tuple[Any, TaskResult | Failure]] = deque()
+        self.waiting: deque[Any] = deque()  # tasks that are in no order yet
+        self.under_way: dict[int, Any] = {}  # slot -> task
+        self.orders: list[IssuedOrder] = []  # those with tasks that may be unclaimed
+        self.held: set[int] = set()  # slots whose results may still be read
+        self.working: dict[WakeUp, Woken] = {}
+        self.finished: deque[Finished] = deque()
+        self.workers = [self._start_worker(worker_request) for worker_request in worker_requests]
         try:
-            for seat in list(self.seats):
-                self._started(seat)
+            for worker in list(self.workers):
+                self._wait_for_start(worker)
         except BaseException:
             self.close()
             raise
 
-    def _seat(self, group: WorkerGroup, bundle: int, tries: int = 0) -> Seat:
-        number = self.made % SEATS
+    # --- starting workers -------------------------------------------------------------------------------------------
+    def _start_worker(self, worker_request: WorkerRequest, tries: int = 0) -> Handle:
+        number = self.made % NUMBERS
         self.made += 1
         self.beats[number] = time.monotonic()
         stack, path = nameless("fedfleet-stack")
-        bell = Bell()
-        signs = Signs(number, self.path, path, bell.ends, self.orders_path)
-        where = self.room.of(bundle) if self.room else here()
+        wakeup = WakeUp()
+        signs = Signs(number, self.beats_path, path, wakeup.ends, self.orders_path)
+        group = worker_request.group
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
-        made: Any = ray.remote(**options, scheduling_strategy=where)(HostProcess)
-        run_spec = (
-            self.run_spec if group.gpus or not self.run_spec.experiment.engine.on_gpus() else self.run_spec.on_cpu()
-        )
-        actor = made.remote(run_spec, *self.data, self.place, signs, self.board.address)
-        return Seat(actor, number, bell, actor.ready.remote(), actor.serve.remote(), stack, group, bundle, tries)
+        remote: Any = ray.remote(**options, scheduling_strategy=worker_request.strategy)(WorkerProcess)
+        on_gpu = group.gpus or not self.run_spec.experiment.engine.on_gpus()
+        run_spec = self.run_spec if on_gpu else self.run_spec.on_cpu()
+        actor = remote.remote(run_spec, *self.data, self.layout, signs, self.memory.address)
+        return Handle(actor, number, wakeup, actor.ready.remote(), actor.serve.remote(), stack, worker_request, tries)
 
-    def _started(self, seat: Seat) -> None:
-        """Wait for a first worker; some may die on the way, and it may be given up."""
+    def _wait_for_start(self, worker: Handle) -> None:
+        """Wait for a first worker. Processes that die as they start are replaced, until the worker is given up."""
         limit = self.run_spec.experiment.engine.wait + start_seconds(self.run_spec)
         end = time.monotonic() + limit
         while True:
             try:
-                if seat.up(LOOK_SECONDS):
+                if worker.started(LOOK_SECONDS):
                     return
             except RayError as error:
-                another = self._died_starting(seat, error)
+                another = self._died_starting(worker, error)
                 if another is None:
                     return
-                seat = another
-            self.check()
+                worker = another
+            self.hooks.check()
             if time.monotonic() > end:
-                needs = ", ".join(f"{amount:g} {name}" for name, amount in seat.group.needs().items())
+                needs = ", ".join(f"{amount:g} {name}" for name, amount in worker.worker_request.group.needs().items())
                 raise NoRoom(
-                    f"engine.workers: worker {seat.number} has not started within {limit:g} s, it waits for {needs} "
+                    f"engine.workers: worker {worker.number} has not started within {limit:g} s, it waits for {needs} "
                     "or for its process; lower engine.workers, or raise engine.wait"
                 )
 
-    def _died_starting(self, seat: Seat, error: RayError) -> Seat | None:
-        """Another process in its place; None where the worker is given up: the reason is of its environment, or too
-        many have died so."""
+    def _died_starting(self, worker: Handle, error: RayError) -> Handle | None:
+        """Start another process in the worker's place; None where the worker is given up: the reason is its
+        environment, or too many processes died in a row."""
         cause = why_unfit(error)
         if not cause:
             cause = death_at_start(error, self.run_spec)
-            self.tell(f"worker {seat.number} died as it started: {cause}")
-            if seat.tries + 1 < STARTS:
-                seat.leave()
-                another = self._seat(seat.group, seat.bundle, seat.tries + 1)
-                self.seats[self.seats.index(seat)] = another
+            self.hooks.log(f"worker {worker.number} died as it started: {cause}")
+            if worker.tries + 1 < STARTS:
+                worker.close()
+                another = self._start_worker(worker.worker_request, worker.tries + 1)
+                self.workers[self.workers.index(worker)] = another
                 return another
             cause = f"{STARTS} workers in a row died as they started, the last: {cause}"
-        self._retire(seat, cause)
+        self._give_up(worker, cause)
         return None
 
-    def _retire(self, seat: Seat, cause: str) -> None:
-        """Go on without a worker, whose environment is to blame and no client. HostsLost where it was the last."""
-        self.tell(f"{seat.name} is given up, it cannot run clients: {cause}")
-        self.working.pop(seat.bell, None)
-        self.seats.remove(seat)
-        seat.leave()
-        if not self.seats:
-            raise WorkersLost(f"no worker is left that can run clients, the last: {cause}")
+    def _give_up(self, worker: Handle, cause: str) -> None:
+        """Go on without a worker, whose environment is to blame and no client. WorkersUnfit where it was the last."""
+        self.hooks.log(f"{worker.name} is given up, it cannot run clients: {cause}")
+        self.working.pop(worker.wakeup, None)
+        self.workers.remove(worker)
+        worker.close()
+        if not self.workers:
+            raise WorkersUnfit(f"no worker is left that can run clients, the last: {cause}")
 
-    def start(self, call: Call, shared: Broadcast) -> None:
+    # --- phases -----------------------------------------------------------------------------------------------------
+    def run_phase(self, phase: Phase) -> Iterator[Outcome]:
+        self.begin(phase.call, phase.broadcast, release=not phase.repeated)
+        self.add(phase.tasks)
+        return self._outcomes(release=phase.repeated)
+
+    def _outcomes(self, release: bool) -> Iterator[Outcome]:
+        """release: each result's memory is used again once the next outcome is asked for."""
+        while self.busy:
+            for finished in self.take():
+                yield finished.outcome
+                if release:
+                    self.release(finished)
+            self.listen()
+
+    def begin(self, call: Call, broadcast: Broadcast, release: bool = True) -> None:
+        """Begin a phase, after all outcomes of the one before. release: nobody reads the earlier results any more."""
+        while self.working:  # workers that had the last results: about to say that they found no more tasks
+            self.listen()
         self.call: Call = call
-        self.version = shared.version
-        self.specs = self.board.post(shared.leaves)
+        self.version = broadcast.version
+        if release:
+            self.held.clear()
+        self.orders_end = 0
+        self.specs = self.memory.post(broadcast.leaves)
 
-    def put(self, task: Any) -> None:
-        self.waiting.append(task)
+    def add(self, tasks: Sequence[Any]) -> None:
+        """Have the workers run these tasks, too."""
+        self.waiting.extend(tasks)
+        self._issue()
 
-    def go(self) -> None:
-        while self.working:  # workers that had the last results of the phase before: about to say that they are done
-            self._listen()
-        self._begin()
+    @property
+    def busy(self) -> bool:
+        """Whether there are tasks whose outcome has not been taken."""
+        return bool(self.waiting or self.under_way or self.finished)
 
-    def get(self) -> tuple[Any, TaskResult | Failure]:
-        while not self.over:
-            if not self.working:
-                self._begin()
-            self._listen()
-        return self.over.popleft()
+    def take(self) -> Iterator[Finished]:
+        """The outcomes that are there, each once."""
+        while self.finished:
+            yield self.finished.popleft()
 
-    def _listen(self) -> None:
-        """Wait for workers that are done or gone, for a while; take what results there are."""
-        ready = over(self.working, LOOK_SECONDS)
-        self.check()
-        for bell in ready:
-            if bell in self.working:  # else its worker was given up meanwhile
-                self._returned(bell)
-        if not ready:
-            self._look()
-        self._gather()
+    def release(self, finished: Finished) -> None:
+        """Nobody reads this result's arrays any more."""
+        self.held.discard(-1 if finished.slot is None else finished.slot)
 
-    def _begin(self) -> None:
-        """Have all workers work on what waits."""
-        taken, later = {slot_of(task) for task in self.batch}, []
-        while self.waiting and len(self.batch) < MOST_TASKS:
-            task = self.waiting.popleft()
-            (later if slot_of(task) in taken else self.batch).append(task)
-            taken.add(slot_of(task))
-        self.waiting.extendleft(reversed(later))
-        slots = [slot_of(task) for task in self.batch]
-        self.board.open(slots)
-        tasks = PackedTasks.of(self.batch) if self.call == "train" else self.batch
-        told = pickle.dumps(Order(self.call, slots, tasks, self.version, self.specs), protocol=5)
-        self.order = os.pwrite(self.orders, told, 0)
-        self.began = time.monotonic()
-        for seat in self.seats[: len(self.batch)]:
-            self._ring(seat)
+    def listen(self, also: int | None = None) -> None:
+        """Wait until a worker has something to say, for LOOK_SECONDS at most, and take what results there are.
 
-    def _ring(self, seat: Seat) -> None:
-        seat.bell.ring(self.order)
-        self.working[seat.bell] = seat
+        also: a further handle; something to be read from it ends the waiting.
+        """
+        ready = wait_for(self.working, LOOK_SECONDS, also)
+        self.hooks.check()
+        if ready is None:
+            self._look_for_hanging()
+        for wakeup in ready or ():
+            if wakeup in self.working:  # else its worker was given up meanwhile
+                self._returned(wakeup)
+        self._collect()
+        self._issue()
 
-    def _gather(self) -> None:
-        """Take what is done off the board."""
-        left, unfit = [], []
-        for task in self.batch:
-            result = self.board.get(slot_of(task))
-            if result is None:
-                left.append(task)
+    def _issue(self) -> None:
+        """Write an order of what waits, as far as there is memory for results, and wake workers that are idle."""
+        free = [slot for slot in range(MOST_TASKS) if slot not in self.held and slot not in self.under_way]
+        count = min(len(free), len(self.waiting))
+        if not count:
+            return
+        tasks, slots = [self.waiting.popleft() for _ in range(count)], tuple(free[:count])
+        self.under_way.update(zip(slots, tasks, strict=True))
+        self.memory.open(slots)
+        packed = PackedTasks.of(tasks) if self.call == "train" else tasks
+        order = pickle.dumps(Order(self.call, slots, packed, self.version, self.specs), protocol=5)
+        os.pwrite(self.orders_handle, order, self.orders_end)
+        issued = IssuedOrder(order_number(self.orders_end, len(order)), slots)
+        self.orders_end += len(order)
+        self.orders.append(issued)
+        idle = [worker for worker in self.workers if worker.wakeup not in self.working]
+        for worker in idle[:count]:
+            self._wake(worker, issued)
+
+    def _wake(self, worker: Handle, order: IssuedOrder) -> None:
+        worker.wakeup.wake(order.number)
+        self.working[worker.wakeup] = Woken(worker, order, time.monotonic())
+
+    def _collect(self) -> None:
+        """Take the results that are done out of the shared memory."""
+        unfit: list[Failure] = []
+        for slot, task in list(self.under_way.items()):
+            found = self.memory.get(slot)
+            if found is None:
                 continue
-            reply, leaves = result
+            reply, leaves = found
+            del self.under_way[slot]
             if isinstance(reply, Failure) and reply.kind == "worker":
                 unfit.append(reply)
                 self.waiting.append(task)
                 continue
             self.deaths = 0
-            self.over.append((task, reply if isinstance(reply, Failure) else reply._replace(leaves=leaves)))
-        self.batch = left
+            if isinstance(reply, TaskResult):
+                if leaves:
+                    self.held.add(slot)
+                self.finished.append(Finished(task, reply._replace(leaves=leaves), slot if leaves else None))
+            else:
+                self.finished.append(Finished(task, replace(reply, task=task), None))
         for reply in unfit:
-            for seat in [seat for seat in self.seats if seat.number == reply.worker]:
-                self._retire(seat, reply.cause)
+            for worker in [worker for worker in self.workers if worker.number == reply.worker]:
+                self._give_up(worker, reply.cause)
 
-    def _returned(self, bell: Bell) -> None:
-        """A worker has found nothing more to do, or is gone."""
-        seat = self.working.pop(bell)
-        if bell.answer():
+    def _returned(self, wakeup: WakeUp) -> None:
+        """A worker has found nothing more to claim in its order, or is gone."""
+        woken = self.working.pop(wakeup)
+        if wakeup.answer():
+            if woken.order in self.orders:
+                self.orders.remove(woken.order)
+            if self.orders:
+                self._wake(woken.worker, self.orders[0])
             return
         try:
-            ray.get(seat.end)
+            ray.get(woken.worker.end)
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from cause.__cause__
         except RayError as error:
-            self._lost(seat, death(error, self.run_spec))
+            self._lost(woken.worker, death(error, self.run_spec))
 
-    def _lost(self, seat: Seat, why: Failure) -> None:
-        """Replace a worker; blame the task that it had claimed."""
-        where, cause = seat.name, why.cause
+    # --- workers that die or hang -----------------------------------------------------------------------------------
+    def _lost(self, worker: Handle, why: Failure) -> None:
+        """Replace a worker; the task that it had claimed has failed."""
+        name, cause = worker.name, why.cause
         self.deaths += 1
         if self.deaths > DEATHS:
             raise WorkersLost(f"{self.deaths} workers died in a row without finishing a task, the last: {cause}")
-        self.tell(f"{where}: {cause}; another one starts")
-        seat.leave()
-        another = self._seat(seat.group, seat.bundle)
-        self.seats[self.seats.index(seat)] = another
-        self._gather()
-        for task in [task for task in self.batch if self.board.claimed_by(slot_of(task)) == seat.number]:
-            self.batch.remove(task)
-            self.over.append((task, why._replace(where=where)))
-        if self.batch:
-            self._ring(another)
+        self.hooks.log(f"{name}: {cause}; another one starts")
+        worker.close()
+        another = self._start_worker(worker.worker_request)
+        self.workers[self.workers.index(worker)] = another
+        self._collect()
+        for slot, task in list(self.under_way.items()):
+            if self.memory.claimed_by(slot) == worker.number:
+                del self.under_way[slot]
+                self.finished.append(Finished(task, replace(why, task=task, where=name), None))
+        if self.orders:
+            self._wake(another, self.orders[0])
 
-    # --- workers that hang --------------------------------------------------------------------------------------------
-    def _look(self) -> None:
+    def _look_for_hanging(self) -> None:
         patience = self.run_spec.experiment.engine.patience
-        for seat in list(self.working.values()):
-            last = max(float(self.beats[seat.number]), self.began)
+        for woken in list(self.working.values()):
+            worker = woken.worker
+            last = max(float(self.beats[worker.number]), woken.at)
             try:
-                limit = patience if seat.up(0) else max(patience, start_seconds(self.run_spec))
+                limit = patience if worker.started(0) else max(patience, start_seconds(self.run_spec))
             except RayError as error:
-                self.working.pop(seat.bell)
-                another = self._died_starting(seat, error)
-                if another is not None and self.batch:
-                    self._ring(another)
+                self.working.pop(worker.wakeup)
+                another = self._died_starting(worker, error)
+                if another is not None and self.orders:
+                    self._wake(another, self.orders[0])
                 continue
             if time.monotonic() - last > limit:
-                self.tell(f"{seat.name} has taken no step for {patience:g} s; its stack:\n{seat.told()}")
-                self.working.pop(seat.bell)
-                seat.kill()
-                self._lost(seat, Failure(f"no step for {patience:g} s (engine.patience)", ""))
+                self.hooks.log(f"{worker.name} has taken no step for {patience:g} s; its stack:\n{worker.read_stack()}")
+                self.working.pop(worker.wakeup)
+                worker.kill()
+                self._lost(worker, Failure(None, f"no step for {patience:g} s (engine.patience)", ""))
 
-    def rest(self) -> Iterable[PartialSum]:
-        return ()
-
-    def facts(self) -> dict[str, float]:
-        return {}
+    def drop(self) -> None:
+        """Forget the phase: tasks that workers are at are finished, and nobody takes the results."""
+        self.waiting.clear()
+        for order in self.orders:
+            self.memory.withdraw(order.slots)
+        self.orders.clear()
+        while self.working:
+            self.listen()
+        self.under_way.clear()
+        self.finished.clear()
+        self.held.clear()
 
     def close(self) -> None:
-        for seat in self.seats:
-            seat.leave()
-        os.close(self.handle)
-        os.close(self.orders)
-        self.board.close()
-        if self.room:
-            self.room.leave()
+        for worker in self.workers:
+            worker.close()
+        os.close(self.beats_handle)
+        os.close(self.orders_handle)
+        self.memory.close()
+        if self.placement is not None:
+            self.placement.leave()
+
+
+def start_seconds(run_spec: RunSpec) -> float:
+    """What a worker may take to start, in seconds: it may have to build the kernels."""
+    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels != "torch" else 0.0)
+
+
+def why_unfit(error: Exception) -> str:
+    """Of the error by which a worker's start ended: why no other process would do better there; "" where the worker
+    was killed, or its node is gone."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, WorkerUnfit):
+        return str(error.cause)
+    return last_error_line(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
+
+
+def death(error: Exception, run_spec: RunSpec) -> Failure:
+    """A failure by the death of a worker, as Ray reports it, with the remedy where memory may be the reason."""
+    if isinstance(error, OutOfMemoryError):
+        cause = "the worker died: Ray ended it, because its machine's memory ran out"
+        return Failure(None, cause, "", kind="memory")
+    cause = f"the worker died: {type(error).__name__}"
+    if any(word in str(error) for word in ("OOM", "SIGKILL", "crashed")):
+        cause += (
+            f" (it crashed or was killed, as the kernel does where memory runs out: then, {memory_remedy(run_spec)})"
+        )
+    return Failure(None, cause, "")
+
+
+def death_at_start(error: Exception, run_spec: RunSpec) -> str:
+    """Why a worker died that had no task yet, for a log."""
+    found = death(error, run_spec)
+    return (
+        f"{found.cause}; {memory_remedy(run_spec)}"
+        if found.kind == "memory"
+        else f"{found.cause}, {last_error_line(error)}"
+    )
+
+
+def last_error_line(error: Exception) -> str:
+    """The last line of one of Ray's errors, which says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__

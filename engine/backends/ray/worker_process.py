@@ -1,4 +1,4 @@
-"""A client worker as a process of its own: pulls tasks from the board until none is left, and shows that it lives."""
+"""The process of a worker: claims tasks from shared memory until none is left, and shows that it lives."""
 
 from __future__ import annotations
 
@@ -27,125 +27,138 @@ from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
 from ...state.row_files import StateLayout
-from ..base import Call, Failure, failure
-from .shared_memory import Address, Board, Spec
-from .wakeup import Ends, Heard
+from ..base import Call, Failure, failure_of
+from .shared_memory import Address, SharedMemory, Spec
+from .wakeup import Ends, Listener
 
 
 class Order(NamedTuple):
-    """What every worker is told of a batch: do `call` on any of `tasks` that nobody has claimed."""
+    """Tasks for workers to claim. slots: of the shared memory, one for each task. specs: of the broadcast's arrays."""
 
     call: Call
-    slots: list[int]
+    slots: tuple[int, ...]
     tasks: list[Any] | PackedTasks
     version: int
-    specs: tuple[Spec, ...]  # of what is broadcast
+    specs: tuple[Spec, ...]
+
+
+SIZE_BITS = 32
+
+
+def order_number(offset: int, size: int) -> int:
+    """The number that a worker is woken by: where the pickled order lies in the orders' memory, and its bytes."""
+    return offset << SIZE_BITS | size
 
 
 class Signs(NamedTuple):
-    """Of a worker's life: its number, the file with the times of all workers' last steps, the one for its stack; what
-    wakes it, and the file in which the order then is, as pickle gives it."""
+    """How a worker shows that it lives, and how it is woken.
+
+    beats: the file with the times of all workers' last steps, in which `number` is this one's place. stack: the file to
+    write its stack to at SIGUSR1. orders: the file with the orders.
+    """
 
     number: int
     beats: str
     stack: str
-    bell: Ends
+    ends: Ends
     orders: str
 
 
-class HostProcess(Worker):
+class WorkerProcess(Worker):
+    """A worker in a process of its own, an actor of Ray's: claims tasks from the shared memory until none is left."""
+
     def __init__(
         self,
         run_spec: RunSpec,
         train: Any,
         test: Any,
         client_index: ClientIndex,
-        place: StateLayout,
+        layout: StateLayout,
         signs: Signs,
-        board: Address,
+        address: Address,
     ) -> None:
         self.number = signs.number
-        self.board, self.read = Board(board), Broadcast(-1, [])
+        self.shared_memory, self.broadcast = SharedMemory(address), Broadcast(-1, [])
         self.slot = -1  # of the task under way
         beats = np.memmap(signs.beats, np.float64, "r+")
 
         def beat() -> None:
             beats[self.number] = time.monotonic()
 
-        self.bell, self.orders = Heard(signs.bell), os.open(signs.orders, os.O_RDONLY)
+        self.listener, self.orders = Listener(signs.ends), os.open(signs.orders, os.O_RDONLY)
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)
         self.beat = beat
-        self.unfit = built(partial(self._prepare, run_spec, train, test, client_index, place))
+        self.unfit = why_not(partial(self._prepare, run_spec, train, test, client_index, layout))
 
-    def _prepare(self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, place: StateLayout) -> None:
+    def _prepare(
+        self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, layout: StateLayout
+    ) -> None:
         data = Data(from_arrow(train), from_arrow(test), client_index)
         prove_here(run_spec, data)
-        super().__init__(run_spec, data, place, self.beat)
+        super().__init__(run_spec, data, layout, self.beat)
 
     def ready(self) -> int:
-        """The process's number. WorkerUnfit where no client of the run can be run here."""
+        """The process's number, once it has started. WorkerUnfit where no client of the run can be run here."""
         self.beat()
         if self.unfit:
             raise WorkerUnfit(self.unfit)
         return os.getpid()
 
     def serve(self) -> None:
-        """Do what the driver orders, until it is gone."""
+        """Work on orders until the pool is gone."""
         try:
-            while not self.unfit and (size := self.bell.wait()):
-                self._work(pickle.loads(os.pread(self.orders, size, 0)))  # of this run's own driver
-                self.bell.done()
+            while not self.unfit and (number := self.listener.wait()):
+                offset, size = divmod(number, 1 << SIZE_BITS)
+                self._work(pickle.loads(os.pread(self.orders, size, offset)))  # written by this run's own pool
+                self.listener.done()
         finally:
-            self.bell.close()
+            self.listener.close()
 
     def _work(self, order: Order) -> None:
-        """Do tasks until none is left."""
-        if self.read.version != order.version:
-            self.read = Broadcast(order.version, self.board.posted(order.specs))
-        while not self.unfit and (place := self.board.claim(order.slots, self.number)) is not None:
+        """Claim and run tasks until none of the order is left."""
+        if self.broadcast.version != order.version:
+            self.broadcast = Broadcast(order.version, self.shared_memory.posted(order.specs))
+        while not self.unfit and (place := self.shared_memory.claim(order.slots, self.number)) is not None:
             self.slot = order.slots[place]
             self.beat()
             try:
-                sums: TaskResult | Failure = getattr(self, order.call)(order.tasks[place], self.read)
-            except Exception as error:  # a method's, a workload's or a plug-in's, of whatever kind
-                sums = failure(error, f"worker {self.number}, process {os.getpid()}", self.number)
-            if isinstance(sums, Failure):
-                if sums.kind == "memory":
-                    release_freed_memory()
-                if sums.kind == "worker":
-                    self.unfit = sums.cause  # no other task is taken: it would fail alike
-                self.board.put(self.slot, sums, [])
-            else:
-                self.board.put(self.slot, sums._replace(leaves=[]), sums.leaves or [])
+                outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], self.broadcast)
+            except Exception as error:  # whatever a method, a workload or a plug-in raises
+                where = f"worker {self.number}, process {os.getpid()}"
+                outcome = failure_of(None, error, where, self.number)
+            if isinstance(outcome, TaskResult):
+                self.shared_memory.put(self.slot, outcome._replace(leaves=[]), outcome.leaves or [])
+                continue
+            if outcome.kind == "memory":
+                release_freed_memory()
+            if outcome.kind == "worker":
+                self.unfit = outcome.cause  # no other task is taken: it would fail alike
+            self.shared_memory.put(self.slot, outcome, [])
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Where the task's sums go, float64: made there, they need not be copied."""
-        room = self.board.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
-        return [torch.from_numpy(view) for view in room]
+        """The shared memory for the task's sums, float64: sums that are made there need not be copied."""
+        views = self.shared_memory.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
+        return [torch.from_numpy(view) for view in views]
 
 
-def built(build: Callable[[], None]) -> str:
-    """Build a worker; why that cannot be, "" where it was built. A plug-in may even end the process as it is
+def why_not(prepare: Callable[[], None]) -> str:
+    """Prepare a worker; why that is impossible here, "" where it worked. A plug-in may even end the process as it is
     imported."""
     try:
-        build()
+        prepare()
     except (Exception, SystemExit) as error:
         return type_and_first_line(error)
     return ""
 
 
-def slot_of(task: Any) -> int:
-    return task.index % MOST_TASKS
-
-
-def board_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
-    """(head, arrays, reply, slots) of a board that holds what any phase of the run shares and returns."""
+def memory_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
+    """(head, arrays, reply, slots) of a shared memory that holds what any phase of the run broadcasts and returns."""
     method, x = run_spec.method(), run_spec.initial_model()
     methods = [each for each in (method, method.warm_start) if each is not None]
-    state_spec = [StateSpec(each, x) for each in methods]
-    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.message)) for form in state_spec)
-    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(form.public)) for form in state_spec)
+    specs = [StateSpec(each, x) for each in methods]
+    sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.message)) for spec in specs)
+    public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
@@ -154,5 +167,5 @@ def board_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
 
 
 def bytes_of(leaf: Any) -> int:
-    """On the board, as float64 or narrower."""
+    """In the shared memory, as float64 or narrower."""
     return Spec(tuple(leaf.shape), "<f8").bytes

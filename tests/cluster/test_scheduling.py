@@ -1,0 +1,194 @@
+"""A task split into branches for many workers gives the same bits; which node gets which task, without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils import _pytree as pytree
+
+from fedfleet.engine.api import prepare
+from fedfleet.engine.backends.ray.placement import Node, placed
+from fedfleet.engine.backends.ray.row_locations import RowLocations
+from fedfleet.engine.backends.ray.scheduler import Scheduler, key_of
+from fedfleet.engine.backends.ray.task_splitting import branches_of, split_tasks
+from fedfleet.engine.clients.worker import Data, Worker
+from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of
+from fedfleet.engine.config.schema import WorkerGroup
+from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.reduction.tree import TaskResult, TreeReducer, TreeShape, add_results
+from fedfleet.engine.state.table import Table
+
+from ..engine.setups import EPOCHS, digits
+
+
+@pytest.fixture(scope="module")
+def worker_and_task(tmp_path_factory):
+    """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
+    run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
+    table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
+    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+    everyone = np.arange(30)
+    sizes = split.client_index.sizes_of(everyone)
+    steps = steps_of(sizes, run_spec.experiment.federation.local)
+    ordered = everyone[np.lexsort((everyone, -steps))]
+    task = ClientTask(0, ordered, (*range(4, 29, 4), 30))
+    read, write = table.reserve(everyone)
+    columns = (np.zeros(30, dtype=np.int64), np.ones(30), read, write)
+    shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(method.server_init(x).public)])
+    yield worker, TrainingTask.of(task, (1, False), everyone, columns), shared
+    table.remove()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_branches_give_the_bits_of_the_whole(most, worker_and_task):
+    worker, task, shared = worker_and_task
+    whole = worker.train(task, shared)
+    shape = TreeShape([1, len(task.cuts)])
+    task = task._replace(task=task.task._replace(index=1))
+    reducer = TreeReducer(shape, add_results)
+    branches = branches_of(task, np.ones(30), 4.0 * most)
+    assert len(branches) > 1
+    for branch in reversed(branches):  # the last one first
+        assert shape.node_of(task) not in reducer.parts
+        result = worker.train(branch, shared)
+        reducer.put(shape.node_of(result), result)
+    found = reducer.parts[shape.node_of(task)]
+    for one, other in zip(whole.leaves, found.leaves, strict=True):
+        assert one.tobytes() == other.tobytes()
+    untimed = {name for name in whole.facts if name not in ("seconds", "state", "data", "reduce")}
+    assert all(whole.facts[name] == found.facts[name] for name in untimed)
+    assert whole.clients.keys() == found.clients.keys()
+    for name, values in whole.clients.items():
+        np.testing.assert_array_equal(values, found.clients[name])
+
+
+@pytest.mark.parametrize("absent", [[0], [4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7, 29], list(range(1, 30)), [28, 29]])
+@pytest.mark.parametrize("block", [1, 4])
+def test_branches_give_the_bits_of_the_whole_without_some_clients(absent, block, worker_and_task):
+    """Whoever is dropped: blocks that are empty keep their place in the tree. Blocks of one client are added four at
+    once, which must not change the order."""
+    worker, task, shared = worker_and_task
+    task = task._replace(task=task.task._replace(cuts=(*range(block, 30, block), 30)))
+    present = np.setdiff1d(np.arange(30), absent)
+    whole = worker.train(task.part(present), shared)
+    assert whole.clients["id"].tolist() == task.clients[present].tolist()
+    shape = TreeShape([len(task.cuts)])
+    reducer = TreeReducer(shape, add_results)
+    for branch in branches_of(task, np.ones(30), 8.0):
+        there = np.flatnonzero(np.isin(branch.clients, task.clients[present]))
+        result = worker.train(branch.part(there), shared) if len(there) else TaskResult.nothing(branch, ())
+        reducer.put(shape.node_of(result), result)
+    for one, other in zip(whole.leaves, reducer.whole().leaves, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_few_workers_leave_tasks_whole(worker_and_task):
+    _, task, _ = worker_and_task
+    tasks = [task._replace(task=task.task._replace(index=i)) for i in range(20)]
+    assert split_tasks(tasks, 1, np.ones(30)) == tasks
+    many = split_tasks(tasks, 64, np.ones(30))
+    assert all(branch.branch is not None for branch in many)
+    assert sum(len(branch.cuts) for branch in many) == 20 * 8
+
+
+def test_rows_are_where_they_were_written_or_copied():
+    locations = RowLocations(10)
+    assert [locations.add() for _ in range(3)] == [0, 1, 2]
+    rows = np.array([2, 3, 4])
+    assert locations.held(rows).tolist() == [3, 0, 0]
+    locations.wrote(1, np.array([3, 4]))
+    locations.copied(2, np.array([4]))
+    assert locations.held(rows).tolist() == [1, 2, 1]
+    assert [(node, rows.tolist()) for node, rows in locations.missing(2, rows)] == [(0, [2]), (1, [3])]
+    locations.lose(1)
+    assert locations.gone(rows).tolist() == [3]
+
+
+def work(index: int, rows: list[int]) -> TrainingTask:
+    count = len(rows)
+    task = ClientTask(index, np.arange(count), (count,))
+    return TrainingTask(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
+
+
+def test_a_node_gets_what_it_has_before_what_others_have():
+    locations = RowLocations(200)
+    locations.add(), locations.add()
+    locations.wrote(1, np.array([5, 6]))
+    scheduler = Scheduler(locations)
+    scheduler.begin(TreeShape([1] * 4), row_bytes=100, sum_bytes=0)
+    for index, rows in enumerate([[1, 2], [3, 4], [5, 6], [7, -1]]):
+        scheduler.put(work(index, rows))
+    assert scheduler.take(1, among=3).index == 2
+    assert scheduler.take(1, among=3).index == 0  # it has none of them: the longest, whose rows will move
+    assert scheduler.take(0, among=1).index == 1
+
+
+def test_a_node_gets_neighbours_of_what_it_has():
+    """Without states there is nothing else to choose by: a node adds up its tasks 0 to 3, the other 4 to 7."""
+    locations = RowLocations(10)
+    locations.add(), locations.add()
+    scheduler = Scheduler(locations)
+    scheduler.begin(TreeShape([1] * 8), row_bytes=0, sum_bytes=100)
+    for index in range(8):
+        scheduler.put(work(index, [-1]))
+    order = [(node, scheduler.take(node, among=8).index) for node in (0, 1, 1, 0, 1, 0, 0, 1)]
+    assert order == [(0, 0), (1, 4), (1, 5), (0, 1), (1, 6), (0, 2), (0, 3), (1, 7)]
+
+
+class PretendedWorker:
+    """One worker on node 0, of `speed` steps a second."""
+
+    node, workers = 0, 1
+
+    def __init__(self, speed: float) -> None:
+        self.speed, self.given, self.free = speed, {}, 0.0
+
+
+def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float:
+    """Of single clients of so many steps; told: the speeds that the scheduler knows of."""
+    locations = RowLocations(10)
+    locations.add()
+    scheduler = Scheduler(locations, steps)
+    scheduler.begin(TreeShape([1] * len(steps)), row_bytes=0, sum_bytes=0)
+    for index in range(len(steps)):
+        scheduler.put(TrainingTask(ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+    workers = [PretendedWorker(speed) for speed in told]
+    under_way: list[tuple[float, PretendedWorker, Any]] = []
+
+    def give(worker: PretendedWorker, task: TrainingTask) -> None:
+        worker.given[key_of(task)] = task
+        worker.free = max(worker.free, now) + steps[task.task.clients[0]] / speeds[workers.index(worker)]
+        under_way.append((worker.free, worker, task))
+
+    now = 0.0
+    scheduler.hand_out(workers, give)
+    while under_way:
+        now, worker, task = under_way.pop(min(range(len(under_way)), key=lambda i: under_way[i][0]))
+        del worker.given[key_of(task)]
+        scheduler.hand_out(workers, give)
+    assert not len(scheduler)
+    return now
+
+
+def test_slow_workers_take_nothing_that_the_others_would_wait_for():
+    """Three workers, one of which has an eighth of the others' speed, and tasks of 1 to 40 steps, the longest first."""
+    steps = np.arange(40, 0, -1)
+    speeds = [1.0, 0.125, 1.0]
+    ideal = steps.sum() / sum(speeds)
+    assert makespan(speeds, speeds, steps) < 1.06 * ideal
+    assert makespan(speeds, [1.0, 1.0, 1.0], steps) > 1.3 * ideal
+
+
+def test_groups_go_where_there_is_room():
+    nodes = [Node("a", "a", {"CPU": 2.0, "GPU": 1.0}, {}), Node("b", "b", {"CPU": 4.0}, {"zone": "east"})]
+    four, two = WorkerGroup(count=4, cpus=0.25, gpus=0.25), WorkerGroup(count=2, cpus=1)
+    spots, left = placed([four] * 4 + [two] * 2, nodes)
+    assert [spot.node for spot in spots] == ["a"] * 5 + ["b"]
+    assert not left
+    assert [spot.node for spot in placed([two] * 4, nodes, spread=True)[0]] == ["a", "b", "a", "b"]
+    assert [spot.node for spot in placed([WorkerGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
+    assert placed([WorkerGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
+    assert placed([WorkerGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]
