@@ -72,11 +72,6 @@ class TreeNode(NamedTuple):
     level: int
     place: int
 
-    def within(self, other: TreeNode) -> bool:
-        """Whether this is `other` or a node below it."""
-        up = other.level - self.level
-        return up >= 0 and self.place >> up == other.place
-
 
 class TreeShape:
     """The shape of the tree over tasks with `blocks[i]` blocks. The roots of all tasks are on the level `depth`."""
@@ -109,8 +104,8 @@ class TreeShape:
 class TreeReducer(Generic[T]):
     """Adds values of nodes in the order of the tree, whatever the order in which they arrive."""
 
-    def __init__(self, shape: TreeShape, add: Callable[[T, T], T | None]) -> None:
-        """`add(left, right)` returns the sum, or None if these two cannot be added here."""
+    def __init__(self, shape: TreeShape, add: Callable[[T, T], T]) -> None:
+        """add(left, right): the sum of two neighbours."""
         self.shape, self.add = shape, add
         self.parts: dict[TreeNode, T] = {}  # sums that wait for their neighbours
 
@@ -121,12 +116,8 @@ class TreeReducer(Generic[T]):
             if not self.shape.empty(neighbour):
                 if neighbour not in self.parts:
                     break
-                other = self.parts[neighbour]
-                both = self.add(other, value) if at.place % 2 else self.add(value, other)
-                if both is None:
-                    break
-                del self.parts[neighbour]
-                value = both
+                other = self.parts.pop(neighbour)
+                value = self.add(other, value) if at.place % 2 else self.add(value, other)
             at = TreeNode(at.level + 1, at.place >> 1)
         self.parts[at] = value
 

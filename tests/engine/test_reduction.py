@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask
-from fedfleet.engine.reduction.round_totals import reduce_in_order
+from fedfleet.engine.reduction.round_totals import reduce_in_order, tree_shape
 from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
 
 
@@ -48,11 +48,10 @@ def test_any_cut_and_any_order(blocks):
             level = int(draw.integers(0, 3))
             for place in range(0 if whole else -(-len(task) // (1 << level))):
                 below = task[place << level : (place + 1) << level]
-                results.append(
-                    PartialSum(shape.inside(index, TreeNode(min(level, shape.depth), place)), [recursive(below)])
-                )
+                branch = TrainingTask(*work(index, len(task))[:-1], TreeNode(min(level, shape.depth), place))
+                results.append(PartialSum(shape.node_of(branch), [recursive(below)]))
         draw.shuffle(results)  # type: ignore[arg-type]
-        totals = reduce_in_order([work(index, count) for index, count in enumerate(blocks)], results)
+        totals = reduce_in_order(shape, results)
         assert totals.leaves[0].tobytes() == expected.tobytes()
         assert totals.clients["id"].tolist() == list(range(len(blocks)))
         losses = [recursive([np.array(float(sum(map(abs, recursive(task)))))]) for task in tasks]
@@ -68,8 +67,8 @@ def test_another_order_would_be_another_sum():
 def test_a_task_without_clients_adds_nothing():
     one, other = values(2)
     works = [work(index, 1) for index in range(3)]
-    results = [TaskResult(0, [one], {}), TaskResult.nothing(1, (4,)), TaskResult(2, [other], {})]
-    totals = reduce_in_order(works, reversed(results))
+    results = [TaskResult(0, [one], {}), TaskResult.nothing(works[1], (4,)), TaskResult(2, [other], {})]
+    totals = reduce_in_order(tree_shape(works), reversed(results))
     assert totals.leaves[0].tobytes() == (one + other).tobytes()
     assert totals.dropped == (4,)
 
@@ -80,24 +79,21 @@ def test_what_came_from_elsewhere_is_left_as_it_was():
     lent = [value.copy() for value in mine]
     for value in lent:
         value.flags.writeable = False
-    reduce_in_order(
-        [work(index, 1) for index in range(4)], [TaskResult(i, [value], {}) for i, value in enumerate(lent)]
-    )
+    shape = TreeShape([1] * 4)
+    reduce_in_order(shape, [TaskResult(i, [value], {}) for i, value in enumerate(lent)])
     views = np.stack(mine)
-    reduce_in_order([work(index, 1) for index in range(4)], [TaskResult(i, [views[i]], {}) for i in range(4)])
+    reduce_in_order(shape, [TaskResult(i, [views[i]], {}) for i in range(4)])
     for value, view, expected in zip(lent, views, mine, strict=True):
         assert value.tobytes() == view.tobytes() == expected.tobytes()
 
 
-def test_neighbours_that_cannot_be_added_stay_apart():
-    """As those on two nodes do until they are brought."""
-
-    shape = TreeShape([1] * 4)
-    fold = TreeReducer(shape, lambda left, right: (left[0], left[1] + right[1]) if left[0] == right[0] else None)
-    for index, node in enumerate("aabb"):
-        fold.put(shape.task(index), (node, 1))
-    assert fold.parts == {TreeNode(1, 0): ("a", 2), TreeNode(1, 1): ("b", 2)}
-    fold = TreeReducer(shape, lambda left, right: (left[0], left[1] + right[1]) if left[0] == right[0] else None)
-    for index, node in enumerate("abab"):
-        fold.put(shape.task(index), (node, 1))
-    assert len(fold.parts) == 4
+def test_sums_that_are_no_neighbours_stay_apart():
+    """As those of a node do, of which another node has the neighbours."""
+    shape, (one, other, third) = TreeShape([1] * 4), values(3)
+    fold = TreeReducer(shape, lambda left, right: left + right)
+    fold.put(TreeNode(0, 0), one)
+    fold.put(TreeNode(0, 2), other)
+    assert list(fold.parts) == [TreeNode(0, 0), TreeNode(0, 2)]
+    fold.put(TreeNode(0, 3), third)
+    assert list(fold.parts) == [TreeNode(0, 0), TreeNode(1, 1)]
+    assert fold.parts[TreeNode(1, 1)].tobytes() == (other + third).tobytes()
