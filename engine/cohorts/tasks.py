@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..config.schema import Local
-from ..reduction.tree import TreeNode
+from ..reduction.tree import TreeNode, TreeShape
 
 FEWEST_TASKS, MOST_TASKS = 20, 128
 """Limits of the number of tasks in a round with enough blocks. Each task costs a message as long as the model."""
@@ -157,3 +157,8 @@ class Broadcast(NamedTuple):
 
     version: int
     leaves: list[np.ndarray]
+
+
+def tree_shape(tasks: Sequence[Any]) -> TreeShape:
+    """The shape of the tree of a phase with these tasks."""
+    return TreeShape([len(task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from ..cohorts.tasks import TrainingTask
 from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, add_results
 
 
@@ -56,11 +55,6 @@ def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]
         numbers.put(shape.node_of(result), result._replace(leaves=[]))
     total = numbers.total()
     return RoundTotals([np.array(leaf) for leaf in leaves.total()], total.facts, total.clients, total.dropped)
-
-
-def tree_shape(tasks: Sequence[Any]) -> TreeShape:
-    """The shape of the tree of a phase with these tasks."""
-    return TreeShape([len(task.cuts) if isinstance(task, TrainingTask) else 1 for task in tasks])
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:

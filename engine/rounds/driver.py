@@ -20,14 +20,14 @@ from ..backends.base import Phase, Pool
 from ..clients.evaluation import measured
 from ..clients.worker import keep_freed_memory
 from ..cohorts.sampling import CohortSampler
-from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask
+from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
 from ..config.memory_errors import memory_remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
-from ..reduction.round_totals import RoundTotals, reduce_in_order, tree_shape
+from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
 from ..state.table import Table

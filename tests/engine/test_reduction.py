@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask
-from fedfleet.engine.reduction.round_totals import reduce_in_order, tree_shape
+from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask, tree_shape
+from fedfleet.engine.reduction.round_totals import reduce_in_order
 from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
 
 
