@@ -24,7 +24,7 @@ from .contract import Round
 from .fedavg import Plain
 from .local import LocalMethod, Rule, ServerRule
 from .parts.biclip import BiClip, Mode, Threshold, biclip, check_thresholds
-from .parts.rules import positive
+from .parts.checks import positive
 from .tree import Tree
 
 

@@ -1,9 +1,17 @@
 """The contract of a federated method: seven pure functions over named tensors.
 
-They are written for ONE client. An engine runs them for one client, or for a block of clients at once under
-`torch.func.vmap`; adds the messages; and hands their mean to the server. So inside the client's functions: nothing in
-place, no branch on a tensor's value (`torch.where`), tensors only (`()` for nothing, never `None`), and shapes and
-dtypes that do not change from step to step.
+    server_init      the server's state before round 1
+    client_init      what a client keeps between rounds, before its first round
+    client_begin     a client's local state at the beginning of a round
+    client_step      one local step
+    client_finish    the client's message, and what it keeps until its next round
+    server_update    the server's next state, from the mean of the cohort's messages
+    model            the model that is evaluated
+
+The functions are written for ONE client. The engine calls them for one client, or for a block of clients at once under
+`torch.func.vmap`; it averages the messages and gives the mean to the server. Therefore the client's functions change
+nothing in place, take no branch on a tensor's value (use `torch.where`), return tensors only (`()` for nothing, never
+`None`), and keep shapes and dtypes the same from step to step.
 """
 
 from __future__ import annotations
@@ -16,20 +24,31 @@ from torch import Tensor
 
 from .tree import Layout, Tree
 
+# The states of a method have the types that the method chooses: a NamedTuple of trees and 0-d tensors, or `()`.
+Public = Any
+"""What clients make of the broadcast: by default the server's public state."""
+Private = Any
+"""What only the server has."""
+Client = Any
+"""What one client keeps between rounds."""
+Local = Any
+"""What one client carries from step to step within a round."""
+
 
 class Oracle(Protocol):
-    """oracle(y): the gradient at y on this step's batch. Called twice, it sees the same batch and the same noise."""
+    """Gradients on the batch of one local step. `oracle(y)` is the gradient at y; a second call in the same step uses
+    the same batch and the same noise."""
 
     def __call__(self, y: Tree, /) -> Tree: ...
 
     @property
     def key(self) -> Tensor:
-        """(), int64: this client's and this step's source of randomness, for `counted`."""
+        """(), int64: the key of this client's random numbers in this step, for `counted`."""
         ...
 
     @property
     def done(self) -> Tensor:
-        """(), float64: the share of the round's local steps that lie behind, 0 at the first."""
+        """(), float64: the fraction of the round's local steps that are finished, 0 at the first step."""
         ...
 
     @property
@@ -40,57 +59,56 @@ class Oracle(Protocol):
 
 
 class LocalSteps(Protocol):
-    """A client's local steps of a round, K in all: their oracles one after the other, or plain descent at once."""
+    """The K local steps of one client in one round. Iterating gives one oracle per step."""
 
     steps: int
+    """K."""
 
     def __iter__(self) -> Iterator[Oracle]: ...
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
-        """(y, total) after K steps y <- y - lr (g + shift), total <- total + g, where g is the gradient at y; either of
-        shift and total may be (). None where that is no quicker than step by step."""
+        """Take all K steps in one call, where the engine has a kernel for that: y <- y - lr (g + shift) and total <-
+        total + g, where g is the gradient at y. `shift` and `total` are trees or (). Returns (y, total), or None where
+        the engine has no such kernel and the steps must be taken one by one."""
         ...
 
 
-# What a method keeps is its own affair: a NamedTuple of trees and 0-d tensors, or `()`.
-Public = Any
-Private = Any
-Client = Any
-Local = Any
-
-
 class Server(NamedTuple):
-    """`public` is broadcast to the cohort, unless `Algorithm.broadcast` makes less of it; `private` stays with the
-    server."""
+    """The server's state. `public` is broadcast to the cohort, unless `Algorithm.broadcast` sends less; `private` stays
+    on the server."""
 
     public: Public
     private: Private = ()
 
 
 class Known(NamedTuple):
-    """What every client has already, sampled or not, because it followed all broadcasts: no traffic."""
+    """A part of the broadcast that every client has already, because all clients follow all broadcasts, also those that
+    are not sampled. It counts as no traffic."""
 
     value: Any
 
 
 class Message(NamedTuple):
-    """What one client sends; anything in it, once decoded, may be added. The engine averages it over the cohort.
+    """What one client sends. The engine adds up the decoded messages of the cohort and divides, field by field.
 
-    `delta`: y_K - x, or a multiple of it, averaged with the federation's client weights. `sent`: what the method
-    averages uniformly whatever these weights are, as control variates. `facts`: 0-d diagnostics, averaged uniformly,
-    recorded and not counted as traffic; always has `norm2`, the squared norm of y_K - x, which a decoder replaces by
-    that of what it decoded. `averaged`: what the method averages as it averages x, with the same client weights:
-    momenta, estimators of a gradient, squared norms that are compared with that of the mean.
+    - `delta`: y_K - x or a multiple of it, averaged with the federation's client weights. It is a Tree once it is
+      decoded.
+    - `sent`: averaged uniformly, whatever the client weights are, as control variates must be.
+    - `facts`: 0-d diagnostics by name, averaged uniformly, recorded, and not counted as traffic. "norm2", the squared
+      norm of y_K - x, is always there; a decoder replaces it by the squared norm of what it decoded.
+    - `averaged`: averaged with the client weights, as `delta` is: momenta, estimates of a gradient, squared norms that
+      are compared with the squared norm of the mean.
     """
 
-    delta: Any  # a Tree, once decoded
+    delta: Any
     sent: Any
     facts: dict[str, Any]
     averaged: Any = ()
 
 
 class Round(NamedTuple):
-    """Where the run stands. `number` counts from 1; `cohort` is S, `clients` is N, `rounds` is R."""
+    """The position in the run. `number`: of the round, from 1; `rounds`: R; `cohort`: S, the clients whose messages are
+    in the mean; `clients`: N."""
 
     number: int
     rounds: int
@@ -104,8 +122,8 @@ class Round(NamedTuple):
 
 
 class RunContext(NamedTuple):
-    """The sizes of a run, S, N and R; `steps`: K, or None where it differs from client to client. `seed`: of all that
-    is drawn; `layout`: of the model."""
+    """What is known of a run before it starts. `cohort`: S; `clients`: N; `rounds`: R; `steps`: K, or None where it
+    differs from client to client; `seed`: of everything that is drawn at random; `layout`: the model's tensors."""
 
     cohort: int
     clients: int
@@ -116,72 +134,77 @@ class RunContext(NamedTuple):
 
 
 class Deferred(ABC):
-    """A method some of whose settings follow from the run's sizes, its seed or the model's shapes."""
+    """A method whose settings follow in part from the run: its sizes, its seed or the model's shapes."""
 
     @abstractmethod
     def build(self, context: RunContext) -> Algorithm:
-        """The method itself; ValueError where the plan does not say enough."""
+        """The method for this run. Raises ValueError where the context lacks something that the method needs."""
 
 
 class Algorithm(ABC):
-    """A federated method. Implementations are frozen dataclasses: settings only, no state."""
+    """A federated method. Implementations are frozen dataclasses of settings; all state is passed in and returned."""
 
     weighted: bool = True
-    """False: `delta` and `averaged` are averaged uniformly whatever the federation's client weights are."""
+    """False: the engine averages `delta` and `averaged` uniformly, whatever the federation's client weights are."""
 
     @abstractmethod
-    def server_init(self, x: Tree) -> Server: ...
+    def server_init(self, x: Tree) -> Server:
+        """The server's state before round 1. `x`: the workload's starting model."""
 
     def broadcast(self, server: Server) -> Public:
-        """What is sent down at the beginning of a round, made with this round's settings. A method whose clients need
-        only a combination of what the server keeps public sends that combination. It has the same shapes every round.
-        """
+        """What is sent to the cohort at the beginning of a round, made with the settings of this round; by default the
+        public state. A method whose clients need only a combination of the public state sends that combination. The
+        shapes must be the same in every round."""
         return server.public
 
     def unpack(self, public: Public) -> Any:
-        """What a client makes of the broadcast, the same for all of them: the `public` of the functions below. It runs
-        once a round, not vectorised."""
+        """What clients make of the broadcast: the argument `public` of the client's functions. It is the same for all
+        clients and runs once per round, not vectorised."""
         return public
 
     @abstractmethod
     def client_init(self, public: Public) -> Client:
-        """What one client keeps between rounds, before its first round."""
+        """What one client keeps between rounds, before its first round; `()` for a stateless client."""
 
     @abstractmethod
-    def client_begin(self, public: Public, client: Client) -> Local: ...
+    def client_begin(self, public: Public, client: Client) -> Local:
+        """The local state before the first local step of a round."""
 
     @abstractmethod
-    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local: ...
+    def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
+        """The local state after one more local step."""
 
     def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
-        """All of a steps's steps. What is here is what is meant; a method of plain descent may have it done at once."""
+        """The local state after all local steps of a round. By definition these are `client_step`, one after the other;
+        a method of plain descent may ask `steps.descend` to take them in one call."""
         for oracle in steps:
             local = self.client_step(public, client, local, oracle)
         return local
 
     @abstractmethod
-    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]: ...
+    def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
+        """(message, what the client keeps until its next round)."""
 
     def decode(self, public: Public, message: Message) -> Message:
-        """What the server makes of one client's message before it adds up; bytes are counted before. Vectorised."""
+        """What the server makes of one client's message before it is added up. The traffic is counted before. Runs
+        vectorised."""
         return message
 
     @abstractmethod
-    def server_update(self, server: Server, mean: Message, round: Round) -> Server: ...
+    def server_update(self, server: Server, mean: Message, round: Round) -> Server:
+        """The server's next state. `mean`: the mean message of the cohort."""
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        """Numbers, or tensors (), of the server's step for the record, columns `server/NAME`. It is given what
-        `server_update` is given."""
+        """Numbers, or 0-d tensors, that describe the server's step: the columns `server/NAME` of the record. The
+        arguments are those of `server_update`."""
         return {}
 
     @abstractmethod
     def model(self, server: Server) -> Tree:
-        """What to evaluate."""
+        """The model that is evaluated."""
 
     @property
     def warm_start(self) -> Algorithm | None:
-        """A pass over ALL clients before the first round (one local epoch each), or None.
-
-        It shares the states of the method proper: a warm start of momenta and control variates.
-        """
+        """A pass over ALL clients before the first round, one local epoch each, that initialises momenta and control
+        variates; None for no such pass. It is an algorithm on the same states as the method itself."""
         return None

@@ -23,7 +23,8 @@ from typing import Literal
 from .fedavg import Plain
 from .fedavgm import ServerMomentum
 from .local import LocalMethod, Rule, check_carry
-from .parts.rules import Clip, adamw, fraction, positive
+from .parts.checks import fraction, positive
+from .parts.rules import Clip, adamw
 
 Carry = Literal["reset", "keep", "average"]
 

@@ -36,13 +36,14 @@ from torch import Tensor
 from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .fedavg import Plain
-from .local import LocalMethod, Rule, remeasured
+from .local import LocalMethod, Rule, with_decoded_norm2
+from .parts.checks import positive, refuse
 from .parts.codecs import Codec, Identity, RandK, TopK
 from .parts.compression import RATIO, Compressed, Compression
 from .parts.downlink import Change, Downlink, Halves
 from .parts.matrices import Layers, Weight, compressible
 from .parts.reparameterisation import Compressing, Report, refuse_states
-from .parts.rules import Sgd, positive, refuse
+from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Layout, Tree
 
@@ -127,7 +128,7 @@ class Sparsified(Compressing):
 
     def decode(self, public: Any, message: Message) -> Message:
         codes, rest = message.delta.codes, message.delta.rest
-        return remeasured(message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest)))
+        return with_decoded_norm2(message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest)))
 
     def _inner(self, server: Server, mean: Message) -> tuple[Server, Message]:
         """The method's server and mean message. With shifts what stands for a client's displacement is h + C(.): the
@@ -136,7 +137,7 @@ class Sparsified(Compressing):
         if self.memory == "shift":
             sent, rest = self.halves.split(mean.delta)
             averaged = mean.averaged
-            if self.method.server.measures:
+            if self.method.server.uses_norm2:
                 averaged = averaged._replace(norm2=averaged.norm2 + held.h.dot(held.h + 2 * sent))
             mean = mean._replace(delta=self.halves.join(held.h + sent, rest), averaged=averaged)
         return Server(server.public.method._replace(x=held.x), held.method), mean
@@ -240,9 +241,9 @@ def ef21_p(
 ) -> Compressed:
     """rule: the local optimiser; ratio: entries sent over numbers that are compressed, each way, or as `budget` has it;
     budget: ratio is a share of the compressed numbers (compressed), or all that is sent is one of the model (model), as
-    other methods count; memory: what clients
-    remember of what they did not send: none, error or shift; beta: rate of the shift, unless given the ratio; unbiased:
-    random entries are multiplied by 1 / ratio; masks: entries are chosen in all of the model or layer by layer; layers:
-    inner leaves out the first and the last weight, or all; evaluate: x_hat, what clients hold, or x."""
+    other methods count; memory: what clients remember of what they did not send: none, error or shift; beta: rate of
+    the shift, unless given the ratio; unbiased: random entries are multiplied by 1 / ratio; masks: entries are chosen
+    in all of the model or layer by layer; layers: inner leaves out the first and the last weight, or all; evaluate:
+    x_hat, what clients hold, or x."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Sparsification(ratio, memory, beta, unbiased, masks, layers, evaluate, budget=budget))

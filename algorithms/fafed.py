@@ -1,4 +1,4 @@
-"""FAFED: STEM by Adam's preconditioner, which all clients share.
+"""FAFED: STEM with Adam's preconditioner, which all clients share.
 
 Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
 
@@ -9,17 +9,19 @@ Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
     m   <- mean of m_i, v <- mean of v_i
     x   <- mean of y - lr m / (sqrt(v) + rho)          the K-th step
 
-Uncertain: the rules come from third-party code, hyperparameters are ours, constant in place of the paper's decaying
-ones (give schedules); the start's step is not preconditioned, as in that code, unless first = "preconditioned"; p_i at
-a round's start is the client's own, or the mean of the cohort's (previous = "server": one vector more down and none
-kept; none more up, as the mean of the p_i is that of the y). All means have the federation's client weights, those of
-m, v and the start's gradients like that of x.
+All means have the federation's client weights, those of m, v and the start's gradients like that of x.
+
+Uncertain: the rules come from third-party code, and the hyperparameters are ours, constants instead of the paper's
+decaying ones (give schedules). The start's step is not preconditioned, as in that code, unless first =
+"preconditioned". p_i at the beginning of a round is the client's own, or the mean over the cohort (previous =
+"server"): one vector more down and none kept, but none more up, as the mean of the p_i is that of the y.
 
 Departures:
 - The start is a pass over all data and not over K batches.
 - The start may be left out, m = v = 0 and p_i = x0 (start = "zeros").
-- All clients take part in the paper; here, in a cohort, a client that was not there in the round before takes p_i = x.
-- lr and alpha are constants, or schedules that are given, in the place of the paper's decaying ones.
+- All clients take part in the paper; here, in a cohort, a client that did not take part in the round before takes p_i =
+  x.
+- lr and alpha are constants, or schedules that are given, instead of the paper's decaying ones.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .parts.rules import positive, refuse
-from .parts.warm_start import WarmStart, WarmStarted
+from .parts.checks import closed_fraction, one_of, positive, refuse
+from .parts.warm_start import Start, WarmStart, WarmStarted
 from .stem import Own, last_point, no_round
 from .tree import Tree
 
@@ -46,11 +48,11 @@ class Shared(NamedTuple):
     x: Tree
     moments: Moments
     number: Tensor  # (), rounds done
-    previous: Any  # mean of p_i, where the server has it
+    previous: Any  # mean of p_i, where the server has it; else ()
 
 
 class LocalState(NamedTuple):
-    """The step along m_i is taken when the next one begins, so that the last is left to the server."""
+    """The step along m_i is taken when the next one begins, so that the K-th step is left to the server."""
 
     y: Tree
     point: Tree  # p_i
@@ -60,7 +62,7 @@ class LocalState(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """lr m / (sqrt(v) + rho)."""
+    """The preconditioned step lr m / (sqrt(v) + rho)."""
 
     lr: float = 0.01
     rho: float = 0.001
@@ -74,24 +76,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Fafed(WarmStarted):
+    """The method on the contract. `first`: the form of the start's step."""
+
     step: Step
     alpha: float = 0.1
     beta: float = 0.999
-    start: Literal["zeros", "gradient"] = "gradient"
+    start: Start = "gradient"
     first: Literal["plain", "preconditioned"] = "plain"
     previous: Literal["own", "server"] = "own"
     warm_start_averaged = True
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"0 <= {name} <= 1 must hold, got {name}={getattr(self, name)}")
-        if self.start not in ("zeros", "gradient"):
-            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
-        if self.first not in ("plain", "preconditioned"):
-            raise ValueError(f"first must be plain or preconditioned, got {self.first!r}")
-        if self.previous not in ("own", "server"):
-            raise ValueError(f"previous must be own or server, got {self.previous!r}")
+        closed_fraction(alpha=self.alpha, beta=self.beta)
+        one_of("zeros", "gradient", start=self.start)
+        one_of("plain", "preconditioned", first=self.first)
+        one_of("own", "server", previous=self.previous)
 
     def server_init(self, x: Tree) -> Server:
         previous = x if self.previous == "server" else ()
@@ -144,13 +143,14 @@ def fafed(
     alpha: float = 0.1,
     beta: float = 0.999,
     rho: float = 0.001,
-    start: Literal["zeros", "gradient"] = "gradient",
+    start: Start = "gradient",
     first: Literal["plain", "preconditioned"] | None = None,
     previous: Literal["own", "server"] = "own",
 ) -> Fafed:
-    """lr: step size; alpha: weight of the new gradient; beta: of the old second moment; rho: added to its root; start:
-    one pass over all clients for m and v at x0 and a first step along m, or zeros and none; first: that step is plain,
-    as it is unless given, or preconditioned; previous: p_i stays with the client, or is averaged."""
+    """lr: step size; alpha: weight of the new gradient; beta: weight of the old second moment; rho: added to the root
+    of the second moment; start: one pass over all clients for m and v at x0 and a first step along m (gradient), or m =
+    v = 0 and no first step (zeros); first: the first step is plain, as it is unless given, or preconditioned; previous:
+    p_i stays with the client (own), or the server has the mean of all p_i (server)."""
     if start == "zeros":
         refuse({"first": first}, "start=zeros takes no first step", "leave it out, or choose start: gradient")
     return Fafed(Step(lr, rho), alpha, beta, start, "plain" if first is None else first, previous)

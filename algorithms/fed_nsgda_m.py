@@ -1,18 +1,18 @@
 """Fed-NSGDA-M: normalised descent-ascent with momentum and control variates, for heavy-tailed noise.
 
-Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 1;
-what is common with its other methods is in `controlled_momentum`.
+Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithm 1.
+What it shares with the paper's other methods is in `parts/controlled_momentum.py`.
 
     x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
 
-|u| is the norm of all of the primal as one vector, |v| of the dual: a dual of one number takes steps of its sign. beta
-= 0.9 is the paper's number on the NEW gradient, as its Algorithm 1 has it; the usual reading of "momentum 0.9", which
+|u| is the norm of the whole primal as one vector, |v| that of the dual: a dual of one number takes steps of its sign.
+beta = 0.9 is the paper's number, on the NEW gradient as in its Algorithm 1. The usual reading of "momentum 0.9", which
 its theory is closer to, is beta = 0.1. In theory gamma_x is a tenth of gamma_y over the condition number.
 
 Departures:
-- The paper has everyone take part; in a cohort h moves by S/N, as in `controlled_momentum`, and u follows it.
-- Clients are sent c = beta h + (1 - beta) u in the place of h and u, two trees and not three.
-- Means are uniform, whatever the federation's weights are.
+- All clients take part in the paper; in a cohort h moves by S/N, see `controlled_momentum`, and u follows it.
+- Clients are sent c = beta h + (1 - beta) u instead of h and u, two trees and not three.
+- Means are uniform, whatever the federation's client weights are.
 - With unequal numbers of local steps each client's displacement is divided by its own K.
 - gamma = lr K, the plain mean, is a default of ours.
 - A norm below 1e-12 counts as 1e-12.
@@ -26,6 +26,6 @@ from .parts.rules import Normalised
 
 
 def fed_nsgda_m(lr: Number = 0.01, gamma: Number | None = None, beta: Number = 0.9) -> ControlledMomentum:
-    """lr: length of a local step, or one for each group, {primal: 0.01, dual: 0.1}; gamma: length of the server's step
-    where clients agree, lr K unless given, or one for each group; beta: weight of the new gradient."""
+    """lr: length of a local step, or one for each group, {primal: 0.01, dual: 0.1}; gamma: the server's step size, or
+    one for each group, lr K unless given; beta: weight of the new gradient."""
     return controlled_momentum(Normalised(lr), lr, gamma, beta)

@@ -7,12 +7,14 @@ arXiv:2310.03613.
              u_i  <- g_x(x_i+, y_i+) + (1 - a) (u_i - g_x(x_i, y_i))      both on the same batch; v_i likewise
     x, y, u, v <- their means
 
-Two gradients a step; `local_sgdam` with STORM's estimate. Uncertain: the algorithm's box was not found; this is rebuilt
-from what others say of it (STORM, full participation, everything averaged). So open are: whether the step is taken
-before or after averaging the estimates (before, here, and the previous point of a round's first correction is the
-averaged one), whether there is a server's step size (none here), and the schedules of lr and a (any setting may be
-one). `stem` averages first and keeps the previous point. start: of the estimate, see `local_sgdam`; the paper has a
-large first batch, which is `gradient`.
+It takes two gradients per step and is `local_sgdam` with STORM's estimate. start is that of the estimate, see
+`local_sgdam`; the paper has a large first batch, which is `gradient`. `stem` averages first and keeps the previous
+point.
+
+Uncertain: the algorithm's box was not found, and this is rebuilt from what others say of it (STORM, full participation,
+everything averaged). Three things are open. First, whether the step is taken before or after the estimates are
+averaged: here it is before, and the previous point of a round's first correction is the averaged one. Second, whether
+there is a server's step size: here there is none. Third, the schedules of lr and a: any setting may be a schedule.
 
 Departures:
 - All clients take part in the paper; here the mean over the cohort stands for the mean over all.
@@ -23,13 +25,13 @@ Departures:
 
 from __future__ import annotations
 
-from .fedmuon_ma import FedMuonMA, Start
+from .fedmuon_ma import FedMuonMA, FirstMomentum
 from .parts.groups import Number
 from .parts.rules import Sgd
 
 
-def fed_sgda_m(lr: Number = 0.1, a: Number = 0.1, start: Start = "batch") -> FedMuonMA:
-    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; a: weight of the new gradient, 1 is
-    LocalSGDA one step late, or one for each group; start: the first estimate, from the first batch, one pass over all
-    clients, or zeros."""
+def fed_sgda_m(lr: Number = 0.1, a: Number = 0.1, start: FirstMomentum = "batch") -> FedMuonMA:
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; a: weight of the new gradient, or one for
+    each group, 1 is LocalSGDA one step late; start: the first estimate is the gradient on the first batch (batch), the
+    mean gradient of one pass over all clients (gradient), or 0 (zeros)."""
     return FedMuonMA(Sgd(lr), a, start, reduced=True)

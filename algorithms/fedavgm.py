@@ -2,11 +2,12 @@
 
 Hsu, Qi, Brown 2019, arXiv:1909.06335.
 
-    v <- beta v + mean(y_K - x)          no dampening, as in the paper, FedExP's code and Flower
-    x <- x + server_lr v                 or, Nesterov: x + server_lr (mean(y_K - x) + beta v), with the new v
+    delta <- mean(y_K - x)
+    v <- beta v + delta                  no dampening, as in the paper, FedExP's code and Flower
+    x <- x + server_lr v                 Nesterov: x + server_lr (delta + beta v), with the new v
 
-beta = 0 is FedAvg with a server step. Not FedAvg-M (Cheng et al. 2024), whose momentum is inside the local steps.
-Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as DiLoCo has it.
+beta = 0 is FedAvg with a server step size. This is not FedAvg-M (Cheng et al. 2024), whose momentum is in the local
+steps. Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as in DiLoCo.
 
 Departures:
 - Nesterov's form, `evaluate: last_two` and local training other than FedAvg's are options beside the paper's.
@@ -21,14 +22,15 @@ from torch import Tensor
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .parts.adapted import Shown, Work, adapted
+from .parts.checks import fraction, positive
 from .parts.compression import Compressed, Compression
-from .parts.rules import Sgd, fraction, positive
+from .parts.rules import Sgd
 from .tree import Tree
 
 
 @dataclass(frozen=True)
 class ServerMomentum(ServerRule):
-    """State: v, shaped like x."""
+    """Heavy-ball momentum on the mean displacement. State: v, shaped like x."""
 
     lr: float = 1.0
     beta: float = 0.9
@@ -59,5 +61,5 @@ def fedavgm(
     evaluate: Shown = "last",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:
-    """rule: the local optimiser; beta: momentum; local, mu, evaluate, compression: see `adapted`."""
+    """rule: the local optimiser; beta: weight of the old v; local, mu, evaluate, compression: see `adapted`."""
     return adapted(ServerMomentum(server_lr, beta, nesterov), rule, local, mu, evaluate, compression)

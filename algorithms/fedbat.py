@@ -40,13 +40,14 @@ from torch import Tensor
 from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .fedavg import Plain
-from .local import Averaged, LocalMethod, PublicState, Rule, remeasured
+from .local import Averaged, LocalMethod, PublicState, Rule, with_decoded_norm2
+from .parts.checks import nonnegative, refuse
 from .parts.codecs import Bits, Signs, pack, signs
 from .parts.compression import Compressed, Compression
 from .parts.downlink import Change, Downlink, Halves
 from .parts.matrices import Layers, Weight, compressible
 from .parts.reparameterisation import Compressing, Report, refuse_states
-from .parts.rules import Sgd, nonnegative, refuse
+from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Layout, Tree
 
@@ -149,12 +150,12 @@ class FedBat(Compressing):
         drawn = signs(u, self.spread(alpha), counted.key(local.key, "up")).split(self.halves.sizes)
         codes = tuple(Bits(pack(bits), a) for bits, a in zip(drawn, alpha.unbind(), strict=True))
         norm2 = delta.norm2()
-        averaged = Averaged((), norm2 if self.method.server.measures else ())
+        averaged = Averaged((), norm2 if self.method.server.uses_norm2 else ())
         return Message(Upload(codes, rest), (), {"norm2": norm2}, averaged), client
 
     def decode(self, public: Tree, message: Message) -> Message:
         codes, rest = message.delta.codes, message.delta.rest
-        return remeasured(message._replace(delta=self.halves.join(self.halves.decode(Signs(), codes), rest)))
+        return with_decoded_norm2(message._replace(delta=self.halves.join(self.halves.decode(Signs(), codes), rest)))
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         held: Private = server.private

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from .local import LocalMethod, Rule
 from .parts.adapted import Shown, Work, adapted
+from .parts.checks import fraction
 from .parts.compression import Compressed, Compression
 from .parts.doubly_adaptive import Averages, DoublyAdaptive
-from .parts.rules import Sgd, fraction
+from .parts.rules import Sgd
 from .tree import Tree
 
 

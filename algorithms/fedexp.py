@@ -27,8 +27,9 @@ from torch import Tensor
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .parts.adapted import Shown, Work, adapted
+from .parts.checks import nonnegative
 from .parts.compression import Compressed, Compression
-from .parts.rules import Sgd, nonnegative
+from .parts.rules import Sgd
 from .parts.servers import ratio
 from .tree import Tree
 
@@ -38,7 +39,7 @@ class Extrapolated(ServerRule):
     epsilon: float = 1e-3
     floor: bool = True
 
-    measures = True
+    uses_norm2 = True
 
     def __post_init__(self) -> None:
         nonnegative(epsilon=self.epsilon)

@@ -30,8 +30,9 @@ from torch import Tensor
 from .contract import Round
 from .local import LocalMethod, Rule, ServerRule
 from .parts.adapted import Shown, Work, adapted
+from .parts.checks import fraction, nonnegative
 from .parts.compression import Compressed, Compression
-from .parts.rules import Sgd, fraction, nonnegative
+from .parts.rules import Sgd
 from .parts.servers import ratio
 from .tree import Tree
 
@@ -48,7 +49,7 @@ class ExtrapolatedMomentum(ServerRule):
     epsilon: float = 1e-3
     beta: float = 0.9
 
-    measures = True
+    uses_norm2 = True
 
     def __post_init__(self) -> None:
         nonnegative(epsilon=self.epsilon)

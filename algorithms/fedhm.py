@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .contract import Algorithm, Message, Round, Server
 from .fedavg import Plain
-from .local import LocalMethod, Rule, remeasured
+from .local import LocalMethod, Rule, with_decoded_norm2
 from .parts.compression import RATIO, Budget, Compressed, Compression
 from .parts.factors import Pair
 from .parts.matrices import Layers, Reshape, Sized, to_matrix
@@ -82,7 +82,7 @@ class Truncated(Within):
     def decode(self, public: Unpacked, message: Message) -> Message:
         z = public.method.x
         delta = self.space.lift(z + message.delta, {}) - self.space.lift(z, {})
-        return remeasured(message._replace(delta=delta))
+        return with_decoded_norm2(message._replace(delta=delta))
 
     def _truncated(self, server: Server) -> Server:
         """The method's, at the model that was sent."""

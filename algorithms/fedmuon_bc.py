@@ -9,13 +9,13 @@ Algorithm 1.
     line 17   c   <- c + |S|/N mean(change of c_i)
     line 18   x   <- x + |S|/N mean(y_K - x)     clients that were not sampled count as not having moved
 
-c_i and m_i agree whenever a client is idle (lines 11 and 15) and start equal, so a client keeps one tree, not two.
-start = "gradient" is the theory's choice, m_i = gradient of F_i at x0 and c their mean; "zeros" the default.
-federation.weights are those of the mean displacement alone; c is the plain mean of all c_i in any case, on which the
-correction rests. alpha = 0.1 is ours, the paper's experiments do not state it.
+c_i and m_i agree whenever a client is idle (lines 11 and 15) and start equal, so that a client keeps one tree, not two.
+start = "gradient" is the theory's choice: m_i is the gradient of F_i at x0 and c their mean. "zeros" is the default.
+The federation's client weights are those of the mean displacement alone; c is the plain mean of all c_i in any case,
+since the correction rests on that. alpha = 0.1 is ours, the paper's experiments do not state it.
 
 Departures:
-- A client keeps one tree, since m_i and c_i agree between its visits, where the paper keeps two.
+- A client keeps one tree, since m_i and c_i agree between its rounds, where the paper keeps two.
 - over = "cohort", scales other than moonlight, other coefficients and aux are options beside the paper's.
 """
 
@@ -31,13 +31,15 @@ from .local import LocalMethod, Rule
 from .local_muon import OwnMomentum
 from .parts.muon import Ball, lmo
 from .parts.renamed import renamed
-from .parts.servers import Mean
+from .parts.servers import Mean, Over
+from .parts.warm_start import Start
 from .tree import Tree
 
 
 @dataclass(frozen=True)
 class CorrectedMomentum(OwnMomentum):
-    """Shared: c. Own: m_i at the end of the last visit, which is c_i too. Trace: m_i on the way. Sent: its change."""
+    """The direction is m_i - c_i + c. c_i is m_i at the end of the client's last round; the trace is m_i within the
+    round; sent is the change of c_i."""
 
     def shared_init(self, x: Tree) -> Tree:
         return x.zeros()
@@ -52,7 +54,7 @@ class CorrectedMomentum(OwnMomentum):
     def update(self, c: Tree, sent: Tree, delta: Tree, round: Round) -> Tree:
         return c.add(sent, round.share)
 
-    def shared_warm(self, gradient: Tree) -> Tree:
+    def shared_from_gradient(self, gradient: Tree) -> Tree:
         return gradient
 
 
@@ -62,14 +64,15 @@ def fedmuon_bc(
     vector_lr: float | Rule | None = None,
     alpha: float = 0.1,
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
-    start: Literal["zeros", "gradient"] = "zeros",
+    start: Start = "zeros",
     ball: Ball | None = None,
     scale: str | None = None,
-    over: Literal["cohort", "all"] = "all",
+    over: Over = "all",
     aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrix_lr, vector_lr: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball,
-    scale, aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i =
-    gradient at x0; over: see `Mean`."""
+    """matrix_lr: step size of matrices; vector_lr: step size of everything else, 0.1 unless given, or a rule for it;
+    alpha: weight of the new gradient; norm, ball, aux: see `lmo`; scale: factor of a matrix's step by its shape, see
+    `lmo`, moonlight unless given; start: m_i = 0 (zeros), or one pass over all clients for m_i = gradient at x0
+    (gradient); over: see `fedavg`."""
     rule = lmo(norm, matrix_lr, vector_lr, ball, scale, aux)
     return LocalMethod(rule, CorrectedMomentum(alpha, start), Mean(1.0, over))

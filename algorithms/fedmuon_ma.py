@@ -7,19 +7,21 @@ Zhang, Gao 2025 ("On Provable Benefits of Muon in Federated Learning"), arXiv:25
     line 5   m_i <- (1 - beta) m_i + beta g(y)             at the new y, on the next batch
     line 7   x   <- mean y,  m <- mean m_i                 after K (tau) steps
 
-It moves before it estimates, so it is written on the contract. Line 1 takes a batch of the first round: there the first
-of the K steps estimates and does not move. start = "gradient" has an opening pass over all clients instead, whose mean
-gradient is everyone's first momentum; "zeros" begins at m = 0. beta is the weight of the NEW gradient; the paper's
-experiments say 0.9 for every method, read as the weight of the old one. A cohort's mean stands for the mean over all
-clients. Weight decay is decoupled, W <- W (1 - lr weight_decay), on matrices as in `muon`; the cosine decay of the
-experiments is a schedule. The layer scale is `none`, the box's; which Newton-Schulz coefficients is not said there, so
-they are those of `UNNAMED` in `muon`. parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and beta
-= N^(1/2) / T^(1/2) from the run's number T of local iterations, that is rounds times steps, and N of clients that take
-part, the cohort (Corollary 5.2); `local_steps` is the corollary's K, which is for federation.local.steps.
+The method moves before it estimates, so that it is written on the contract. Line 1 uses a batch of the first round: the
+first of its K steps estimates and does not move. With start = "gradient" the mean gradient of a pass over all clients
+is everyone's first momentum; "zeros" begins at m = 0. beta is the weight of the NEW gradient; the paper's experiments
+say 0.9 for every method, read here as the weight of the old one. Weight decay is decoupled, W <- W (1 - lr
+weight_decay), on matrices as in `muon`; the cosine decay of the experiments is a schedule. The layer scale is `none`,
+as in Algorithm 1. Which Newton-Schulz coefficients are used is not said there, so that they are those of `UNNAMED` in
+`muon`.
+
+parameter_free sets lr = N^(1/4) / T^(3/4), of matrices and of vectors, and beta = N^(1/2) / T^(1/2) (Corollary 5.2). T
+is the run's number of local iterations, rounds times steps, and N the number of clients that take part, the cohort;
+`local_steps` is the corollary's K, for federation.local.steps.
 
 Departures:
 - The first round takes K - 1 steps and not K, since line 1 uses up its first batch.
-- Vectors take plain steps along the momentum, of a size of their own or by a rule of their own; the paper knows
+- Vectors take plain steps along the momentum, of a size of their own or by a rule of their own; the paper treats
   matrices alone.
 - All clients take part in the paper; here the mean over the cohort stands for the mean over all.
 - start = "gradient" and start = "zeros" are ours.
@@ -36,49 +38,51 @@ from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Deferred, Local, Message, Oracle, Public, Round, RunContext, Server
 from .local import Rule
-from .parts.groups import Number, both
+from .parts.checks import closed_fraction, one_of, positive, positive_fraction, refuse
+from .parts.groups import Number
 from .parts.muon import UNNAMED, Ball, Spectral
 from .parts.renamed import renamed
-from .parts.rules import Sgd, positive, refuse
+from .parts.rules import Sgd
 from .parts.warm_start import WarmStart, WarmStarted
 from .tree import Tree
 
-Start = Literal["batch", "gradient", "zeros"]
+FirstMomentum = Literal["batch", "gradient", "zeros"]
+"""Where the first momentum comes from: the first batch of round 1, a warm start, or zero."""
 
 
-class Pair(NamedTuple):
+class PublicState(NamedTuple):
     x: Tree
     m: Tree
-    begun: Tensor  # (), 0 until there is a momentum
+    begun: Tensor  # (), 0.0 until there is a momentum, then 1.0
 
 
 class LocalState(NamedTuple):
     y: Tree
     m: Tree
-    rule: Any
-    begun: Tensor
+    rule: Any  # the rule's state
+    begun: Tensor  # (), 0.0 until there is a momentum, then 1.0
 
 
 @dataclass(frozen=True)
 class FedMuonMA(WarmStarted):
-    """Public: x and m. Nothing stays with clients. Sent: m_i, averaged as x is. reduced: STORM's estimate in line 5's
-    place, see `fed_sgda_m`."""
+    """Move along the momentum, then estimate it at the new point. Clients keep nothing and send m_i, which is averaged
+    as x is. `rule`: the local step along m_i; `reduced`: STORM's estimate instead of line 5, see `fed_sgda_m`."""
 
     rule: Rule
     beta: Number = 0.1
-    start: Start = "batch"
+    start: FirstMomentum = "batch"
     reduced: bool = False
     warm_start_averaged = True
 
     def __post_init__(self) -> None:
-        if not all(0 < part <= 1 or (self.reduced and part == 0) for part in both(self.beta)):
-            low, name = ("0 <=", "a") if self.reduced else ("0 <", "beta")
-            raise ValueError(f"{low} {name} <= 1 must hold, got {name}={self.beta}")
-        if self.start not in ("batch", "gradient", "zeros"):
-            raise ValueError(f"start must be one of batch, gradient, zeros, got {self.start!r}")
+        if self.reduced:
+            closed_fraction(a=self.beta)
+        else:
+            positive_fraction(beta=self.beta)
+        one_of("batch", "gradient", "zeros", start=self.start)
 
     def server_init(self, x: Tree) -> Server:
-        return Server(Pair(x, x.zeros(), x.flat.new_full((), float(self.start != "batch"))))
+        return Server(PublicState(x, x.zeros(), x.flat.new_full((), float(self.start != "batch"))))
 
     def client_init(self, public: Public) -> Client:
         return ()
@@ -101,7 +105,7 @@ class FedMuonMA(WarmStarted):
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         public = server.public
-        return Server(Pair(public.x + mean.delta, mean.averaged, torch.ones_like(public.begun)))
+        return Server(PublicState(public.x + mean.delta, mean.averaged, torch.ones_like(public.begun)))
 
     def model(self, server: Server) -> Tree:
         return server.public.x
@@ -115,12 +119,12 @@ class FedMuonMA(WarmStarted):
 
 
 def local_steps(iterations: int, clients: int) -> int:
-    """K of Corollary 5.2, T^(1/4) / N^(3/4), 1 at least."""
+    """K of Corollary 5.2, T^(1/4) / N^(3/4) rounded, at least 1; `iterations`: T."""
     return max(1, round(iterations**0.25 / clients**0.75))
 
 
-def _build(matrix_lr: float, vector_lr: float | Rule, beta: float, start: Start, **spectral: Any) -> FedMuonMA:
-    """spectral: other settings of `Spectral`."""
+def _build(matrix_lr: float, vector_lr: float | Rule, beta: float, start: FirstMomentum, **spectral: Any) -> FedMuonMA:
+    """The method with these step sizes; `spectral`: other settings of `Spectral`."""
     positive(matrix_lr=matrix_lr)
     if not isinstance(vector_lr, Rule):
         positive(vector_lr=vector_lr)
@@ -130,7 +134,8 @@ def _build(matrix_lr: float, vector_lr: float | Rule, beta: float, start: Start,
 
 @dataclass(frozen=True)
 class ParameterFree(Deferred):
-    """Step sizes and beta by Corollary 5.2 from the run's sizes; `settings`: the other ones, of `fedmuon_ma`."""
+    """The method with step sizes and beta from the run's sizes, by Corollary 5.2; `settings`: the other arguments of
+    `fedmuon_ma`."""
 
     settings: tuple[tuple[str, Any], ...]
 
@@ -152,17 +157,18 @@ def fedmuon_ma(
     matrix_lr: float | None = None,
     vector_lr: float | Rule | None = None,
     beta: float | None = None,
-    start: Start = "batch",
+    start: FirstMomentum = "batch",
     ball: Ball = UNNAMED,
     scale: str = "none",
     weight_decay: float = 0.0,
     parameter_free: bool = False,
     aux: tuple[str, ...] = (),
 ) -> FedMuonMA | ParameterFree:
-    """matrix_lr, vector_lr: step sizes, 0.01 and 0.1 unless given, that of vectors may be a rule; beta: weight of the
-    new gradient, 0.1 unless given; start: of the momentum; ball: how matrices are orthogonalised; scale, aux:
-    see `lmo`; weight_decay: of matrices; parameter_free: `matrix_lr`, `vector_lr` and `beta` from the run's sizes, none
-    of them may be given then."""
+    """matrix_lr: step size of matrices, 0.01 unless given; vector_lr: step size of everything else, 0.1 unless given,
+    or a rule for it; beta: weight of the new gradient, 0.1 unless given; start: the first momentum is the gradient on
+    the first batch (batch), the mean gradient of one pass over all clients (gradient), or 0 (zeros); ball: how matrices
+    are orthogonalised; scale, aux: see `lmo`; weight_decay: decoupled weight decay of matrices; parameter_free:
+    `matrix_lr`, `vector_lr` and `beta` follow from the run's sizes and may not be given."""
     spectral = {"ball": ball, "scale": scale, "weight_decay": weight_decay, "aux": aux}
     given = {"matrix_lr": matrix_lr, "vector_lr": vector_lr, "beta": beta}
     if parameter_free:

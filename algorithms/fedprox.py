@@ -1,8 +1,8 @@
-"""FedProx: local steps on a loss that pulls back to the server's model.
+"""FedProx: local steps on a loss with a proximal term, which pulls back to the server's model.
 
 Li et al., MLSys 2020, arXiv:1812.06127, Algorithm 2.
 
-    y <- y - step(g(y) + mu (y - x))      the gradient of f_i(y) + mu |y - x|^2 / 2
+    y <- y - step(g(y) + mu (y - x))      the gradient of f_i(y) + mu |y - x|^2 / 2, K times
     x <- x + server_lr * mean of (y_K - x)
 
 Departures:
@@ -14,19 +14,20 @@ Departures:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from .contract import Oracle
-from .local import Estimator, LocalMethod, Rule, check_carry
+from .local import Carry, Estimator, LocalMethod, Rule, check_carry
+from .parts.checks import nonnegative
 from .parts.compression import Compressed, Compression, compressed
-from .parts.rules import Sgd, nonnegative
-from .parts.servers import Mean
+from .parts.rules import Sgd
+from .parts.servers import Mean, Over
 from .tree import Tree
 
 
 @dataclass(frozen=True)
 class Prox(Estimator):
-    """Trace: x, the model that the round began with."""
+    """The direction is g(y) + mu (y - x). Trace: x, the model at the beginning of the round."""
 
     mu: float = 0.1
 
@@ -44,11 +45,11 @@ def fedprox(
     mu: float = 0.1,
     rule: Rule = Sgd(0.1),
     server_lr: float = 1.0,
-    over: Literal["cohort", "all"] = "cohort",
-    carry: Literal["reset", "keep", "average"] = "reset",
+    over: Over = "cohort",
+    carry: Carry = "reset",
     compression: Compression | None = None,
 ) -> LocalMethod | Compressed:
-    """mu: strength of the pull; rule: the local optimiser; server_lr: step along the mean displacement; over: see
-    `Mean`; carry: what becomes of the rule's state after a round, see `fedavg`; compression: of what is sent."""
+    """mu: weight of the pull towards the server's model; rule: the local optimiser; server_lr: step size along the mean
+    displacement; over: see `fedavg`; carry: see `fedavg`; compression: see `fedavg`."""
     check_carry(rule, carry)
     return compressed(LocalMethod(rule, Prox(mu), Mean(server_lr, over), carry), compression)

@@ -1,4 +1,4 @@
-"""FESS-GDA: LocalSGDA whose server pulls the primal to a centre that follows it, a smoothed step.
+"""FESS-GDA: LocalSGDA with a smoothed server step, which pulls the primal to a centre that follows it.
 
 Shen, Huang, Zhang, Shen, AISTATS 2024 ("Stochastic smoothed gradient descent ascent for federated minimax
 optimization"), arXiv:2311.00944.
@@ -8,13 +8,13 @@ optimization"), arXiv:2311.00944.
     y <- y + server_lr_y mean(y_i - y)
     z <- z + beta (x - z)                              at the new x
 
-The pull is the server's alone, scaled to equal K local steps; K is federation.local.steps. The paper writes p for rho;
-2 L in theory, 0 for objectives that are PL on both sides, and no value of the experiments was found: rho = 0.1, beta =
-0.5 are ours. rho = 0 is LocalSGDA. beta near 1 hardly smooths, as z is then nearly x.
+The server alone takes the pull, which is scaled to equal K local steps; K is federation.local.steps. The paper writes p
+for rho. In theory rho is 2 L, and 0 for objectives that are PL on both sides; the values of the experiments were not
+found. rho = 0 is LocalSGDA. beta near 1 hardly smooths, as z is then nearly x.
 
 Departures:
 - The dual is not projected.
-- rho and beta have defaults of ours.
+- rho = 0.1 and beta = 0.5 are defaults of ours.
 - All clients take part in the paper; here the mean over the cohort stands for the mean over all.
 """
 
@@ -27,14 +27,15 @@ from torch import Tensor
 from .contract import Deferred, Round, RunContext
 from .fedavg import Plain
 from .local import LocalMethod, ServerRule
+from .parts.checks import nonnegative, positive, positive_fraction, refuse
 from .parts.groups import Number, PerGroup, both
-from .parts.rules import Sgd, nonnegative, positive, refuse
+from .parts.rules import Sgd
 from .tree import Tree
 
 
 @dataclass(frozen=True)
 class Smoothed(ServerRule):
-    """x <- x + lr delta - pull (x - z) with the pull on the primal; z <- z + beta (x - z). State: z."""
+    """x <- x + lr delta - pull (x - z), where the pull acts on the primal alone; z <- z + beta (x - z). State: z."""
 
     lr: Number = 1.0
     pull: float = 0.1
@@ -43,8 +44,7 @@ class Smoothed(ServerRule):
     def __post_init__(self) -> None:
         positive(server_lr=self.lr)
         nonnegative(pull=self.pull)
-        if not 0 < self.beta <= 1:
-            raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
+        positive_fraction(beta=self.beta)
 
     def init(self, x: Tree) -> Tree:
         return x
@@ -61,6 +61,8 @@ class Smoothed(ServerRule):
 
 @dataclass(frozen=True)
 class FessGda(Deferred):
+    """The method, whose pull follows from the number of local steps."""
+
     lr: Number
     server_lr: Number
     rho: float
@@ -81,9 +83,9 @@ class FessGda(Deferred):
 
 
 def fess_gda(lr: Number = 0.1, server_lr: Number = 1.0, rho: float = 0.1, beta: float | None = None) -> FessGda:
-    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: of the mean displacement, or
-    one for each group; rho: weight of the smoothing, 0 is LocalSGDA; beta: how far the centre follows in a round, 0.5
-    unless given."""
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: step size along the mean
+    displacement, or one for each group; rho: weight of the smoothing, 0 is LocalSGDA; beta: the fraction of the way to
+    x that the centre moves in a round, 0.5 unless given."""
     if rho == 0:
         refuse({"beta": beta}, "rho=0 has no centre", "leave it out, or give rho")
     return FessGda(lr, server_lr, rho, 0.5 if beta is None else beta)

@@ -1,10 +1,15 @@
-"""`LocalMethod`: local steps between averages, composed of parts.
+"""`LocalMethod`: a method of local steps between averages, composed of parts.
 
-    x_i <- x;  K times: v <- estimate, x_i <- rule(x_i, v);  x <- server(x, mean of x_i - x)
+    y <- x;  K times: v <- estimate(y), y <- rule(y, v);  x <- server(x, mean of y_K - x)
 
-Five slots: the estimator says what the descent direction is, the rule which step it gives, carry what becomes of the
-rule's state after the round, the server what is done with the mean. `LocalMethod` knows no method's name: a
-method that needs an `if` here is written on the contract instead.
+It implements the contract once, from four parts:
+
+    estimator   the direction v of a local step, from gradients
+    rule        the step that a direction gives; it has the learning rate
+    carry       what becomes of the rule's state after a round: it is reset, kept by the client, or averaged
+    server      what the server does with the mean of the displacements y_K - x
+
+`LocalMethod` knows no method's name: a method that would need an `if` here is written on the contract instead.
 """
 
 from __future__ import annotations
@@ -19,62 +24,75 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .contract import Algorithm, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
-from .parts.warm_start import WarmStart, WarmStarted
+from .parts.checks import one_of
+from .parts.warm_start import Start, WarmStart, WarmStarted
 from .tree import Tree
+
+Carry = Literal["reset", "keep", "average"]
 
 
 class Estimator(ABC):
-    """The descent direction from gradients. Letters as in the papers: x server, y local iterate, c shared, c_i own."""
+    """The direction of a local step, from gradients.
 
-    start: Literal["zeros", "gradient"] = "zeros"
-    """"gradient": before the first round every client sends its gradient at x; see `own_warm` and `shared_warm`."""
+    The letters are the papers': x is the server's model, y the local iterate, c what all clients share, c_i what client
+    i keeps between rounds. The trace is what the estimator carries from step to step within a round. c, c_i and the
+    trace are trees, tuples of trees and 0-d tensors, or ().
+    """
+
+    start: Start = "zeros"
+    """"gradient": before the first round every client sends its gradient at x, from which c_i and c start."""
 
     def shared_init(self, x: Tree) -> Any:
+        """c before the first round."""
         return ()
 
     def own_init(self, x: Tree) -> Any:
+        """c_i before the client's first round."""
         return ()
 
     def begin(self, x: Tree, c: Any, c_i: Any) -> Any:
-        """The trace: what the estimator carries from step to step."""
+        """The trace before the first step of a round."""
         return ()
 
     @abstractmethod
     def estimate(self, oracle: Oracle, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
         """(direction at y, next trace)."""
 
-    def constant(self, c: Any, c_i: Any) -> Any:
-        """s, where every direction is the gradient + s, and the trace the sum of the gradients; () for none of either.
-        The engine may then take the steps of a rule that is `plain` at once. None: it is not so."""
+    def constant_shift(self, c: Any, c_i: Any) -> Any:
+        """s, where every direction is the gradient + s and the trace is () or the sum of the gradients; () for s = 0.
+        None where the directions are not of this form. With a rule of plain descent the engine may then take all steps
+        of a round in one call."""
         return None
 
     def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor) -> tuple[Any, Any]:
-        """(next c_i, what is sent beside delta); `steps`: (), local steps really taken."""
+        """(next c_i, what is sent beside the displacement); `steps`: (), the number of local steps taken."""
         return c_i, ()
 
     def update(self, c: Any, sent: Any, delta: Tree, round: Round) -> Any:
-        """The next c from the cohort's means."""
+        """The next c, from the cohort's means of what was sent and of the displacement."""
         return c
 
-    def own_warm(self, gradient: Tree) -> Any:
-        """c_i before the first round, where start = "gradient"."""
+    def own_from_gradient(self, gradient: Tree) -> Any:
+        """c_i before the first round with start = "gradient", from the client's own gradient at x."""
         return gradient
 
-    def shared_warm(self, gradient: Tree) -> Any:
-        """c before the first round, from the mean gradient over all clients, where start = "gradient"."""
+    def shared_from_gradient(self, gradient: Tree) -> Any:
+        """c before the first round with start = "gradient", from the mean of all clients' gradients at x."""
         return gradient
 
 
 class Rule(ABC):
-    """A step of the local optimiser; holds the learning rate."""
+    """A step of the local optimiser. A rule has the learning rate; its state is passed in and returned."""
 
     table: ClassVar[str] = "RULES"
+    """The registry's table of such parts."""
 
     def init(self, x: Tree) -> Any:
+        """The state before the first step; () for none."""
         return ()
 
-    def plain(self) -> float | None:
-        """lr, where a step is y - lr v and nothing is kept."""
+    def plain_lr(self) -> float | None:
+        """lr, where a step is y - lr v and the rule keeps no state; else None."""
         return None
 
     @abstractmethod
@@ -83,13 +101,13 @@ class Rule(ABC):
 
 
 def keeps_state(rule: Rule) -> bool:
-    """Whether a rule keeps anything from step to step, on a model of a matrix and a vector."""
+    """Whether a rule keeps anything from step to step, tried on a model of one matrix and one vector."""
     probe = Tree.of({"matrix": torch.zeros(2, 2), "vector": torch.zeros(2)})
     return bool(pytree.tree_leaves(rule.init(probe)))
 
 
 def check_carry(rule: Rule, carry: str | None) -> None:
-    """Refuse a `carry` other than reset of a rule that keeps nothing."""
+    """Refuse carry = "keep" and carry = "average" for a rule without a state."""
     if carry in ("keep", "average") and not keeps_state(rule):
         raise ValueError(
             f"carry has no effect here, got carry={carry!r}: the rule {type(rule).__name__.lower()} keeps no state; "
@@ -98,67 +116,65 @@ def check_carry(rule: Rule, carry: str | None) -> None:
 
 
 class ServerRule(ABC):
-    measures: bool = False
-    """Whether `step` uses norm2: every client then sends one number more. Else norm2 is not a number."""
+    """The server's step from the mean displacement."""
+
+    uses_norm2: bool = False
+    """Whether `step` uses norm2. If so, every client sends one number more; if not, norm2 is NaN."""
 
     def init(self, x: Tree) -> Any:
+        """The state before round 1; () for none."""
         return ()
 
     @abstractmethod
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
-        """(next x, next state) from the cohort's means: delta, of y_K - x, and norm2, (), of |y_K - x|^2, both with
-        the same client weights and both of the clients' messages as they were decoded, so that norm2 >= |delta|^2."""
+        """(next x, next state) from the cohort's means: `delta`, of y_K - x, and `norm2`, (), of |y_K - x|^2. Both have
+        the same client weights and are taken of the messages as they were decoded, so that norm2 >= |delta|^2."""
 
     def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor | float:
-        """The global learning rate of the step that `step` takes with these arguments, (), as the rule's paper defines
-        it. For a rule whose paper has none: |x' - x| / |delta|, 0 where delta = 0."""
+        """The global learning rate, (), of the step that `step` takes with the same arguments, as the rule's paper
+        defines it. For a rule whose paper defines none: |x' - x| / |delta|, 0 where delta = 0."""
         moved, size = (self.step(x, delta, norm2, state, round)[0] - x).norm(), delta.norm()
         return torch.where(size > 0, moved / size, 0.0)
 
     def model(self, x: Tree, state: Any) -> Tree:
-        """What to evaluate."""
+        """The model that is evaluated."""
         return x
-
-
-@lru_cache
-def beside(kind: type, step: str, other: str) -> bool:
-    """Whether one class of these defines both functions."""
-    first, second = (next(made for made in kind.__mro__ if name in vars(made)) for name in (step, other))
-    return first is second
 
 
 class PublicState(NamedTuple):
     x: Tree
     shared: Any  # the estimator's c
-    carried: Any  # the rule's state, where it is averaged; else ()
+    carried: Any  # the rule's state where it is averaged, else ()
 
 
 class ClientState(NamedTuple):
     own: Any  # the estimator's c_i
-    carried: Any  # the rule's state, where it is kept; else ()
+    carried: Any  # the rule's state where the client keeps it, else ()
 
 
 class LocalState(NamedTuple):
     y: Tree
-    trace: Any
-    rule: Any
+    trace: Any  # the estimator's
+    rule: Any  # the rule's state
     steps: Tensor  # (), local steps taken
 
 
 class Sent(NamedTuple):
-    estimator: Any  # averaged uniformly
+    """What is averaged uniformly."""
+
+    estimator: Any
 
 
 class Averaged(NamedTuple):
-    """What is averaged with the clients' weights, as the displacement is."""
+    """What is averaged with the client weights, as the displacement is."""
 
-    carried: Any
-    norm2: Any  # (), where the server's rule uses it; else ()
+    carried: Any  # the rule's state where it is averaged, else ()
+    norm2: Any  # (), where the server's rule uses it, else ()
 
 
-def remeasured(message: Message) -> Message:
-    """A message that was decoded, with the squared norm of what it has come to: server rules compare the mean of the
-    squared norms with the squared norm of the mean, and so both must be of the same vectors."""
+def with_decoded_norm2(message: Message) -> Message:
+    """A decoded message with the squared norm of its decoded displacement. Server rules compare the mean of the squared
+    norms with the squared norm of the mean, so that both must be of the same vectors."""
     norm2 = message.delta.norm2()
     averaged: Averaged = message.averaged
     if isinstance(averaged.norm2, Tensor):
@@ -166,16 +182,25 @@ def remeasured(message: Message) -> Message:
     return message._replace(averaged=averaged, facts={**message.facts, "norm2": norm2})
 
 
+@lru_cache
+def defines_both(kind: type, step: str, declaration: str) -> bool:
+    """Whether `kind` has both functions from the same class. If not, a subclass has overridden the step, and what the
+    declaration of its base class says of the step no longer holds."""
+    first, second = (next(base for base in kind.__mro__ if name in vars(base)) for name in (step, declaration))
+    return first is second
+
+
 @dataclass(frozen=True)
 class LocalMethod(WarmStarted):
+    """The contract from an estimator, a rule, its carry and a server rule."""
+
     rule: Rule
     estimator: Estimator
     server: ServerRule
-    carry: Literal["reset", "keep", "average"] = "reset"
+    carry: Carry = "reset"
 
     def __post_init__(self) -> None:
-        if self.carry not in ("reset", "keep", "average"):
-            raise ValueError(f"carry must be one of reset, keep, average, got {self.carry!r}")
+        one_of("reset", "keep", "average", carry=self.carry)
 
     def server_init(self, x: Tree) -> Server:
         carried = self.rule.init(x) if self.carry == "average" else ()
@@ -187,35 +212,42 @@ class LocalMethod(WarmStarted):
 
     def client_begin(self, public: Public, client: Client) -> Local:
         x = public.x
-        kept = {"reset": self.rule.init(x), "keep": client.carried, "average": public.carried}[self.carry]
-        return LocalState(x, self.estimator.begin(x, public.shared, client.own), kept, x.flat.new_zeros(()))
+        state = {"reset": self.rule.init(x), "keep": client.carried, "average": public.carried}[self.carry]
+        return LocalState(x, self.estimator.begin(x, public.shared, client.own), state, x.flat.new_zeros(()))
 
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         v, trace = self.estimator.estimate(oracle, local.y, public.shared, client.own, local.trace)
         y, rule = self.rule.step(local.y, v, local.rule)
         return LocalState(y, trace, rule, local.steps + 1)
 
-    def client_steps(self, public: Public, client: Client, local: Local, visit: LocalSteps) -> Local:
-        """At once where estimator and rule say that this is plain descent; a class that defines how a step goes and
-        nothing of the kind beside it does not say so."""
-        says = (self, "client_step", "client_steps"), (self.rule, "step", "plain")
-        if all(beside(type(part), *names) for part, *names in (*says, (self.estimator, "estimate", "constant"))):
-            shift, lr = self.estimator.constant(public.shared, client.own), self.rule.plain()
-            if shift is not None and lr is not None and (found := visit.descend(local.y, lr, shift, local.trace)):
-                return LocalState(*found, local.rule, local.steps + visit.steps)
-        return super().client_steps(public, client, local, visit)
+    def client_steps(self, public: Public, client: Client, local: Local, steps: LocalSteps) -> Local:
+        """All steps in one call, where estimator and rule declare that they are plain descent and the engine has a
+        kernel for it; else one by one."""
+        if self._declares_descent():
+            shift, lr = self.estimator.constant_shift(public.shared, client.own), self.rule.plain_lr()
+            if shift is not None and lr is not None and (found := steps.descend(local.y, lr, shift, local.trace)):
+                return LocalState(*found, local.rule, local.steps + steps.steps)
+        return super().client_steps(public, client, local, steps)
+
+    def _declares_descent(self) -> bool:
+        """Whether the declarations of plain descent belong to the steps that this method really takes."""
+        return (
+            defines_both(type(self), "client_step", "client_steps")
+            and defines_both(type(self.rule), "step", "plain_lr")
+            and defines_both(type(self.estimator), "estimate", "constant_shift")
+        )
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         delta = local.y - public.x
         own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
         norm2 = delta.norm2()
-        averaged = Averaged(local.rule if self.carry == "average" else (), norm2 if self.server.measures else ())
+        averaged = Averaged(local.rule if self.carry == "average" else (), norm2 if self.server.uses_norm2 else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
         return Message(delta, Sent(sent), {"norm2": norm2}, averaged), kept
 
     def norm2(self, mean: Message) -> Tensor:
-        """(), the mean squared norm for the server's rule; not a number where the rule does not say that it uses it."""
-        return mean.averaged.norm2 if self.server.measures else torch.full((), torch.nan)
+        """(), the mean squared norm for the server's rule; NaN where the rule does not use it."""
+        return mean.averaged.norm2 if self.server.uses_norm2 else torch.full((), torch.nan)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         x, private = self.server.step(server.public.x, mean.delta, self.norm2(mean), server.private, round)
@@ -235,7 +267,8 @@ class LocalMethod(WarmStarted):
         return WarmStart(self) if self.estimator.start == "gradient" else None
 
     def warm_started_client(self, client: Client, gradient: Tree) -> Client:
-        return client._replace(own=self.estimator.own_warm(gradient))
+        return client._replace(own=self.estimator.own_from_gradient(gradient))
 
     def warm_started_server(self, server: Server, mean: Any) -> Server:
-        return server._replace(public=server.public._replace(shared=self.estimator.shared_warm(mean)))
+        shared = self.estimator.shared_from_gradient(mean)
+        return server._replace(public=server.public._replace(shared=shared))

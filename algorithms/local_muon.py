@@ -7,9 +7,9 @@ Algorithm 4.
     y   <- y - step(m_i)                 step: -lmo of a norm's ball, lr U V^T per matrix; plain SGD on vectors
     x   <- x + |S|/N mean(y_K - x)       clients that were not sampled count as not having moved
 
-m_i stays with the client over rounds. The paper's line about C_i is unused and left out; alpha is not stated there, 0.1
-is ours; nor is what an output head or embeddings are: matrices like any other, unless aux names them. Under
-heterogeneity the method need not move at all (its Theorem 1).
+The client keeps m_i between rounds. The paper's line about C_i is unused and left out. The paper does not state alpha,
+0.1 is ours; nor does it say what happens to an output head or to embeddings: here they are matrices like any other,
+unless aux names them. Under heterogeneity the method need not move at all (its Theorem 1).
 
 Departures:
 - None of the algorithm; start = "gradient", over = "cohort", scales other than moonlight, other coefficients and aux
@@ -25,24 +25,25 @@ from torch import Tensor
 
 from .contract import Oracle
 from .local import Estimator, LocalMethod, Rule
+from .parts.checks import one_of, positive_fraction
 from .parts.muon import Ball, lmo
 from .parts.renamed import renamed
-from .parts.servers import Mean
+from .parts.servers import Mean, Over
+from .parts.warm_start import Start
 from .tree import Tree
 
 
 @dataclass(frozen=True)
 class OwnMomentum(Estimator):
-    """Own: m_i at the end of the last visit, shaped like x. Trace: m_i on the way. Nothing is shared or sent."""
+    """The direction is the client's own momentum. c_i is m_i at the end of the client's last round, shaped like x; the
+    trace is m_i within the round. Nothing is shared or sent."""
 
     alpha: float = 0.1
-    start: Literal["zeros", "gradient"] = "zeros"
+    start: Start = "zeros"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"0 < alpha <= 1 must hold, got alpha={self.alpha}")
-        if self.start not in ("zeros", "gradient"):
-            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
+        positive_fraction(alpha=self.alpha)
+        one_of("zeros", "gradient", start=self.start)
 
     def own_init(self, x: Tree) -> Tree:
         return x.zeros()
@@ -57,7 +58,7 @@ class OwnMomentum(Estimator):
     def finish(self, c: Any, c_i: Tree, trace: Tree, steps: Tensor) -> tuple[Tree, Any]:
         return trace, ()
 
-    def shared_warm(self, gradient: Tree) -> Any:
+    def shared_from_gradient(self, gradient: Tree) -> Any:
         return ()
 
 
@@ -67,14 +68,15 @@ def local_muon(
     vector_lr: float | Rule | None = None,
     alpha: float = 0.1,
     norm: Literal["spectral", "euclidean", "max"] = "spectral",
-    start: Literal["zeros", "gradient"] = "zeros",
+    start: Start = "zeros",
     ball: Ball | None = None,
     scale: str | None = None,
-    over: Literal["cohort", "all"] = "all",
+    over: Over = "all",
     aux: tuple[str, ...] = (),
 ) -> LocalMethod:
-    """matrix_lr, vector_lr: step sizes, 0.1 of vectors unless given; alpha: weight of the new gradient; norm, ball,
-    scale, aux: see `lmo`, scale is moonlight unless given; start: m_i = 0, or one pass over all clients for m_i =
-    gradient at x0; over: see `Mean`."""
+    """matrix_lr: step size of matrices; vector_lr: step size of everything else, 0.1 unless given, or a rule for it;
+    alpha: weight of the new gradient; norm, ball, aux: see `lmo`; scale: factor of a matrix's step by its shape, see
+    `lmo`, moonlight unless given; start: m_i = 0 (zeros), or one pass over all clients for m_i = gradient at x0
+    (gradient); over: see `fedavg`."""
     rule = lmo(norm, matrix_lr, vector_lr, ball, scale, aux)
     return LocalMethod(rule, OwnMomentum(alpha, start), Mean(1.0, over))

@@ -1,14 +1,15 @@
 """LocalSGDA: local descent on the primal and ascent on the dual, then the mean of both.
 
-Deng, Mahdavi, AISTATS 2021, arXiv:2102.13152. With a server's step size, FSGDA of Yang et al. 2022.
+Deng, Mahdavi, AISTATS 2021, arXiv:2102.13152. With a server's step size it is FSGDA of Yang et al. 2022.
 
     x_i <- x, y_i <- y;  K times: x_i <- x_i - lr_x g_x,  y_i <- y_i + lr_y g_y     one batch for both
     x   <- x + server_lr_x mean(x_i - x),  y <- y + server_lr_y mean(y_i - y)
 
-As the workload has the sign of the dual this is FedAvg with two step sizes; without a dual group it is FedAvg to the
-bit. server_lr = 1 is the paper's. Uncertain: the paper's own page was not read; the step size of the primal is to be
-much the smaller in theory, none is stated. Its variant Local SGDA+, which takes the dual's gradient at an older x, is
-not here.
+The workload reverses the sign of the dual's gradient, so that this is FedAvg with two step sizes; without a dual group
+it is FedAvg to the bit. server_lr = 1 is the paper's.
+
+Uncertain: the paper itself was not read. In theory the step size of the primal must be much the smaller one; no value
+is stated. The variant Local SGDA+, which takes the dual's gradient at an older x, is not here.
 
 Departures:
 - The dual is not projected.
@@ -26,6 +27,6 @@ from .parts.servers import Mean
 
 
 def local_sgda(lr: Number = 0.1, server_lr: Number = 1.0) -> LocalMethod:
-    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: of the mean displacement, or
-    one for each group."""
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: step size along the mean
+    displacement, or one for each group."""
     return LocalMethod(Sgd(lr), Plain(), Mean(server_lr))

@@ -2,11 +2,11 @@
 
 Yu, Jin, Yang, ICML 2019 ("PR-SGD-Momentum"), arXiv:1905.03817, Algorithm 1.
 
-    u_i <- u, x_i <- x;  K times: u_i <- mu u_i + g, x_i <- x_i - lr u_i     Nesterov: x_i - lr (g + mu u_i)
-    x   <- x + server_lr * mean of (x_i - x)
+    u_i <- u, y <- x;  K times: u_i <- mu u_i + g(y), y <- y - lr u_i          Nesterov: y - lr (g + mu u_i)
+    x   <- x + server_lr * mean of (y_K - x)
     u   <- mean of u_i
 
-This is FedAvg with a momentum whose state travels. server_lr = 1 is the paper's.
+This is FedAvg with the rule `momentum` and carry = "average". server_lr = 1 is the paper's.
 
 Departures:
 - The paper's clients keep x_i and u_i, which are the same for all after averaging; here both are sent down, so that
@@ -24,5 +24,5 @@ from .parts.servers import Mean
 
 def local_sgdm(lr: float = 0.1, mu: float = 0.9, nesterov: bool = False, server_lr: float = 1.0) -> LocalMethod:
     """lr: local step size; mu: weight of the old momentum, sum form u <- mu u + g; nesterov: step along g + mu u;
-    server_lr: of the mean displacement, not of the momentum."""
+    server_lr: step size along the mean displacement, not applied to the momentum."""
     return LocalMethod(Momentum(lr, mu, nesterov), Plain(), Mean(server_lr), "average")

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .parts.parameter_free import Given, ParameterFree, Sizes
-from .parts.shared_momentum import Start
+from .parts.warm_start import Start
 from .scaffold_m import ControlledDirection
 
 

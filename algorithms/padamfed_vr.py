@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .parts.parameter_free import Given, Momentum, ParameterFree, Sizes
-from .parts.shared_momentum import Start
+from .parts.warm_start import Start
 from .scaffold_vr import ControlledReducedDirection
 
 

@@ -1,4 +1,4 @@
-"""SAGDA: descent-ascent whose drift is cancelled by the mean gradients of the last visits.
+"""SAGDA: local descent-ascent with control variates, the mean gradients of each client's last round.
 
 Yang, Liu, Zhang, Liu, NeurIPS 2022 ("SAGDA: achieving O(eps^-2) communication complexity in federated min-max
 learning"), arXiv:2210.00611. F-SAGDA in Zhang and Gao 2025.
@@ -7,10 +7,11 @@ learning"), arXiv:2210.00611. F-SAGDA in Zhang and Gao 2025.
     v_i <- mean of the K gradients g;  v <- v + |S|/N mean(change of v_i)
     x   <- x + server_lr_x mean(x_i - x),  y <- y + server_lr_y mean(y_i - y)
 
-As the workload has the sign of the dual this is `scaffold` with plain steps, to the bit. Uncertain: the paper's
-algorithm was not read; how it samples clients for the control variates and for the updates may differ, with everyone
-taking part up to the age of v. federation.weights are those of the mean displacement alone, v is the plain mean of all
-v_i in any case.
+The workload reverses the sign of the dual's gradient, so that this is `scaffold` with plain steps, to the bit. The
+federation's client weights are those of the mean displacement alone; v is the plain mean of all v_i in any case.
+
+Uncertain: the paper's algorithm was not read. How it samples clients for the control variates and for the updates may
+differ; under full participation the two are equal, up to the staleness of v.
 
 Departures:
 - One set of clients serves both control variates and updates.
@@ -27,6 +28,6 @@ from .scaffold import ControlVariates
 
 
 def sagda(lr: Number = 0.1, server_lr: Number = 1.0) -> LocalMethod:
-    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: of the mean displacement, or
-    one for each group."""
+    """lr: local step size, or one for each group, {primal: 0.01, dual: 0.1}; server_lr: step size along the mean
+    displacement, or one for each group."""
     return LocalMethod(Sgd(lr), ControlVariates(), Mean(server_lr))

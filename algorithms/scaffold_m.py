@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from .contract import Oracle
 from .local import Rule
 from .parts.rules import Sgd
-from .parts.shared_momentum import Broadcast, Direction, SharedMomentum, Start, shared_momentum
+from .parts.shared_momentum import Broadcast, Direction, SharedMomentum, shared_momentum
+from .parts.warm_start import Start
 from .tree import Tree
 
 

@@ -8,18 +8,21 @@ Khanduri et al., NeurIPS 2021, arXiv:2106.10435; STORM: Cutkosky, Orabona, NeurI
            p_i <- y;  y <- y - lr d_i
     x   <- mean of y_K;  d <- mean of d_i
 
-Local step and then the mean is the same as the mean and then the server's step. Uncertain: p_i at a round's start is
-the client's own point before the averaged step (previous = "own"); "server" takes the cohort's mean of these instead,
-one vector more each way and none kept. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c
-(lr_t / lr)^2), t counting local steps from 1 and the start's step 0; its constants are from memory, "constant" is the
-default. Whether the start's step has a size of its own is not known: first_lr, lr unless given. a, c, w, sigma2 are
-ours. All means have the federation's client weights, those of d and of the start's gradient like that of x; the local
-steps that t counts are a plain mean.
+A last local step before the averaging is the same as the averaging and then a step of the server. All means have the
+federation's client weights, those of d and of the start's gradient like that of x; the number of local steps that t
+counts is a plain mean. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c (lr_t / lr)^2),
+where t counts local steps from 1 and the start's step is 0.
+
+Uncertain: p_i at the beginning of a round is the client's own point before the averaged step (previous = "own");
+"server" takes the mean of these points over the cohort instead, one vector more each way and none kept. The constants
+of schedule = "stem" are from memory; "constant" is the default. Whether the start's step has a step size of its own is
+not known: first_lr, which is lr unless given. The values of a, c, w and sigma2 are ours.
 
 Departures:
 - The start is a pass over all data and not over K batches.
 - The start may be left out, d = 0 and p_i = x0 (start = "zeros").
-- All clients take part in the paper; here, in a cohort, a client that was not there in the round before takes p_i = x.
+- All clients take part in the paper; here, in a cohort, a client that did not take part in the round before takes p_i =
+  x.
 - lr and a are constants by default; the paper's decaying ones are schedule = "stem", with constants from memory.
 - previous = "server" is an option of ours.
 """
@@ -33,31 +36,31 @@ import torch
 from torch import Tensor
 
 from .contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
-from .parts.rules import nonnegative, positive, refuse
-from .parts.warm_start import WarmStart, WarmStarted
+from .parts.checks import closed_fraction, nonnegative, one_of, positive, refuse
+from .parts.warm_start import Start, WarmStart, WarmStarted
 from .tree import Tree
 
 
 class Own(NamedTuple):
-    """A client's last point but one, and after which round it was there: one number, () both."""
+    """What a client keeps."""
 
-    point: Tree
-    number: Tensor
+    point: Tree  # p_i, the penultimate local iterate
+    number: Tensor  # (), int64, the number of rounds done when it was kept
 
 
 def no_round(x: Tree) -> Tensor:
-    """0, an integer: a client's state may be kept in a float format that cannot count to 300."""
+    """(), the number 0 as int64: client states may be stored in a float format that cannot count to 300."""
     return x.flat.new_zeros((), dtype=torch.int64)
 
 
 def last_point(own: Own, x: Tree, number: Tensor) -> Tree:
-    """The point of a client that was there in the round before; else x."""
+    """p_i of a client that took part in the round before, x of any other one; `number`: (), rounds done."""
     return Tree(torch.where(own.number == number, own.point.flat, x.flat), x.layout)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """lr and a of local step t; `decays`: as schedule = "stem" has it."""
+    """lr and a of local step t: constants, or, where they decay, those of schedule = "stem"."""
 
     lr: float = 0.1
     a: float = 0.1
@@ -68,15 +71,14 @@ class Rates:
         w, sigma2, c = self.decay
         positive(lr=self.lr, w=w, c=c)
         nonnegative(sigma2=sigma2)
-        if not 0 <= self.a <= 1:
-            raise ValueError(f"0 <= a <= 1 must hold, got a={self.a}")
+        closed_fraction(a=self.a)
 
     def shrunk(self, t: Any) -> Any:
-        """lr_t / lr."""
+        """lr_t / lr, where the rates decay."""
         return (self.decay[0] + self.decay[1] * t) ** (-1 / 3)
 
     def at(self, t: Any) -> tuple[Any, Any]:
-        """(lr_t, a_t); t: (), or () for constants."""
+        """(lr_t, a_t); `t`: a 0-d tensor, not used for constants."""
         if not self.decays:
             return self.lr, self.a
         return self.lr * self.shrunk(t), (self.decay[2] * self.shrunk(t - 1) ** 2).clamp(max=1.0)
@@ -86,37 +88,37 @@ class Shared(NamedTuple):
     x: Tree
     direction: Tree  # d
     number: Tensor  # (), rounds done
-    steps: Any  # (), local steps done, where rates decay
-    previous: Any  # mean of p_i, where the server has it
+    steps: Any  # (), local steps done, where rates decay; else ()
+    previous: Any  # mean of p_i, where the server has it; else ()
 
 
 class LocalState(NamedTuple):
     y: Tree
     direction: Tree
     point: Tree  # p_i
-    t: Any  # (), where rates decay
+    t: Any  # (), the number of the local step, where rates decay; else ()
 
 
 class Averaged(NamedTuple):
-    """Averaged with the clients' weights, as x is."""
+    """What is averaged with the client weights, as x is."""
 
     direction: Tree
-    previous: Any
+    previous: Any  # p_i, where the server has their mean; else ()
 
 
 @dataclass(frozen=True)
 class Stem(WarmStarted):
+    """The method on the contract. `first_lr`: step size of the start's step, the rates' own unless given."""
+
     rates: Rates
-    start: Literal["zeros", "gradient"] = "gradient"
+    start: Start = "gradient"
     previous: Literal["own", "server"] = "own"
     first_lr: float | None = None
     warm_start_averaged = True
 
     def __post_init__(self) -> None:
-        if self.start not in ("zeros", "gradient"):
-            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
-        if self.previous not in ("own", "server"):
-            raise ValueError(f"previous must be own or server, got {self.previous!r}")
+        one_of("zeros", "gradient", start=self.start)
+        one_of("own", "server", previous=self.previous)
         if self.first_lr is not None:
             positive(first_lr=self.first_lr)
 
@@ -166,7 +168,7 @@ class Stem(WarmStarted):
 def stem(
     lr: float = 0.1,
     a: float | None = None,
-    start: Literal["zeros", "gradient"] = "gradient",
+    start: Start = "gradient",
     previous: Literal["own", "server"] = "own",
     schedule: Literal["constant", "stem"] = "constant",
     w: float | None = None,
@@ -174,13 +176,13 @@ def stem(
     c: float | None = None,
     first_lr: float | None = None,
 ) -> Stem:
-    """lr: local step size, kappa under schedule = stem; a: weight of the new gradient, 1 is FedAvg, 0.1 unless given,
-    and not with schedule = stem; start: one pass over all clients for d = gradient at x0 and a first step along it, or
-    d = 0 and none; previous: p_i stays with the client, or is averaged; schedule: constant lr and a, or lr / (w +
-    sigma2 t)^(1/3) and a = c / (w + sigma2 (t - 1))^(2/3); w, sigma2, c: constants of schedule = stem, 1 unless given;
-    first_lr: size of the start's step, as the others' unless given, with start = gradient."""
-    if schedule not in ("constant", "stem"):
-        raise ValueError(f"schedule must be constant or stem, got {schedule!r}")
+    """lr: local step size, the constant kappa with schedule = stem; a: weight of the new gradient, 1 is FedAvg, 0.1
+    unless given, refused with schedule = stem; start: one pass over all clients for d = gradient at x0 and a first step
+    along it (gradient), or d = 0 and no first step (zeros); previous: p_i stays with the client (own), or the server
+    has the mean of all p_i (server); schedule: constant lr and a (constant), or lr / (w + sigma2 t)^(1/3) and a = c /
+    (w + sigma2 (t - 1))^(2/3) (stem); w, sigma2, c: constants of schedule = stem, 1 unless given; first_lr: step size
+    of the first step with start = gradient, by default that of the local steps."""
+    one_of("constant", "stem", schedule=schedule)
     decay = {"w": w, "sigma2": sigma2, "c": c}
     if schedule == "stem":
         refuse({"a": a}, "under schedule=stem it follows from w, sigma2 and c", "leave it out")

@@ -1,8 +1,8 @@
 """Named tensors on one flat vector.
 
 A `Tree` holds all tensors of a model, or anything shaped like it (a gradient, a momentum, a control variate). One
-vector backs them all, so that a line such as `g - c_i + c` costs three kernels, not three per layer; `tree[name]` is
-a view of the layer's shape. Trees are immutable values: every operation returns a new one.
+vector backs them all, so that a line such as `g - c_i + c` costs three kernels, not three per layer; `tree[name]` is a
+view of the layer's shape. Trees are immutable values: every operation returns a new one.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from ..fedprox import Prox
 from ..local import Estimator, LocalMethod, Rule, ServerRule
 from ..scaffold import ControlVariates
 from ..tree import Tree
+from .checks import one_of, refuse
 from .compression import Compressed, Compression, compressed
-from .rules import refuse
 
 Work = Literal["plain", "scaffold", "prox"]
 Shown = Literal["last", "last_two"]
@@ -40,8 +40,8 @@ class LastTwo(ServerRule):
     rule: ServerRule
 
     @property
-    def measures(self) -> bool:
-        return self.rule.measures
+    def uses_norm2(self) -> bool:
+        return self.rule.uses_norm2
 
     def init(self, x: Tree) -> Before:
         return Before(x, self.rule.init(x))
@@ -66,10 +66,8 @@ def adapted(
         "scaffold": ControlVariates(),
         "prox": Prox() if mu is None else Prox(mu),
     }
-    if local not in works:
-        raise ValueError(f"local must be one of {', '.join(works)}, got {local!r}")
-    if evaluate not in ("last", "last_two"):
-        raise ValueError(f"evaluate must be last or last_two, got {evaluate!r}")
+    one_of(*works, local=local)
+    one_of("last", "last_two", evaluate=evaluate)
     if local != "prox":
         refuse({"mu": mu}, f"it is the weight of prox, and local is {local}", "leave it out, or choose local: prox")
     method = LocalMethod(rule, works[local], LastTwo(server) if evaluate == "last_two" else server)

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..contract import Round
 from ..local import ServerRule
 from ..tree import Tree
-from .rules import fraction, nonnegative, positive
+from .checks import fraction, nonnegative, positive
 from .servers import quotient
 
 

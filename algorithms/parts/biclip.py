@@ -22,7 +22,7 @@ import torch
 
 from ..local import Rule
 from ..tree import Tree
-from .rules import nonnegative, positive
+from .checks import nonnegative, positive
 
 Mode = Literal["coordinate", "norm"]
 Threshold = Annotated[float, "may be infinite"]

@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 from ..contract import Algorithm, Deferred, RunContext
 from ..local import LocalMethod
 from ..tree import Layout
+from .checks import one_of, positive, refuse
 from .factors import Anchored, BothRandom, Form, Frozen, Hadamard, Pair, TensorHadamard
 from .matrices import Layers, Reshape, Sized, compressible, fit
 from .products import Kronecker, LowRank
 from .reparameterisation import Draw, Factored, Reparameterised, refuse_states
-from .rules import positive, refuse
 
 RATIO = 1 / 32
 
@@ -73,8 +73,7 @@ class Factoring(Compression):
         positive(spread=self.spread)
         if self.reset < 0:
             raise ValueError(f"reset >= 0 must hold, got reset={self.reset}; 0 never resets")
-        if self.draw not in ("uniform", "fan_in", "fan_out"):
-            raise ValueError(f"draw must be one of uniform, fan_in, fan_out, got {self.draw!r}")
+        one_of("uniform", "fan_in", "fan_out", draw=self.draw)
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
         if self.reset:
@@ -101,10 +100,8 @@ def updates(
     nearest: bool = False,
 ) -> Factoring:
     """frozen weights and a factored change of them, as in FedMUD"""
-    if form not in CHANGES:
-        raise ValueError(f"form must be one of {', '.join(CHANGES)}, got {form!r}")
-    if product not in PRODUCTS:
-        raise ValueError(f"product must be one of {', '.join(PRODUCTS)}, got {product!r}")
+    one_of(*CHANGES, form=form)
+    one_of(*PRODUCTS, product=product)
     positive(a=a)
     return Factoring(CHANGES[form](PRODUCTS[product], reshape), Budget(ratio, layers, nearest), True, reset, spread=a)
 
@@ -140,7 +137,6 @@ def hadamard(
     nearest: bool = False,
 ) -> Factoring:
     """weights that are entrywise products of two low-rank ones, as in FedPara"""
-    if form not in ("tensor", "matrix"):
-        raise ValueError(f"form must be tensor or matrix, got {form!r}")
+    one_of("tensor", "matrix", form=form)
     made = TensorHadamard() if form == "tensor" else Hadamard(LowRank(), "permuted")
     return Factoring(made, Budget(ratio, layers, nearest), False, 0, draw, _spread(a, draw, 1.0))

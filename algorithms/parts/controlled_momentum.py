@@ -1,7 +1,7 @@
-"""What Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip share: steps along a controlled gradient mixed with a frozen momentum.
+"""The momentum with control variates that Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip share.
 
 Zhang, Gao 2025 ("Federated Stochastic Minimax Optimization under Heavy-Tailed Noises"), arXiv:2511.04456, Algorithms 1
-and 2. With g a descent direction on both groups (the workload has the sign of the dual):
+and 2. With g a descent direction on both groups (the workload reverses the sign of the dual's gradient):
 
     each step      u_k <- beta (g - h_i + h) + (1 - beta) u;   y <- step(y, u_k)
     after K        h_i <- mean of the K gradients g
@@ -9,19 +9,14 @@ and 2. With g a descent direction on both groups (the workload has the sign of t
                    u   <- beta h + (1 - beta) u
                    x   <- x + gamma / (lr K) mean(y_K - x)
 
-u and h do not change during a round. lr cancels from the server's step where steps are normalised: gamma is the
-effective step size, lr only how far apart the points are at which gradients are taken. gamma = lr K, the default, is
-the plain mean. Clients form u_k = beta (g - h_i) + c with c = beta h + (1 - beta) u, so that x and c are all that is
-sent down, two trees and not three. beta weighs the NEW gradient.
+u and h do not change during a round. Clients form u_k = beta (g - h_i) + c with c = beta h + (1 - beta) u, so that only
+x and c are sent down, two trees and not three. beta weighs the NEW gradient. The first u, h and h_i are zero, which the
+paper leaves open.
 
-The first u, h and h_i are zero, which the paper leaves open.
-
-Departures:
-- The paper has everyone take part; in a cohort h moves by S/N, as in `controlled_momentum`, and u follows it.
-- Clients are sent c = beta h + (1 - beta) u in the place of h and u, two trees and not three.
-- Means are uniform, whatever the federation's weights are.
-- With unequal numbers of local steps each client's displacement is divided by its own K.
-- gamma = lr K, the plain mean, is a default of ours.
+Where steps are normalised, lr cancels from the server's step: gamma is the effective step size, and lr says only how
+far apart the points are at which gradients are taken. gamma = lr K, the default, gives the plain mean. With unequal
+numbers of local steps each client's displacement is divided by its own K. Means are uniform, whatever the federation's
+client weights are.
 """
 
 from __future__ import annotations
@@ -34,8 +29,8 @@ from torch import Tensor
 from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from ..local import Rule
 from ..tree import Tree
+from .checks import positive, positive_fraction
 from .groups import Number, both
-from .rules import positive
 
 
 class Shared(NamedTuple):
@@ -47,8 +42,8 @@ class Broadcast(NamedTuple):
     c: Tree  # beta h + (1 - beta) u, with this round's beta
 
 
-class Kept(NamedTuple):
-    """The server's own."""
+class PrivateState(NamedTuple):
+    """What only the server has."""
 
     h: Tree  # mean of h_i over all clients
     u: Tree  # the momentum
@@ -56,15 +51,15 @@ class Kept(NamedTuple):
 
 class LocalState(NamedTuple):
     y: Tree
-    rule: Any
-    total: Tree  # of the gradients
-    steps: Tensor  # ()
+    rule: Any  # the rule's state
+    total: Tree  # sum of the gradients
+    steps: Tensor  # (), local steps taken
 
 
 @dataclass(frozen=True)
 class ControlledMomentum(Algorithm):
-    """rule: the local step along u_k, its state anew every round; ratio: gamma / lr, None for the plain mean; gamma:
-    for the record. A client keeps h_i and sends its change."""
+    """`rule`: the local step along u_k, whose state starts anew every round; `ratio`: gamma / lr, None for the plain
+    mean; `gamma`: for the record. A client keeps h_i and sends its change."""
 
     rule: Rule
     beta: Number = 0.9
@@ -73,14 +68,13 @@ class ControlledMomentum(Algorithm):
     weighted = False
 
     def __post_init__(self) -> None:
-        if not all(0 < part <= 1 for part in both(self.beta)):
-            raise ValueError(f"0 < beta <= 1 must hold, got beta={self.beta}")
+        positive_fraction(beta=self.beta)
 
     def server_init(self, x: Tree) -> Server:
-        return Server(Shared(x), Kept(x.zeros(), x.zeros()))
+        return Server(Shared(x), PrivateState(x.zeros(), x.zeros()))
 
     def broadcast(self, server: Server) -> Broadcast:
-        kept: Kept = server.private
+        kept: PrivateState = server.private
         return Broadcast(server.public.x, kept.u.lerp(kept.h, self.beta))
 
     def client_init(self, public: Public) -> Client:
@@ -104,10 +98,10 @@ class ControlledMomentum(Algorithm):
         h = server.private.h.add(mean.sent, round.share)
         u = server.private.u.lerp(h, self.beta)
         x = server.public.x.add(mean.delta, 1.0 if self.ratio is None else self.ratio)
-        return Server(Shared(x), Kept(h, u))
+        return Server(Shared(x), PrivateState(h, u))
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        """lr: gamma, and lr_dual, where it is another for the dual group; nothing where it is not given."""
+        """lr: gamma; lr_dual: that of the dual group, where it is another one. No columns where gamma is not given."""
         if self.gamma is None:
             return {}
         primal, dual = both(self.gamma)
@@ -118,7 +112,7 @@ class ControlledMomentum(Algorithm):
 
 
 def controlled_momentum(rule: Rule, lr: Number, gamma: Number | None, beta: Number) -> ControlledMomentum:
-    """lr: the rule's."""
+    """The method of a rule. `lr`: the rule's step size; `gamma`: the server's, lr K where it is None."""
     if gamma is None:
         return ControlledMomentum(rule, beta)
     positive(gamma=gamma)

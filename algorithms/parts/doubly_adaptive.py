@@ -22,7 +22,7 @@ from torch import Tensor
 from ..contract import Round
 from ..local import ServerRule
 from ..tree import Tree
-from .rules import nonnegative
+from .checks import nonnegative
 from .servers import quotient, ratio
 
 
@@ -39,7 +39,7 @@ class DoublyAdaptive(ServerRule):
     epsilon: float = 1e-9
     epsilon_g: float = 0.0
 
-    measures = True
+    uses_norm2 = True
 
     def __post_init__(self) -> None:
         nonnegative(epsilon=self.epsilon, epsilon_g=self.epsilon_g)

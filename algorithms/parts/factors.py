@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .checks import one_of
 from .matrices import Reshape, Sized, Weight, to_weight
 from .products import LowRank, Product, Shape, Size
 
@@ -66,8 +67,7 @@ class OfProduct(Form):
     reshape: Reshape = "raw"
 
     def __post_init__(self) -> None:
-        if self.reshape not in ("raw", "permuted"):
-            raise ValueError(f"reshape must be raw or permuted, got {self.reshape!r}")
+        one_of("raw", "permuted", reshape=self.reshape)
 
     def size(self, weight: Weight, ratio: float) -> Size:
         return self.product.size(weight, ratio, 2)

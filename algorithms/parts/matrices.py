@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from ..tree import Layout
+from .checks import one_of, positive_fraction
 
 Layers = Literal["inner", "all"]
 Reshape = Literal["raw", "permuted"]
@@ -46,8 +47,7 @@ class Sized(NamedTuple):
 
 
 def compressible(layout: Layout, layers: Layers) -> list[Weight]:
-    if layers not in ("inner", "all"):
-        raise ValueError(f"layers must be inner or all, got {layers!r}")
+    one_of("inner", "all", layers=layers)
     found = [(n, s) for n, s in zip(layout.names, layout.shapes, strict=True) if len(s) >= 2]
     kept = found[1:-1] if layers == "inner" else found
     if not kept:
@@ -88,8 +88,7 @@ def fit(
     layout: Layout, weights: list[Weight], ratio: float, size: Callable[[Weight, float], Sized], nearest: bool
 ) -> tuple[Sized, ...]:
     """Sizes for a ratio; `nearest`: take the least that there is where it cannot be reached."""
-    if not 0 < ratio <= 1:
-        raise ValueError(f"0 < ratio <= 1 must hold, got ratio={ratio}")
+    positive_fraction(ratio=ratio)
     per_layer, tried = ratio, []
     while per_layer > 0:
         sized = tuple(size(weight, per_layer) for weight in weights)

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from ..local import Rule
 from ..tree import Layout, Tree
+from .checks import nonnegative, one_of, positive, refuse
 from .groups import Number, at
 from .orthogonal import SCHEMES, newton_schulz, svd
 from .renamed import renamed
-from .rules import Averaged, Normalised, Sgd, nonnegative, positive, refuse
+from .rules import Averaged, Normalised, Sgd
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -66,12 +67,10 @@ class NewtonSchulz(Ball):
     dtype: Literal["same", "bfloat16"] = "same"
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+        one_of(*SCHEMES, scheme=self.scheme)
         if not 0 <= self.iterations <= 10:
             raise ValueError(f"0 <= iterations <= 10 must hold, got iterations={self.iterations}")
-        if self.dtype not in ("same", "bfloat16"):
-            raise ValueError(f"dtype must be same or bfloat16, got {self.dtype!r}")
+        one_of("same", "bfloat16", dtype=self.dtype)
 
     def orthogonal(self, m: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self.dtype == "bfloat16" else None
@@ -115,8 +114,7 @@ class Spectral(Rule):
     def __post_init__(self) -> None:
         positive(lr=self.lr)
         nonnegative(weight_decay=self.weight_decay)
-        if self.scale not in SCALES:
-            raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {self.scale!r}")
+        one_of(*SCALES, scale=self.scale)
 
     def init(self, x: Tree) -> Any:
         vectors = [name for name, kind in kinds(x.layout, self.aux).items() if kind is None]
@@ -174,8 +172,7 @@ def lmo(
     moonlight (unless given), spectral. aux: names of matrices that `vector_lr` is for too.
     """
     positive(matrix_lr=matrix_lr)
-    if norm not in ("spectral", "euclidean", "max"):
-        raise ValueError(f"norm must be one of spectral, euclidean, max, got {norm!r}")
+    one_of("spectral", "euclidean", "max", norm=norm)
     if norm == "spectral":
         rest = _on_vectors(0.1 if vector_lr is None else vector_lr)
         return Spectral(matrix_lr, rest, ball or NewtonSchulz(), "moonlight" if scale is None else scale, aux=aux)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..contract import Deferred, RunContext
-from .rules import Normalised, positive
-from .shared_momentum import Direction, ServerStep, SharedMomentum, Start, check_beta
+from .checks import one_of, positive, positive_fraction
+from .rules import Normalised
+from .shared_momentum import Direction, ServerStep, SharedMomentum
+from .warm_start import Start
 
 Momentum = Literal["direction_mean", "plain"]
 
@@ -39,7 +41,7 @@ class Given:
         if self.gamma is not None and self.server_lr is not None:
             raise ValueError(f"give gamma or server_lr, got gamma={self.gamma}, server_lr={self.server_lr}")
         if self.beta is not None:
-            check_beta(self.beta)
+            positive_fraction(beta=self.beta)
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,8 @@ class ParameterFree(Deferred):
 
     def __post_init__(self) -> None:
         positive(eps=self.eps)
-        if self.start not in ("zeros", "gradient"):
-            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
-        if self.momentum not in ("direction_mean", "plain"):
-            raise ValueError(f"momentum must be direction_mean or plain, got {self.momentum!r}")
+        one_of("zeros", "gradient", start=self.start)
+        one_of("direction_mean", "plain", momentum=self.momentum)
 
     @abstractmethod
     def parameter_free(self, cohort: int, steps: int, rounds: int) -> Sizes:

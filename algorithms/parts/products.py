@@ -18,6 +18,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from .checks import one_of
 from .matrices import Weight
 
 Size = tuple[int, ...]
@@ -69,8 +70,7 @@ class Kronecker(Product):
     layout: Literal["stacked", "grid"] = "stacked"
 
     def __post_init__(self) -> None:
-        if self.layout not in ("stacked", "grid"):
-            raise ValueError(f"layout must be stacked or grid, got {self.layout!r}")
+        one_of("stacked", "grid", layout=self.layout)
 
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
         blocks = max(1, up(ratio**2 * weight.numbers / sent**2))

@@ -7,7 +7,6 @@ size may be one for each group, see `groups`, and norms are then of each group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,35 +15,8 @@ from torch import Tensor
 
 from ..local import Rule
 from ..tree import Tree
-from .groups import Number, PerGroup, both
-
-
-def positive(**values: Number) -> None:
-    """Refuse step sizes and the like that are not above zero."""
-    for name, value in values.items():
-        if not all(part > 0 for part in both(value)):
-            raise ValueError(f"{name} > 0 must hold, got {name}={value}")
-
-
-def nonnegative(**values: float) -> None:
-    """Refuse weight decays and the like below zero."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"{name} >= 0 must hold, got {name}={value}")
-
-
-def fraction(**values: float) -> None:
-    """Refuse momenta and the like outside [0, 1)."""
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"0 <= {name} < 1 must hold, got {name}={value}")
-
-
-def refuse(given: Mapping[str, Any], why: str, remedy: str) -> None:
-    """Refuse arguments that would have no effect; given: by name, None for those that are left out."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name} has no effect here, got {name}={value!r}: {why}; {remedy}")
+from .checks import fraction, nonnegative, one_of, positive
+from .groups import Number, PerGroup
 
 
 @dataclass(frozen=True)
@@ -59,7 +31,7 @@ class Sgd(Rule):
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         return y.add(v, -self.lr), state
 
-    def plain(self) -> float | None:
+    def plain_lr(self) -> float | None:
         return None if isinstance(self.lr, PerGroup) else self.lr
 
 
@@ -127,8 +99,7 @@ class Normalised(Rule):
 
     def __post_init__(self) -> None:
         positive(lr=self.lr, eps=self.eps)
-        if self.over not in ("group", "tensor"):
-            raise ValueError(f"over must be group or tensor, got {self.over!r}")
+        one_of("group", "tensor", over=self.over)
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         if self.over == "tensor":

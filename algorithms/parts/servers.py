@@ -11,8 +11,11 @@ from torch import Tensor
 from ..contract import Round
 from ..local import ServerRule
 from ..tree import Tree
+from .checks import one_of, positive
 from .groups import Number, PerGroup
-from .rules import positive
+
+Over = Literal["cohort", "all"]
+"""The clients that the mean is over."""
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -29,25 +32,25 @@ def quotient(a: Tree, b: Tree) -> Tree:
 class Mean(ServerRule):
     """x <- x + lr * mean of (y_K - x).
 
-    over = "cohort": the mean over the S sampled clients. over = "all": clients that were not sampled count as not
-    having moved, (1/N) * sum over S, which is the first with lr * S / N (Takezawa et al. 2025, for all its methods).
+    over = "cohort": the mean over the S sampled clients. over = "all": the mean over all N clients, where those that
+    were not sampled count as not having moved. It is the mean over the cohort with lr * S / N (Takezawa et al. 2025,
+    for all its methods).
     """
 
     lr: Number = 1.0
-    over: Literal["cohort", "all"] = "cohort"
+    over: Over = "cohort"
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        if self.over not in ("cohort", "all"):
-            raise ValueError(f"over must be cohort or all, got {self.over!r}")
+        one_of("cohort", "all", over=self.over)
 
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
-        return x.add(delta, self._of_mean(round)), state
+        return x.add(delta, self._cohort_lr(round)), state
 
     def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> Tensor | float:
-        lr = self._of_mean(round)
+        lr = self._cohort_lr(round)
         return super().rate(x, delta, norm2, state, round) if isinstance(lr, PerGroup) else lr
 
-    def _of_mean(self, round: Round) -> Number:
-        """The step along the cohort's mean."""
+    def _cohort_lr(self, round: Round) -> Number:
+        """The step size along the mean over the cohort."""
         return self.lr * (round.share if self.over == "all" else 1.0)

@@ -29,45 +29,39 @@ from torch import Tensor
 from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from ..local import Rule
 from ..tree import Tree
+from .checks import one_of, positive, positive_fraction, refuse
 from .groups import PerGroup
-from .rules import Normalised, Sgd, positive, refuse
-from .warm_start import WarmStart, WarmStarted
-
-Start = Literal["zeros", "gradient"]
+from .rules import Normalised, Sgd
+from .warm_start import Start, WarmStart, WarmStarted
 
 
 class Shared(NamedTuple):
-    """What the server holds of what all clients share."""
+    """The server's state: what all clients share."""
 
     x: Tree
     momentum: Tree  # G
-    control: Any  # c, or ()
-    previous: Any  # x_prev, or ()
+    control: Any  # c where there are control variates, else ()
+    previous: Any  # x_prev where the direction is reduced, else ()
 
 
 class Broadcast(NamedTuple):
     x: Tree
-    along: Tree  # G; where there are controls beta c + (1 - beta) G
-    previous: Any  # x_prev, or ()
+    along: Tree  # G; with control variates beta c + (1 - beta) G
+    previous: Any  # x_prev where the direction is reduced, else ()
 
 
 class LocalState(NamedTuple):
     y: Tree
-    rule: Any
-    gradients: Any  # sum of g, where there are controls
-    directions: Any  # sum of u, where it is sent
-    steps: Tensor  # ()
+    rule: Any  # the rule's state
+    gradients: Any  # sum of g where there are control variates, else ()
+    directions: Any  # sum of u where it is sent, else ()
+    steps: Tensor  # (), local steps taken
 
 
 class Sent(NamedTuple):
-    change: Any  # of c_i
-    direction: Any  # mean of u
-    steps: Tensor  # (), counts as one number up
-
-
-def check_beta(beta: float) -> None:
-    if not 0 < beta <= 1:
-        raise ValueError(f"0 < beta <= 1 must hold, got beta={beta}")
+    change: Any  # of c_i where there are control variates, else ()
+    direction: Any  # mean of u over the steps where it is sent, else ()
+    steps: Tensor  # (), K; counts as one number up
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class Direction(ABC):
     reduced: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_beta(self.beta)
+        positive_fraction(beta=self.beta)
 
     def along(self, shared: Shared) -> Tree:
         """What a step needs of G and c. Both are the same in all steps of a round, so that one vector goes down where
@@ -97,10 +91,11 @@ class Direction(ABC):
 
 @dataclass(frozen=True)
 class ServerStep:
-    """x <- x - gamma G, gamma = lr * (local lr) * K unless given.
+    """x <- x - gamma G, with gamma = lr * (local lr) * K unless given.
 
-    momentum: G is read off the "displacement", which needs plain steps; or it is the mean of the "directions", which
-    are sent; or beta (mean change of c_i + c) + (1 - beta) G from "controls", the same where nothing is reduced.
+    `momentum` says where the next G comes from. "displacement": from y_K - x, which needs plain steps. "directions":
+    the mean of u, which clients send. "controls": beta (mean change of c_i + c) + (1 - beta) G, which is the mean of u
+    for a direction that is not reduced.
     """
 
     gamma: float | None = None
@@ -115,7 +110,8 @@ class ServerStep:
 
 @dataclass(frozen=True)
 class SharedMomentum(WarmStarted):
-    """rule: local steps along u, with its state anew every round. Clients keep c_i where controlled, else nothing."""
+    """The method of a direction. `rule`: the local step along u; its state starts anew every round. Clients keep c_i
+    where there are control variates, else nothing."""
 
     direction: Direction
     rule: Rule
@@ -124,15 +120,14 @@ class SharedMomentum(WarmStarted):
     weighted = False
 
     def __post_init__(self) -> None:
-        if self.start not in ("zeros", "gradient"):
-            raise ValueError(f"start must be zeros or gradient, got {self.start!r}")
+        one_of("zeros", "gradient", start=self.start)
 
     def server_init(self, x: Tree) -> Server:
         control = x.zeros() if self.direction.controlled else ()
         return Server(Shared(x, x.zeros(), control, x if self.direction.reduced else ()))
 
     def broadcast(self, server: Server) -> Broadcast:
-        """With this round's beta."""
+        """x, what a step needs of G and c with this round's beta, and x_prev where the direction is reduced."""
         shared: Shared = server.public
         return Broadcast(shared.x, self.direction.along(shared), shared.previous)
 
@@ -167,7 +162,7 @@ class SharedMomentum(WarmStarted):
         return Server(Shared(new, self._momentum(server.public, mean), control, x if self.direction.reduced else ()))
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        """lr: gamma; nothing where the local rule has no step size of which gamma would be a multiple."""
+        """lr: gamma. No column where gamma is not given and the local rule has no single step size."""
         if self.server.gamma is not None:
             return {"lr": self.server.gamma}
         if not isinstance(self.rule, Sgd | Normalised) or isinstance(self.rule.lr, PerGroup):
@@ -198,7 +193,7 @@ class SharedMomentum(WarmStarted):
 
 
 def step_size(rule: Any) -> float:
-    """lr of plain or normalised steps."""
+    """lr of a rule of plain or normalised steps."""
     return rule.lr
 
 

@@ -1,7 +1,7 @@
-"""The pass that warm starts begin with: every client's gradient at x over all of its rows, F_i's.
+"""Warm starts: a pass before round 1 in which every client takes its gradient at x over all of its rows, grad F_i(x).
 
-A pass goes through the rows batch by batch, and the last batch is short where the batch size does not divide their
-number. Each batch's gradient is a mean over its examples, so that it counts by their number:
+The pass goes through a client's rows batch by batch, and the last batch is short where the batch size does not divide
+the number of rows. A batch's gradient is the mean over its n_b examples, so that it is weighted by n_b:
 
     grad F_i(x) = sum over batches of (n_b / n_1) g_b / sum of n_b / n_1
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +18,24 @@ from torch import Tensor
 from ..contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
 from ..tree import Tree
 
+Start = Literal["zeros", "gradient"]
+"""How a method's momenta and control variates start: at zero, or from the gradients of a warm start."""
+
 
 class WarmStarted(Algorithm):
     """A method that may begin with the pass, and says what becomes of the gradients."""
 
+    warm_start_averaged: ClassVar[bool] = False
+    """Whether what clients send of the gradient is averaged with the federation's client weights, as x is. That is
+    right where it starts a momentum or an estimator that the method averages like x. Control variates are plain
+    means."""
+
     def warm_started_client(self, client: Client, gradient: Tree) -> Client:
-        """What a client keeps of its own gradient."""
+        """The client's state before its first round, from its own gradient."""
         return client
 
-    warm_start_averaged: ClassVar[bool] = False
-    """Whether what clients send of it is averaged as x is, with the federation's client weights: so where it begins a
-    momentum or an estimator that the method averages like x. Control variates are plain means."""
-
     def warm_start_sent(self, gradient: Tree) -> Any:
-        """What a client sends of it."""
+        """What a client sends of its gradient."""
         return gradient
 
     @abstractmethod
@@ -40,14 +44,14 @@ class WarmStarted(Algorithm):
 
 
 class Gradients(NamedTuple):
-    total: Tree  # of the batches' gradients, each by its share
-    shares: Tensor  # (), of all batches so far; a batch's share is its examples over those of the first batch
-    first: Tensor  # (), int64, examples of the first batch
+    total: Tree  # sum of (n_b / n_1) g_b
+    shares: Tensor  # (), sum of n_b / n_1
+    first: Tensor  # (), int64, n_1
 
 
 @dataclass(frozen=True)
 class WarmStart(Algorithm):
-    """The pass, on the states of a method. No model moves, so that a message has no delta."""
+    """The pass, as an algorithm on the states of `method`. No model moves, so that a message has no delta."""
 
     method: WarmStarted
 
@@ -71,14 +75,14 @@ class WarmStart(Algorithm):
     def client_step(self, public: Public, client: Client, local: Local, oracle: Oracle) -> Local:
         examples = oracle.examples.to(local.first)
         first = torch.where(local.first > 0, local.first, examples)
-        # Of full batches the share is exactly 1, so that their sum is the plain one to the bit.
+        # The share of a full batch is exactly 1, so that the sum over full batches is the plain sum to the bit.
         share = examples.to(local.shares) / first.to(local.shares)
         return Gradients(local.total + oracle(public.x) * share, local.shares + share, first)
 
     def client_finish(self, public: Public, client: Client, local: Local) -> tuple[Message, Client]:
         gradient = local.total / torch.where(local.shares > 0, local.shares, 1.0)
-        sent, nothing = self.method.warm_start_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
-        message = Message((), (), nothing, sent) if self.method.warm_start_averaged else Message((), sent, nothing)
+        sent, facts = self.method.warm_start_sent(gradient), {"norm2": torch.zeros_like(local.shares)}
+        message = Message((), (), facts, sent) if self.method.warm_start_averaged else Message((), sent, facts)
         return message, self.method.warm_started_client(client, gradient)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:

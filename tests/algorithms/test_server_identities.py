@@ -256,10 +256,10 @@ def test_the_mean_of_the_last_two_iterates_is_evaluated(method):
 
 
 @pytest.mark.parametrize(
-    ("rule", "measures"), [(Mean(), False), (Adagrad(), False), *((RULES[n], True) for n in list(RULES)[3:])]
+    ("rule", "uses_norm2"), [(Mean(), False), (Adagrad(), False), *((RULES[n], True) for n in list(RULES)[3:])]
 )
-def test_only_where_norms_are_used_they_are_sent(rule, measures):
-    assert rule.measures == LastTwo(rule).measures == measures
+def test_only_where_norms_are_used_they_are_sent(rule, uses_norm2):
+    assert rule.uses_norm2 == LastTwo(rule).uses_norm2 == uses_norm2
 
 
 @pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)

@@ -182,7 +182,7 @@ def test_fedexp_of_clients_with_2_and_38_rows():
 class Spread(ServerRule):
     """FedAvg that reports how far apart clients were: mean |d_i|^2 / |mean d_i|^2, 1 at least by Jensen."""
 
-    measures = True
+    uses_norm2 = True
 
     def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Any, round: Round) -> tuple[Tree, Any]:
         return x + delta, state
@@ -249,7 +249,7 @@ def test_a_rule_that_does_not_say_that_it_measures_gets_no_number():
     """A plain mean in the place of the weighted one would go unseen."""
 
     class Silent(Spread):
-        measures = False
+        uses_norm2 = False
 
     method: Any = LocalMethod(Sgd(), Plain(), Silent())
     row = run(whole_batches(method, Few(), 3, "examples")).rows[0]

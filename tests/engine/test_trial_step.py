@@ -434,7 +434,7 @@ def test_compressed_and_with_a_warm_start():
         def shared_init(self, x):
             return x.zeros()
 
-        def own_warm(self, gradient):
+        def own_from_gradient(self, gradient):
             return gradient * float(torch.rand(()))  # warm
 
     assert refused(digits(local(Warm())), "warm")
