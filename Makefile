@@ -5,10 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test demo slow chaos lint clean
+.PHONY: test test-long test-all demo slow chaos lint clean
+
+# A file of tests is one process's: its fixtures are made once.
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile
 
 test: $(READY)
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+	@$(PYTEST) -m "not long and not slow and not gpu"
+
+test-long: $(READY)
+	@$(PYTEST) -m "long and not slow and not gpu"
+
+test-all: test test-long
 
 demo: $(READY)
 	@$(BIN)/python -m fedfleet.tune.demo
