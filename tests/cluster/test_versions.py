@@ -6,7 +6,7 @@ import pytest
 from ray._private.utils import check_version_info
 
 from fedfleet.engine.backends.ray.connect import mismatch
-from fedfleet.engine.backends.ray.nodes import Node
+from fedfleet.engine.backends.ray.placement import Node
 from fedfleet.tune.cluster.doctor import PACKAGES, look, of_node
 
 from ..tune.commands import invoke

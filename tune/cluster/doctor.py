@@ -166,7 +166,7 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
     other = [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if theirs[name] != ours[name]]
     if theirs["fedfleet"] == "none":
         other.append("install fedfleet there, or use `fedfleet submit`")
-    yield Finding(what, not other, f"{report['worker']}, {has}; " + ("; ".join(other) or "versions as here"))
+    yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "versions as here"))
     if report["shm"] < ROOM:
         yield Finding(what, False, f"/dev/shm has {report['shm'] >> 20} MiB left; give the container more")
 
