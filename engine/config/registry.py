@@ -1,14 +1,14 @@
-"""Parts by name: methods, rules, workloads, models, partitions, trackers, and those of a user's own.
+"""Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS):
-name -> a callable, or an entry that says where to find it (`build`, "module:attribute") and what it is (`summary`). The
-project's own parts come in through the same door, the entry points of the group "fedfleet.plugins".
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS). They
+map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does
+(`summary`). The project's own parts are found in the same way as everybody else's, by entry points of the group
+"fedfleet.plugins".
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -24,7 +24,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, nearest, type_and_first_line
+from ..storage.sha256 import sha256
 from ..user_code import location_clause, plugin_errors
 from .finite import check_finite, may_be_infinite
 
@@ -33,9 +34,10 @@ TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "P
 
 
 class Plugin(NamedTuple):
-    """A user's module on its way to other processes: by source where it is one file, else by name.
+    """A user's module, which can be sent to other processes: as source if it is one file, else by its name.
 
-    One that travels by source is called after its text, so that two versions of it do not get in each other's way.
+    A module that is sent as source is named after a digest of its text, so that two versions of it can exist in one
+    process.
     """
 
     module: str
@@ -46,6 +48,7 @@ class Plugin(NamedTuple):
         return self.module if self.source is None else self.path
 
     def load(self) -> types.ModuleType:
+        """Import the module, or run its source if this process has not done so yet."""
         if self.source is None:
             if self.path not in sys.path:
                 sys.path.append(self.path)
@@ -65,7 +68,7 @@ class Plugin(NamedTuple):
 
 
 def find_plugin(name: str) -> Plugin:
-    """A path to a .py file, or the name of a module that can be imported from here."""
+    """The plug-in with this name: a path to a .py file, or the name of a module that can be imported from here."""
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         if not path.is_file():
@@ -85,12 +88,12 @@ def find_plugin(name: str) -> Plugin:
 
 def _by_source(path: Path) -> Plugin:
     source = path.read_text(encoding="utf-8")
-    digest = hashlib.sha256(f"{path}\0{source}".encode()).hexdigest()
+    digest = sha256(f"{path}\0{source}")
     return Plugin(f"fedfleet_plugin_{path.stem}_{digest[:12]}", str(path), source)
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module would come from, None for one that is not there; finding a.b imports a."""
+    """Where a module would be imported from, None if there is no such module. Finding a.b imports a."""
     try:
         return importlib.util.find_spec(name)
     except Exception as error:
@@ -101,16 +104,15 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _broken(what: object, error: Exception, file: str = "") -> ConfigError:
-    """One sentence on a module that raised as it was imported, with the line of `file` where it did."""
+    """The error for a module that raised an exception when it was imported, with the line of `file` that raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    at = f" (line {lines[-1]})" if lines else ""
-    said = (str(error).splitlines() or [""])[0]
-    return ConfigError(f"plugins: {what} cannot be loaded{at}: {type(error).__name__}: {said}")
+    line = f" (line {lines[-1]})" if lines else ""
+    return ConfigError(f"plugins: {what} cannot be loaded{line}: {type_and_first_line(error)}")
 
 
 @functools.cache
 def _installed() -> tuple[Any, ...]:
-    """What the entry points name; ours first, so that a plug-in of a user's can shadow a name."""
+    """The modules of all entry points. The project's own come first, so that a user's plug-in can replace a name."""
     points = sorted(metadata.entry_points(group=GROUP), key=lambda p: (not p.value.startswith("fedfleet."), p.name))
     found = []
     for point in points:
@@ -122,7 +124,7 @@ def _installed() -> tuple[Any, ...]:
 
 
 class Registry:
-    """All tables, with the plug-ins of one experiment."""
+    """All tables, including those of one experiment's plug-ins."""
 
     def __init__(self, plugins: Iterable[Plugin] = ()) -> None:
         self.tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
@@ -145,7 +147,11 @@ class Registry:
         return bool(found)
 
     def build(self, table: str, spec: Any, path: str, **more: Any) -> Any:
-        """The part that `spec` names, with its arguments; `path` is its key, for messages."""
+        """The part that `spec` describes: a name, or a mapping with a name and arguments. Other values are returned
+        unchanged.
+
+        `path`: the key of the part, which messages name. `more`: further arguments that are not checked.
+        """
         if isinstance(spec, str):
             spec = {"name": spec}
         if not isinstance(spec, Mapping):
@@ -172,16 +178,17 @@ class Registry:
             return target(**values, **more)
 
     def _target(self, table: str, name: str, path: str) -> tuple[Any, dict[str, Any], dict[str, inspect.Parameter]]:
-        """(callable, annotations, parameters) behind a name."""
+        """(callable, annotations, parameters) of the part with this name."""
         try:
             target = resolve(self.tables[table][name])
             if inspect.isabstract(target):
                 raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
             return target, *signature(target)
-        except Exception as error:  # an entry may name a module, which may raise anything as it is imported
+        except Exception as error:  # importing the module that an entry names may raise anything
             raise ConfigError(f"{path}: {name} cannot be built: {error}{location_clause(error)}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
+        """An argument as its annotation requires. Where the annotation names a kind of part, the part is built."""
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         records: list[Any] = [o for o in options if is_dataclass(o) and not hasattr(o, "table")]
         if records and isinstance(value, Mapping) and "name" not in value:
@@ -199,7 +206,7 @@ class Registry:
         return check(typing.Union[simple], value, path)  # noqa: UP007 built from a tuple
 
     def _record(self, record: Any, value: Mapping[Any, Any], path: str) -> Any:
-        """A value of several parts, all of which must be given: {primal: 0.1, dual: 1.0}."""
+        """A dataclass from a mapping in which every key must be given, such as {primal: 0.1, dual: 1.0}."""
         hints, parameters = signature(record)
         for key in (*value, *parameters):
             if key not in parameters:
@@ -214,7 +221,7 @@ def _is_union(hint: Any) -> bool:
 
 
 def check(hint: Any, value: Any, path: str) -> Any:
-    """The value as the annotation wants it, or one sentence."""
+    """The value converted to the type of the annotation. Raises ConfigError if that is impossible."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -227,7 +234,7 @@ def check(hint: Any, value: Any, path: str) -> Any:
 
 
 def resolve(entry: Any) -> Any:
-    """The callable behind a table's entry."""
+    """The callable of a table's entry."""
     target = getattr(entry, "build", entry) if not inspect.isclass(entry) else entry
     if isinstance(target, str):
         module, _, attribute = target.partition(":")
@@ -236,7 +243,7 @@ def resolve(entry: Any) -> Any:
 
 
 def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """(annotations resolved, parameters by name) of a function, a partial one, or a class."""
+    """(resolved annotations, parameters by name) of a function, a functools.partial, or a class."""
     function = target.func if isinstance(target, functools.partial) else target
     if inspect.isclass(function) and not is_dataclass(function):
         function = function.__init__
@@ -246,6 +253,6 @@ def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]
 
 
 def summary(entry: Any) -> str:
-    """One line on an entry, from its table or its docstring."""
+    """One line that describes an entry, from its table or its docstring."""
     text = getattr(entry, "summary", None) or inspect.getdoc(resolve(entry)) or ""
     return text.strip().split("\n")[0]

@@ -1,7 +1,6 @@
-"""An experiment: typed, validated, plain data that YAML can hold.
+"""The configuration of an experiment: typed, validated, plain data that YAML can hold.
 
-`workload` and `method` are a name with arguments, {name: digits, model: mlp}, a bare name, or in Python an object that
-is already built.
+The docstring of each section lists its keys, with units, ranges and defaults. Counts have the upper limit 2^31 - 1.
 """
 
 from __future__ import annotations
@@ -16,23 +15,30 @@ from ..errors import ConfigError, nearest
 from ..storage.secrets import redacted, without_secrets
 
 LARGEST_COUNT = 2**31 - 1
-"""The largest count of anything; seeds may have 63 bits."""
+"""The largest value of any count."""
 
 
 class Section(BaseModel):
+    """A frozen mapping of known keys. Unknown keys, infinite numbers and NaN are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: Any) -> Any:
-        """`true` is 1 to Python; here it is a mistake."""
+    def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
+        """Refuse true and false for a number: to Python they are 1 and 0."""
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError(f"must not be {str(value).lower()}")
         return value
 
 
 class Local(Section):
-    """One client's work in a round: `steps` batches, or `epochs` passes over its own data."""
+    """The work of one client in a round. Either `steps` or `epochs` may be given; without both, `steps` is 5.
+
+    `steps`: the number of local steps K, each on one batch, at least 1.
+    `epochs`: the number of passes over the client's own training rows, at least 1.
+    `batch`: the number of examples in a batch, at least 1 (default 32). The last batch of an epoch may have fewer.
+    """
 
     steps: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     epochs: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
@@ -40,7 +46,7 @@ class Local(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_measure(cls, values: Any) -> Any:
+    def _steps_or_epochs(cls, values: Any) -> Any:
         if isinstance(values, dict):
             given = [key for key in ("steps", "epochs") if values.get(key) is not None]
             if len(given) == 2:
@@ -51,7 +57,15 @@ class Local(Section):
 
 
 class Federation(Section):
-    """`clients` is N, `cohort` is S, the clients sampled each round. `weights`: of the mean of the models."""
+    """Who is trained, how often, and how the results are averaged.
+
+    `clients`: the number N of clients, at least 1 (default 100).
+    `cohort`: the number S of clients that are sampled in each round, without replacement, 1 to `clients` (default 20).
+    `rounds`: the number R of rounds, at least 1 (default 50).
+    `local`: the work of one client in a round, see `Local`.
+    `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
+    cohort the same weight; `examples` weights each client by the number of its training rows.
+    """
 
     clients: int = Field(default=100, ge=1, le=LARGEST_COUNT)
     cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
@@ -70,8 +84,14 @@ class Federation(Section):
 
 
 class WorkerGroup(Section):
-    """Workers that are alike. `cpus`: engine.cpus, unless given; `labels`, `resources`: of the nodes that they may be
-    on, and what they take there, as Ray has them."""
+    """A group of equal workers, an entry of the list `engine.workers`.
+
+    `count`: the number of workers in the group, at least 1.
+    `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default: engine.cpus).
+    `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
+    `labels`: the labels that a node must have to run these workers, as {name: value} in Ray's syntax (default: none).
+    `resources`: the custom resources of Ray that each worker reserves on its node, as {name: amount} (default: none).
+    """
 
     count: int = Field(ge=1, le=LARGEST_COUNT)
     cpus: float | None = Field(default=None, gt=0)
@@ -80,12 +100,12 @@ class WorkerGroup(Section):
     resources: dict[str, float] = {}
 
     def needs(self) -> dict[str, float]:
-        """What one worker takes of a node, by Ray's names."""
+        """The resources that one worker reserves on a node, by Ray's names."""
         return {"CPU": self.cpus or 1.0, **({"GPU": self.gpus} if self.gpus else {}), **self.resources}
 
 
 def kind_of_workers(value: Any) -> str:
-    """Which of the three ways to say it."""
+    """The tag of the form in which `engine.workers` is given: a number, "auto", or a list of groups."""
     return "tuple[" if isinstance(value, list | tuple) else "literal[" if value == "auto" else "int"
 
 
@@ -98,15 +118,41 @@ Workers = Annotated[
 
 
 class Engine(Section):
-    """Where it runs. `workers`, `cpus`, `gpus` and `backend` never change a bit of the result; `block`, `kernels`,
-    `vectorise`, `threads`, `dtype` and `device` may, within rounding, `precision` within bfloat16's.
+    """How and where the run is computed.
 
-    `precision`: of the forward and backward passes of training; weights, gradients and all state stay in `dtype`.
+    `backend`, `workers`, `cpus`, `gpus`, `address`, `placement` and `wait` never change a bit of the result. `block`,
+    `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and `precision` within
+    the rounding errors of bfloat16.
 
-    `state_dtype`: of clients' states between rounds; `store`: their folder (default: the run's, else a temporary one),
-    removed at the end unless `keep_state`. `on_failure`: a client that fails again alone ends the run, or is dropped
-    from the round. `patience`: seconds without a local step after which a worker counts as dead. On a cluster,
-    `placement`: workers on as few nodes as hold them, or spread over all; `wait`: seconds for what others hold.
+    `backend`: `ray` (default) trains in worker processes on Ray; `local` trains in the calling process.
+    `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the CPUs of this machine or
+    of the cluster allow; or a list of groups of equal workers, see `WorkerGroup`.
+    `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default 1).
+    `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
+    `block`: the number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once
+    if the run is long and follows from a rule if it is short.
+    `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `native`: also compiled
+    convolutions and pooling; `chain`: compiled code that computes the loss of a whole network and its gradient in one
+    call. `native` and `chain` are for float32 on a CPU. They are used only after a proof on the data of the run that
+    they compute what torch computes. `auto` (default): the fastest in a measurement if the run is long, else `torch`.
+    `vectorise`: whether the clients of a block run at once under torch.func.vmap (default true).
+    `device`: the device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if
+    workers have GPUs and else cpu.
+    `threads`: the number of torch threads in each worker, 1 to 4096 (default 1).
+    `dtype`: the type of weights, gradients and states, `float32` (default) or `float64`.
+    `precision`: the type of the forward and backward passes of training, `same` as dtype (default) or `bfloat16`, which
+    is possible for classification without running statistics. Weights, gradients and states stay in dtype.
+    `state_dtype`: the type of clients' states between rounds, `same` as dtype (default) or `bfloat16`.
+    `store`: the folder for clients' states (default: in the folder of the run, or a temporary folder without one).
+    `keep_state`: whether that folder is kept when the run ends (default false).
+    `address`: the address of a running Ray cluster, `auto`, HOST:PORT or ray://HOST:PORT (default: Ray is started on
+    this machine).
+    `on_failure`: what happens if a client fails again when it runs alone: `fail` (default) ends the run, `drop` leaves
+    the client out of the round. A run always ends if a client fails because memory runs out.
+    `patience`: the seconds without a local step after which a worker counts as hung and is replaced, more than 0
+    (default 600).
+    `placement`: on a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes.
+    `wait`: the seconds to wait for resources of the cluster that other jobs hold, more than 0 (default 60).
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -131,7 +177,7 @@ class Engine(Section):
 
     @field_validator("device")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|(cuda|xpu)(:\d+)?|mps", value):
             raise ValueError("must be auto, cpu, cuda or cuda:0")
         return value
@@ -148,24 +194,32 @@ class Engine(Section):
         return value
 
     def groups(self) -> tuple[WorkerGroup, ...]:
-        """Workers to start: as given, or as many alike as this machine's processors allow."""
+        """The groups of workers to start: as given, or one group with as many as the CPUs of this machine allow."""
         if isinstance(self.workers, tuple):
             return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.workers)
         count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.workers == "auto" else self.workers
         return (WorkerGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
 
     def count_workers(self) -> int:
+        """The number of workers in all groups."""
         return sum(group.count for group in self.groups())
 
     def on_gpus(self) -> bool:
-        """Whether any worker has one."""
+        """Whether any worker has a GPU."""
         return any(group.gpus > 0 for group in self.groups())
 
 
 class Evaluate(Section):
-    """`every`: rounds between evaluations (the last round always is one); 0 evaluates the last round only.
-    `fairness`: also on every client's own training rows, of which the mean over clients and over the worst tenth.
-    `held_out`: the fraction of each client's rows that it does not train on; the same means over them."""
+    """When and on which rows the model is evaluated.
+
+    `every`: the number of rounds between evaluations; 0 evaluates only after the last round, which is always evaluated
+    (default 5).
+    `batch`: the number of examples in a batch of an evaluation, at least 1 (default 500).
+    `fairness`: whether the model is also evaluated on each client's own training rows. The mean over the clients and
+    the mean over the worst tenth of them are recorded (default false).
+    `held_out`: the fraction of each client's rows that it does not train on, 0 or more and less than 1 (default 0). The
+    same two means over these rows are recorded.
+    """
 
     every: int = Field(default=5, ge=0, le=LARGEST_COUNT)
     batch: int = Field(default=500, ge=1, le=LARGEST_COUNT)
@@ -174,8 +228,13 @@ class Evaluate(Section):
 
 
 class Checkpoint(Section):
-    """`every`: rounds between checkpoints, 0 for none but on interruption; `keep`: how many; `folder`: where complete
-    copies of them go that other machines can resume, a path or a URL (file:///…, s3://bucket/…), in the run's id."""
+    """When the run can be resumed, and from where.
+
+    `every`: the number of rounds between checkpoints; 0 (default) writes one only if the run is interrupted.
+    `keep`: the number of checkpoints that are kept, at least 1 (default 2).
+    `folder`: where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that
+    other machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies).
+    """
 
     every: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
@@ -188,8 +247,15 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    """`uri`: an MLflow store: auto (SQLite beside the runs), none, sqlite:///…, or a server's http(s)://…; `clients`:
-    also write each round's loss, movement and steps of every client, to Parquet in the run's folder."""
+    """Where the records of the run are written in addition to its folder.
+
+    `uri`: the MLflow store: `auto` (default), the SQLite file mlflow.db in the current folder; `none`; sqlite:///…; or
+    the address of a server, http(s)://….
+    `experiment`: the name of the experiment in the store (default "default").
+    `name`: the tracker that writes, by its name in the table TRACKERS (default mlflow).
+    `clients`: whether the loss, movement and steps of every client in every round are also written, as Parquet files in
+    the folder of the run (default false).
+    """
 
     uri: str = "auto"
     experiment: str = "default"
@@ -198,6 +264,16 @@ class Tracking(Section):
 
 
 class Experiment(Section):
+    """One run, completely described.
+
+    `seed`: the seed that all random draws follow from, 0 to 2^63 - 1 (default 0).
+    `name`: a name for trackers and reports (default: none; the command line takes the name of the file).
+    `plugins`: paths of .py files or names of modules with the user's own parts; one string or a list (default: none).
+    `workload`: data, model and loss. `method`: the federated algorithm. Both are a name, a name with arguments as in
+    {name: digits, model: mlp}, or in Python an object that is already built. Both are required.
+    `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
+    """
+
     seed: int = Field(default=0, ge=0, lt=2**63)
     name: str = ""
     plugins: tuple[str, ...] = ()
@@ -224,7 +300,7 @@ class Experiment(Section):
         return value
 
     def plain(self) -> dict[str, Any]:
-        """As YAML can hold it; built objects by their representation."""
+        """The experiment as data that YAML can hold. Objects that are already built become their representation."""
         data = self.model_dump(mode="python", exclude={"workload", "method"})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
@@ -235,11 +311,11 @@ class Experiment(Section):
 
 
 RANGES = ("uniform", "loguniform", "int", "choice", "grid")
-"""Kinds of ranges, which `fedfleet search` and `fedfleet study` put values in the place of."""
+"""The kinds of ranges that `fedfleet search` and `fedfleet study` replace by values."""
 
 
 def range_in(data: Any, path: tuple[str, ...] = ()) -> tuple[str, Any] | None:
-    """(dotted key, the range) of the first {search: uniform, …} in the place of a value."""
+    """(dotted key, range) of the first range {search: uniform, …} that stands for a value, or None."""
     if not isinstance(data, dict):
         return None
     if path and "name" not in data and (data.get("search") in RANGES or {"search", "low"} <= data.keys()):
@@ -248,7 +324,7 @@ def range_in(data: Any, path: tuple[str, ...] = ()) -> tuple[str, Any] | None:
 
 
 def experiment(data: dict[str, Any]) -> Experiment:
-    """Validate; ConfigError with one sentence per mistake."""
+    """The validated experiment. Raises ConfigError with one sentence per mistake."""
     if found := range_in(data):
         raise ConfigError(
             f"{found[0]} is a range, got {found[1]!r}; give a value, or have `fedfleet search` choose one"
@@ -260,10 +336,11 @@ def experiment(data: dict[str, Any]) -> Experiment:
 
 
 RENAMED = {"engine.hosts": "engine.workers"}
-"""Keys of earlier versions, with their names of today."""
+"""Old keys and their present names: an old key is refused with a message that gives the present one."""
 
 
 def _sentence(error: Any) -> str:
+    """The message for one validation error of pydantic."""
     path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "tuple[", "int", "function-"))]
     key = ".".join(path)
     if key in RENAMED:
@@ -281,7 +358,7 @@ def _sentence(error: Any) -> str:
 
 
 def _keys(path: list[str]) -> list[str]:
-    """The valid keys of a section."""
+    """The valid keys of the section with this path."""
     model: Any = Experiment
     for part in path:
         model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation

@@ -1,1 +1,1 @@
-"""Which kernels compute gradients: torch's, or the compiled ones in csrc/."""
+"""Compiled kernels for losses, gradients, sums and Newton-Schulz iterations, and when they replace those of torch."""

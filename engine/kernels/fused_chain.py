@@ -1,9 +1,10 @@
-"""Loss and gradient of a chain of layers in one call of native.
+"""Loss and gradient of a chain of layers in one call of compiled code.
 
-A workload may say that its losses are the cross-entropy of a chain of modules (`Workload.chained`). Where each of them
-is a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.cpp` does all of a client's forward and
-backward pass before it turns to the next client: at these sizes torch spends more on calls, fresh memory and copies
-than on arithmetic. Weights of a client and whatever comes of them stay in the processor's caches.
+A workload may declare that its loss is the cross-entropy of a chain of modules (`Workload.chained`). If each of them is
+a convolution, a linear layer, ReLU, 2 x 2 max pooling or flattening, `chain.cpp` computes the complete forward and
+backward pass of one client before it starts with the next. For small networks torch spends more time on calls, new
+memory and copies than on arithmetic. Here the weights and intermediate results of a client stay in the processor's
+caches.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ CONV, LINEAR = range(2)
 
 
 class Layer(NamedTuple):
-    """`Layer` of chain.cpp."""
+    """A layer with the ReLU and pooling that follow it: the struct `Layer` of chain.cpp, in the same order."""
 
     kind: int
-    weight: int  # where it begins on the flat vector
-    bias: int  # the same; -1 for none
+    weight: int  # where the weights begin on the flat vector
+    bias: int  # where the biases begin; -1 for none
     inputs: int
     outputs: int
     height: int = 0
@@ -42,13 +43,13 @@ class Layer(NamedTuple):
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """(begin, size) on the flat vector of the weights, and of the biases where there are any."""
+        """(begin, size) on the flat vector of the weights, then of the biases if there are any."""
         weight = (self.weight, self.outputs * self.inputs * max(self.side, 1) ** 2)
         return [weight] if self.bias < 0 else [weight, (self.bias, self.outputs)]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an example's output."""
+        """The shape of the output for one example."""
         if self.kind == LINEAR:
             return (self.outputs,)
         grown = 2 * self.padding - self.side + 1
@@ -57,33 +58,37 @@ class Layer(NamedTuple):
 
 
 class NotAChain(Exception):
-    """The workload's loss is not one that chain.cpp has; says why."""
+    """chain.cpp cannot compute the workload's loss. The message says why."""
 
 
 class Chain:
+    """The loss of a workload as chain.cpp computes it. `parameters`: the length P of the flat vector."""
+
     def __init__(self, layers: list[Layer], chained: Chained, parameters: int) -> None:
         self.layers = np.array(layers, dtype=np.int64)
         self.chained, self.parameters = chained, parameters
 
     def gradient(self, points: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(gradients (c, P), losses (c,)) at points (c, P), for columns (c, B, …); all without c for one client.
+        """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
 
-        Raises IndexError for a label that is no class, RuntimeError for columns of another shape or type than the
-        network takes, MemoryError."""
+        For one client, all shapes are without c. Raises IndexError for a label that is not a class, RuntimeError for
+        columns with a shape or type that the network does not take, and MemoryError.
+        """
         points, columns = points.contiguous(), self._columns(batch, points)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
         self._call("chain_gradient", (points, *columns, gradients, losses), columns[1], points.shape[-1])
-        return gradients, self._of_any(losses, columns)
+        return gradients, self._nan_if_empty(losses, columns)
 
     def descend(
         self, y: Tensor, batches: Batch, lr: float, shift: Tensor | None, total: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(y (P,), losses (K,)) after a step y <- y - lr (gradient + shift) on each of a client's batches (K, B, …);
-        total (P,), if there is one, is written to: the gradients are added to it. Errors as of `gradient`."""
-        columns, losses = (
-            self._columns(batches, y.expand(len(batches["label"]), -1)),
-            y.new_empty(len(batches["label"])),
-        )
+        """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
+
+        `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place.
+        Raises the same errors as `gradient`.
+        """
+        steps = len(batches["label"])
+        columns, losses = self._columns(batches, y.expand(steps, -1)), y.new_empty(steps)
         for name, other in (("the constant", shift), ("the sum of gradients", total)):
             if other is not None and (other.shape != y.shape or other.dtype != y.dtype):
                 raise RuntimeError(f"{name} must be {y.dtype} {list(y.shape)}, got {other.dtype} {list(other.shape)}")
@@ -91,10 +96,13 @@ class Chain:
             raise RuntimeError("the sum of gradients must be contiguous: it is written to")
         y, shift = y.clone(memory_format=torch.contiguous_format), None if shift is None else shift.contiguous()
         self._call("chain_descend", (y, shift, total, *columns, losses), columns[1], len(y), ctypes.c_float(lr))
-        return y, self._of_any(losses, columns)
+        return y, self._nan_if_empty(losses, columns)
 
     def _columns(self, batch: Batch, points: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(inputs, labels, each example's share of the loss), as chain.cpp reads them: it trusts their sizes."""
+        """(inputs, labels, each example's share of the loss) as chain.cpp reads them.
+
+        All sizes and types are checked here, since chain.cpp does not check them.
+        """
         label, share = batch["label"], batch.get("weight")
         if points.dtype != torch.float32 or points.device.type != "cpu" or points.shape[-1] != self.parameters:
             wanted = f"float32 (…, {self.parameters}) on the processor"
@@ -118,13 +126,13 @@ class Chain:
             share = share.to(points.dtype).contiguous()
         return x, label.contiguous(), share
 
-    def _of_any(self, losses: Tensor, columns: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        """The mean over no example is no number."""
+    def _nan_if_empty(self, losses: Tensor, columns: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        """The losses; NaN if the batch has no example, as the mean over no example."""
         _, label, share = columns
         return losses if label.shape[-1] or share is not None else losses.fill_(torch.nan)
 
     def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, parameters: int, *more: Any) -> None:
-        """label: (n, B), or (B,), one of the tensors; parameters: P."""
+        """Call a function of the library. `label`: (n, B) or (B,), one of the tensors; `parameters`: P."""
         layers = ctypes.c_void_p(self.layers.ctypes.data)
         sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], parameters)
         status = getattr(library(), name)(*map(pointer, tensors), layers, *map(ctypes.c_int64, sizes), *more)
@@ -134,7 +142,7 @@ class Chain:
 
 
 def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:
-    """None where the workload's loss is not of such a chain on these parameters."""
+    """`chain_from`, but None if chain.cpp cannot compute the workload's loss."""
     try:
         return chain_from(workload, layout)
     except NotAChain:
@@ -142,7 +150,7 @@ def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:
 
 
 def chain_from(workload: Workload, layout: Layout) -> Chain:
-    """The chain; Unfit with the reason where the workload's loss is none on these parameters."""
+    """The chain that computes the workload's loss for models of this layout. Raises NotAChain with the reason."""
     chained = workload.chained
     if chained is None:
         own = workload.overridden if isinstance(workload, Classification) else []
@@ -166,11 +174,12 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-"""Where a module keeps functions that torch calls beside its `forward`; those of all modules are called alike."""
+"""Attributes in which a module keeps functions that torch calls in addition to `forward`. With "_global" before the
+name, they hold the functions that torch calls for all modules."""
 
 
 def refuse_hooks(part: nn.Module | None, name: str) -> None:
-    """Raise Unfit where something else than its class's `forward` runs as torch calls a module; None: any module."""
+    """Raise NotAChain if calling a module runs anything but the `forward` of its class. None stands for all modules."""
     if part is None:
         if any(getattr(nn.modules.module, f"_global{hooks}") for hooks in HOOKS):
             raise NotAChain("hooks are registered for all modules")
@@ -182,12 +191,12 @@ def refuse_hooks(part: nn.Module | None, name: str) -> None:
 
 
 def visited_modules(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """(prefix of its parameters' names, module) as often as torch visits it, in its order."""
+    """(prefix of its parameters' names, module) for each call that torch makes, in torch's order."""
     if type(network) is not nn.Sequential:
         what = f"{prefix[:-1]} is" if prefix else "the network is"
         raise NotAChain(f"{what} a {type(network).__name__}, not nn.Sequential itself")
     refuse_hooks(network, prefix[:-1])
-    for name, part in network._modules.items():  # not `named_children`, which names what is used twice once
+    for name, part in network._modules.items():  # `named_children` would yield a module that is used twice only once
         if part is None:
             raise NotAChain(f"{prefix}{name} is no module")
         if isinstance(part, nn.Sequential):
@@ -198,7 +207,7 @@ def visited_modules(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.M
 
 
 def fuse_layers(parts: Iterator[tuple[str, nn.Module]], shape: tuple[int, ...], layout: Layout) -> Iterator[Layer]:
-    """Layers with what follows them; shape: of an example."""
+    """The layers, each with the ReLU and pooling that follow it. `shape`: of an example's input."""
     last: Layer | None = None
     for prefix, part in parts:
         if type(part) is nn.Flatten and part.start_dim == 1 and part.end_dim == -1:
@@ -218,17 +227,15 @@ def fuse_layers(parts: Iterator[tuple[str, nn.Module]], shape: tuple[int, ...], 
 
 
 def is_2x2_pooling(part: nn.Module) -> bool:
+    """Whether a module is max pooling of 2 x 2 with stride 2 and without padding."""
     if type(part) is not nn.MaxPool2d or part.return_indices or part.ceil_mode:
         return False
-    return (scalar_of(part.kernel_size), scalar_of(part.stride), scalar_of(part.padding), scalar_of(part.dilation)) == (
-        2,
-        2,
-        0,
-        1,
-    )
+    settings = (part.kernel_size, part.stride, part.padding, part.dilation)
+    return tuple(map(scalar_of, settings)) == (2, 2, 0, 1)
 
 
 def make_layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Layout) -> Layer:
+    """A linear or convolutional layer. `shape`: of an example's input. Raises NotAChain for any other module."""
     name = f"{prefix[:-1]} ({type(part).__name__})"
     if type(part) is nn.Linear:
         if shape != (part.in_features,):
@@ -237,27 +244,29 @@ def make_layer(prefix: str, part: nn.Module, shape: tuple[int, ...], layout: Lay
         return Layer(LINEAR, *begins, part.in_features, part.out_features)
     if type(part) is nn.Conv2d:
         if len(shape) != 3 or shape[0] != part.in_channels or part.padding_mode != "zeros":
-            raise NotAChain(f"{name} is not one of {list(shape)} that is padded by zeros")
+            raise NotAChain(f"{name} does not take inputs of {list(shape)}, or is not padded by zeros")
         side, padding = scalar_of(part.kernel_size), scalar_of(part.padding)
         plain = scalar_of(part.stride) == scalar_of(part.dilation) == part.groups == 1
         if not plain or side not in SIDES or not isinstance(padding, int) or not 0 <= padding < side:
-            raise NotAChain(f"{name} is not a square one, of stride 1, in one group, of a side of {SIDES}")
+            raise NotAChain(f"{name} is not square with a side in {SIDES}, stride 1 and one group")
         if min(shape[1:]) + 2 * padding < side:
             raise NotAChain(f"{name} is larger than its input {list(shape)}")
         begins = parameter_offsets(prefix, part, (part.out_channels, part.in_channels, side, side), layout)
         return Layer(CONV, *begins, part.in_channels, part.out_channels, *shape[1:], padding, side)
-    raise NotAChain(f"{name} is none of the layers")
+    raise NotAChain(f"{name} is not a kind of layer that the chain has")
 
 
 def parameter_offsets(
     prefix: str, part: nn.Linear | nn.Conv2d, shape: tuple[int, ...], layout: Layout
 ) -> tuple[int, int]:
-    """Where the weights and the biases begin on the flat vector, -1 for no biases; shape: of the weights. The module's
-    own tensors are those of its last call, and are not looked at."""
+    """Where the weights and the biases begin on the flat vector; -1 for no biases.
+
+    `shape`: of the weights. The tensors that the module itself holds are not used: they belong to its last call.
+    """
     begins = []
     for leaf, wanted in (("weight", shape), ("bias", None if part.bias is None else shape[:1])):
         begin, _, found = layout.spans.get(f"{prefix}{leaf}", (-1, 0, None))
-        if found != wanted:  # a tensor of two modules has the name of the first one alone
-            raise NotAChain(f"{prefix}{leaf} is shared with another module, or of another shape than the module says")
+        if found != wanted:  # a tensor that two modules share has the name of the first one only
+            raise NotAChain(f"{prefix}{leaf} is shared with another module, or has another shape than the module says")
         begins.append(begin)
     return begins[0], begins[1]

@@ -1,15 +1,14 @@
-"""The compiled kernels of the .cpp files here: built once with the machine's C++ compiler, kept in the cache folder.
+"""The library of compiled kernels: built once from csrc/ with the machine's C++ compiler, stored in the cache folder.
 
-The name of a library is a digest of source, compiler, flags and processor, so that another of any of these is another
-library, and a digest of the file's own content: a file that was cut short or damaged is not loaded, which would end the
-process, but built anew. Two processes may build at once; each renames a whole file into place.
+The name of a library contains a digest of source, compiler, flags and processor, so a change of any of these leads to
+another library. It also contains a digest of the file's content: a truncated or damaged file is built again, because
+loading it would end the process. Two processes may build at once: each renames a complete file to the final name.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -20,21 +19,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..storage.sha256 import sha256
 
 SOURCES = [
     Path(__file__).with_name("csrc") / name for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "draw.cpp")
 ]
-"""Each includes the next one."""
+"""Each file includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""
 SECONDS = 300
-"""What a compiler may take, on a machine that is busy."""
+"""The time limit of a compilation, sufficient on a busy machine."""
 
 
 class NoKernels(ConfigError):
-    """They cannot be built here, and why."""
+    """The kernels cannot be built on this machine. The message says why."""
 
 
 def cache_folder() -> Path:
@@ -44,21 +44,20 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> str | None:
-    """$CXX, else the first of COMPILERS that is here."""
+    """The path of $CXX, else of the first of COMPILERS that is installed, else None."""
     given = os.environ.get("CXX")
     return next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """NoKernels where there is no compiler, or none that compiles it."""
+    """The loaded library, built if necessary. Raises NoKernels if that is impossible."""
     compiler = find_compiler()
     if compiler is None:
         raise NoKernels(f"no C++ compiler: none of {os.environ.get('CXX') or ', '.join(COMPILERS)} is here")
-    told = "\0".join(
-        [*(source.read_text("utf-8") for source in SOURCES), compiler_version(compiler), *FLAGS, processor()]
-    )
-    folder, name = cache_folder() / "kernels", hashlib.sha256(told.encode()).hexdigest()[:32]
+    texts = [source.read_text("utf-8") for source in SOURCES]
+    name = sha256("\0".join([*texts, compiler_version(compiler), *FLAGS, processor()]))[:32]
+    folder = cache_folder() / "kernels"
     try:
         return ctypes.CDLL(str(find_library(folder, name) or build(compiler, folder, name)))
     except OSError as error:
@@ -68,7 +67,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_no_kernels() -> str:
-    """Why this machine cannot have the kernels, "" where it can; they are built if need be."""
+    """The reason why this machine cannot have the kernels, "" if it can. They are built if necessary."""
     try:
         library()
     except NoKernels as error:
@@ -77,7 +76,7 @@ def why_no_kernels() -> str:
 
 
 def find_library(folder: Path, name: str) -> Path | None:
-    """The library `name` where its file is there and is what its own name says."""
+    """The file of the library `name`, None if there is no file whose content agrees with the digest in its name."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError):
             if path.name == library_file(name, path.read_bytes()):
@@ -86,16 +85,16 @@ def find_library(folder: Path, name: str) -> Path | None:
 
 
 def library_file(name: str, content: bytes) -> str:
-    """The file name of a library."""
-    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+    """The file name of a library with this content."""
+    return f"{name}-{sha256(content)[:32]}.so"
 
 
 def build(compiler: str, folder: Path, name: str) -> Path:
-    """The new file; damaged ones of the same name go."""
+    """Compile the library `name` and return its file. Damaged files of the same library are removed."""
     check_compiler(compiler)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as beside:
-        made = Path(beside) / "made.so"
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+        made = Path(temporary) / "made.so"
         try:
             done = subprocess.run(
                 [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True, timeout=SECONDS
@@ -114,7 +113,7 @@ def build(compiler: str, folder: Path, name: str) -> Path:
 
 
 def check_compiler(compiler: str) -> None:
-    """Raise NoKernels, with the reason, unless the compiler is one of OLDEST or newer."""
+    """Raise NoKernels unless the compiler is one of OLDEST, in that version or a newer one."""
     done = subprocess.run([compiler, "-x", "c++", "-dM", "-E", os.devnull], capture_output=True, text=True)
     macros = dict(re.findall(r"^#define (__clang_major__|__GNUC__) (\d+)", done.stdout, re.MULTILINE))
     kind = "clang++" if "__clang_major__" in macros else "g++"
@@ -127,13 +126,14 @@ def check_compiler(compiler: str) -> None:
 
 @functools.cache
 def compiler_version(compiler: str) -> str:
+    """The compiler and the output of its --version."""
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
     return f"{compiler} {done.stdout}"
 
 
 @functools.cache
 def processor() -> str:
-    """Its model and what it can do, as far as the system says."""
+    """The model of this machine's processor and its instruction sets, as far as the system names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

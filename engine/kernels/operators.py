@@ -1,9 +1,10 @@
-"""Convolutions and max pooling by our own kernels, where they fit, in whatever a workload computes.
+"""Compiled kernels that replace operators of torch in whatever a workload computes.
 
-`kernels("native")` is a context in which `conv2d` (square, stride 1, not grouped, float32 on the processor) and 2 x 2
-`max_pool2d` go there, and a block's `linear` to fewer products of torch's; everything else, and everything outside, is
-torch's as it is. torch's own convolution of a block is a grouped one, slow on processors; ours costs a client there
-what it costs one alone. Results agree within rounding.
+`kernels("native")` is a context in which compiled kernels compute `conv2d` (square, stride 1, not grouped, float32 on
+the CPU) and 2 x 2 `max_pool2d`, and in which `linear` of a block needs fewer products. All other operators, and all
+operators outside of the context, are torch's. torch computes the convolution of a block as a grouped convolution, which
+is slow on CPUs. The compiled one takes the same time per client in a block as for a client alone. Results agree with
+torch's within rounding.
 """
 
 from __future__ import annotations
@@ -28,29 +29,34 @@ from ...algorithms.parts.orthogonal import FASTER, Triple
 from .library import library
 
 SIDES = (1, 2, 3, 4, 5, 7)
-"""Of the kernels that native.cpp has."""
+"""Sides of the square convolution kernels that native.cpp has."""
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    """The address of a tensor's memory for a call of the library."""
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
 DONE, NO_CLASS, NO_MEMORY = range(3)
-"""`Status` of draw.cpp."""
+"""The values of the enum `Status` of draw.cpp, which functions of the library return."""
 
 
 def check_status(status: int) -> None:
-    """Raise MemoryError where a function of the library says that it got no memory."""
+    """Raise MemoryError if a function of the library returned that it could not allocate memory."""
     if status == NO_MEMORY:
         raise MemoryError("the kernels cannot allocate what a batch of this size needs")
 
 
 def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
+    """Call a function of the library whose arguments are tensors, then sizes."""
     check_status(getattr(library(), name)(*map(pointer, tensors), *map(ctypes.c_int64, sizes)))
 
 
 class Conv(torch.autograd.Function):
-    """x (B, I, h, w) * weight (O, I, K, K) + bias (O,), or all with a clients' axis first; contiguous."""
+    """The convolution of x (B, I, h, w) with weight (O, I, K, K), plus bias (O,); all contiguous.
+
+    In a block, all have the axis of the clients first.
+    """
 
     generate_vmap_rule = False
 
@@ -95,13 +101,16 @@ class Conv(torch.autograd.Function):
         )
         if weight.ndim == 5:
             return Conv.apply(x, weight, bias, padding), 0
-        merged = [None if t is None else t.flatten(0, 1) for t in (x, weight, bias)]  # a vmap inside a vmap
+        merged = [None if t is None else t.flatten(0, 1) for t in (x, weight, bias)]  # merges the axes of nested vmaps
         return Conv.apply(*merged, padding).unflatten(0, weight.shape[:2]), 0
 
 
 class Linear(torch.autograd.Function):
-    """x (c, B, i) times weight (c, o, i), transposed, + bias (c, o), by products that lay gradients down as parameters
-    lie: torch's own under vmap leave them transposed, to be copied."""
+    """x (c, B, i) times the transpose of weight (c, o, i), plus bias (c, o).
+
+    The products write gradients in the order of the parameters. torch's own under vmap leave them transposed, so that
+    they have to be copied.
+    """
 
     generate_vmap_rule = False
 
@@ -132,7 +141,7 @@ class Linear(torch.autograd.Function):
 
 
 class Pool(torch.autograd.Function):
-    """Largest of 2 x 2, stride 2, on the last two axes; contiguous."""
+    """Max pooling of 2 x 2 with stride 2 on the last two axes of a contiguous tensor."""
 
     generate_vmap_rule = False
 
@@ -163,15 +172,17 @@ class Pool(torch.autograd.Function):
 
 
 def client_count(weight: Tensor) -> int:
+    """The number of clients that the weights of a convolution are for."""
     return weight.shape[0] if weight.ndim == 5 else 1
 
 
 def plane_count(x: Tensor) -> int:
+    """The number of images, over all axes but the last two."""
     return x.shape[:-2].numel()
 
 
 def clients_first(tensor: Any, dim: int | None, size: int) -> Any:
-    """With the clients' axis first, contiguous."""
+    """A contiguous tensor with the axis of the `size` clients first. `dim`: where it is, None if there is none."""
     if tensor is None:
         return None
     moved = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -179,12 +190,13 @@ def clients_first(tensor: Any, dim: int | None, size: int) -> Any:
 
 
 def supported(*tensors: Tensor | None) -> bool:
-    there = [tensor for tensor in tensors if tensor is not None]
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in there)
+    """Whether the compiled kernels can read the tensors: float32 on the CPU, not inside torch.func.grad."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in given)
 
 
 def scalar_of(value: Any) -> Any:
-    """The number that a pair has twice; None where they differ."""
+    """The number that all entries of a pair have, None if they differ. A number stands for itself."""
     if isinstance(value, tuple | list) and len(set(value)) == 1:
         return value[0]
     return value if isinstance(value, int) else None
@@ -199,20 +211,20 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """torch.conv2d, or None where it is for torch."""
+    """torch.conv2d, or None if torch has to compute it."""
     side, around = scalar_of(tuple(weight.shape[-2:])), scalar_of(padding)
     plain = scalar_of(stride) == scalar_of(dilation) == groups == 1 and input.ndim == 4
     if not plain or side not in SIDES or around is None or not 0 <= around < side or not supported(input, weight, bias):
         return None
     if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
-        return None  # torch says what is wrong
+        return None  # torch raises an error that says what is wrong
     if min(input.shape) < 1 or min(input.shape[-2:]) + 2 * around < side:
         return None
     return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """F.linear, or None where it is for torch: outside blocks."""
+    """F.linear, or None if torch has to compute it, as outside of blocks."""
     plain = weight.ndim == input.ndim == 2 and is_batchedtensor(weight) and maybe_get_level(weight) == 1
     return Linear.apply(input, weight, bias) if plain and supported(input, weight, bias) else None
 
@@ -226,18 +238,10 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """F.max_pool2d, or None where it is for torch."""
-    halves = (scalar_of(kernel_size) == 2 and stride in (None, [], ())) or scalar_of(kernel_size) == scalar_of(
-        stride
-    ) == 2
-    if (
-        not halves
-        or scalar_of(padding) != 0
-        or scalar_of(dilation) != 1
-        or ceil_mode
-        or return_indices
-        or not supported(input)
-    ):
+    """F.max_pool2d, or None if torch has to compute it."""
+    side, default_stride = scalar_of(kernel_size), stride in (None, [], ())
+    is_plain = scalar_of(padding) == 0 and scalar_of(dilation) == 1 and not ceil_mode and not return_indices
+    if side != 2 or not (default_stride or scalar_of(stride) == 2) or not is_plain or not supported(input):
         return None
     if input.ndim not in (3, 4) or min(input.shape[-2:]) < 2:
         return None
@@ -245,11 +249,11 @@ def max_pool2d(
 
 
 def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
-    """`orthogonal.iterate`, or None where it is for torch."""
+    """`orthogonal.iterate`, or None if torch has to compute it."""
     if not supported(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
         return None
     if torch.is_grad_enabled() and x.requires_grad:
-        return None  # it keeps nothing to go back by
+        return None  # it keeps nothing for a backward pass
     x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
     coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
     sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
@@ -266,6 +270,8 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
 
 
 class Native(TorchFunctionMode):
+    """A mode in which calls of the functions in REPLACEMENTS are replaced if that is possible."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = REPLACEMENTS.get(func)
         result = own(*args, **(kwargs or {})) if own is not None else None
@@ -273,29 +279,31 @@ class Native(TorchFunctionMode):
 
 
 AT_ONCE = 4
-"""Parts that `add_up` takes at once."""
+"""The largest number of tensors that `add_up` adds in one pass."""
 
 
 def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> None:
-    """total, float64, <- (a + b) + (c + d) of up to FOUR parts, or what there is of them; plus what total was if
-    `more`. The same bits whatever kernels `name` means."""
+    """Set `total` (float64) to (a + b) + (c + d), the sum of up to AT_ONCE parts; plus its old content if `more`.
+
+    The bits are the same for all kernels that `name` may mean.
+    """
     own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (AT_ONCE - len(parts)), total), len(parts), more, total.numel())
         return
     a, *others = (part.to(total.device) for part in parts)
-    clients_first = a.to(total.dtype, copy=True) if more else total.copy_(a)
+    first = a.to(total.dtype, copy=True) if more else total.copy_(a)
     if len(others) == AT_ONCE - 1:
         others[1:] = [others[1].to(total.dtype, copy=True).add_(others[2])]
     for other in others:
-        clients_first.add_(other)
+        first.add_(other)
     if more:
-        total.add_(clients_first)
+        total.add_(first)
 
 
 def method_kernels(name: str) -> AbstractContextManager[Any]:
-    """What of a method's own arithmetic is ours: a context, as `kernels`."""
+    """A context in which compiled kernels compute Newton-Schulz iterations of methods, unless `name` is torch."""
     return _faster() if name != "torch" else nullcontext()
 
 
@@ -309,5 +317,8 @@ def _faster() -> Iterator[None]:
 
 
 def kernels(name: str) -> AbstractContextManager[Any]:
-    """name: torch, native, or chain, outside of whose gradients native is used."""
+    """A context in which compiled kernels replace operators of torch, unless `name` is torch.
+
+    With `chain`, they replace the operators that are not part of the chain.
+    """
     return Native() if name != "torch" else nullcontext()

@@ -1,1 +1,1 @@
-"""How a run will be computed: blocks and kernels are measured and proven, and one step is tried."""
+"""Decisions before round 1: the execution plan, the proof of compiled kernels, and a trial step."""

@@ -1,4 +1,4 @@
-"""Measures how long a client takes on different paths, by running some of a cohort's first clients on each."""
+"""Measures how long a client takes with each of several execution plans, by running the first clients of a cohort."""
 
 from __future__ import annotations
 
@@ -20,61 +20,50 @@ from ..state.row_files import StateLayout
 from .kernel_proof import kernel_identity
 
 SECONDS = 6.0
-"""After which no further path is tried."""
+"""The time after which no further plan is tried."""
 REPEATS = 4
 STEPS, CLIENTS = 5, 4
-"""At most so many local steps of each client; at least so many clients, where the cohort has them."""
+"""The largest number of local steps per client, and the smallest number of clients if the cohort has as many."""
 SLOWER_LIMIT = 1.1
-"""Larger blocks are not tried once one takes so many times the best so far."""
+"""Larger blocks are not tried once a block takes this many times as long as the best so far."""
 
 
 def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
-    """Seconds a client of the candidates that ran, in their order. A block for which there is no memory, or that fails
-    otherwise, ends the larger ones of its kernels; what is wrong with a method or a workload shows in the run."""
+    """Seconds per client for each candidate that ran, in their order.
+
+    If a block fails, for example because memory runs out, larger blocks with the same kernels are not tried. Mistakes
+    in a method or a workload are not reported here: they show in the run.
+    """
     threads, began = torch.get_num_threads(), time.perf_counter()
     data = Data.of(split.train, split.test, split.client_index)
     found: dict[ExecutionPlan, float] = {}
-    best: dict[str, float] = {}  # of the blocks so far; one client alone is run otherwise, and says nothing of blocks
+    best: dict[str, float] = {}  # by kernels, over blocks with several clients; one client alone runs without vmap
     done: set[str] = set()
-    for path in candidates:
-        if path.kernels in done or (found and time.perf_counter() - began > SECONDS):
+    for plan in candidates:
+        if plan.kernels in done or (found and time.perf_counter() - began > SECONDS):
             continue
         try:
-            found[path] = seconds = min(time_plan(run_spec, data, path))
+            found[plan] = seconds = min(time_plan(run_spec, data, plan))
         except Exception:
-            done.add(path.kernels)
+            done.add(plan.kernels)
             continue
-        if path.block > 1:
-            if seconds > SLOWER_LIMIT * best.get(path.kernels, seconds):
-                done.add(path.kernels)
-            best[path.kernels] = min(best.get(path.kernels, seconds), seconds)
+        if plan.block > 1:
+            if seconds > SLOWER_LIMIT * best.get(plan.kernels, seconds):
+                done.add(plan.kernels)
+            best[plan.kernels] = min(best.get(plan.kernels, seconds), seconds)
     torch.set_num_threads(threads)
     return found
 
 
-def time_plan(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[float]:
-    """Seconds a client, after a first pass that does not count."""
-    experiment = run_spec.experiment
-    plan = experiment.federation
-    steps = int(steps_of(np.asarray(data.client_index.sizes), plan.local).max())
-    short = plan.local
-    if steps > STEPS:
-        short = Local(steps=STEPS, batch=plan.local.batch)
-    trial = replace(
-        run_spec,
-        experiment=experiment.model_copy(update={"federation": plan.model_copy(update={"local": short})}),
-        directory=None,
-        execution_plan=path,
-        proven_kernels=kernel_identity()
-        if path.kernels != "torch"
-        else None,  # or it will be: what does not agree is not used
-    )
+def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> Iterator[float]:
+    """Seconds per client in each of REPEATS passes, after a first pass that does not count."""
+    trial = short_run(run_spec, data, plan)
     with torch.no_grad():
         method = trial.method()
         public = method.broadcast(method.server_init(trial.initial_model()))
     worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
     shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
-    work = first_clients(trial, data, path.block)
+    work = first_clients(trial, data, plan.block)
     worker.train(work, shared)
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -82,15 +71,33 @@ def time_plan(run_spec: RunSpec, data: Data, path: ExecutionPlan) -> Iterator[fl
         yield (time.perf_counter() - began) / len(work.task.clients)
 
 
+def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
+    """The run with this plan, without a folder, and with at most STEPS local steps per client."""
+    experiment = run_spec.experiment
+    federation = experiment.federation
+    if int(steps_of(np.asarray(data.client_index.sizes), federation.local).max()) > STEPS:
+        local = Local(steps=STEPS, batch=federation.local.batch)
+        federation = federation.model_copy(update={"local": local})
+    # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
+    proven_kernels = kernel_identity() if plan.kernels != "torch" else None
+    return replace(
+        run_spec,
+        experiment=experiment.model_copy(update={"federation": federation}),
+        directory=None,
+        execution_plan=plan,
+        proven_kernels=proven_kernels,
+    )
+
+
 def first_clients(run_spec: RunSpec, data: Data, block: int) -> TrainingTask:
-    """Whole blocks of round 1's cohort, the clients with most steps first, on their first visits."""
-    plan, seed = run_spec.experiment.federation, run_spec.experiment.seed
-    sampled = sampling.sample(seed, 1, plan.clients, plan.cohort)
-    tasks = plan_tasks(sampled, data.client_index.sizes_of(sampled), plan.local, block)
+    """A task of whole blocks from the cohort of round 1: the clients with the most steps, on their first visits."""
+    federation, seed = run_spec.experiment.federation, run_spec.experiment.seed
+    sampled = sampling.sample(seed, 1, federation.clients, federation.cohort)
+    tasks = plan_tasks(sampled, data.client_index.sizes_of(sampled), federation.local, block)
     ordered = np.concatenate([task.clients for task in tasks])
     size = tasks[0].cuts[0]
     clients = ordered[: min(size * -(-CLIENTS // size), len(ordered))]
     cuts = [min(end, len(clients)) for end in range(size, len(clients) + size, size)]
-    count, nobody = len(clients), np.full(len(clients), -1)
+    count, no_rows = len(clients), np.full(len(clients), -1)
     task = ClientTask(0, clients, tuple(cuts))
-    return TrainingTask(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), nobody, nobody)
+    return TrainingTask(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), no_rows, no_rows)

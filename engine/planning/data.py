@@ -1,4 +1,4 @@
-"""The data of a run, once all checks that need it have passed."""
+"""The data of a run, after all checks that need it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .trial_step import try_step
 
 
 def checked_split(run_spec: RunSpec) -> Split:
-    """The data and the rows of every client; ConfigError where the workload or the method cannot be trained on it.
+    """The data and the rows of every client. Raises ConfigError if workload or method break a rule on this data.
 
-    The partition is written to the run's folder, if the run has one and is not resumed.
+    The partition is written to the folder of the run, if it has one and is not resumed.
     """
     split = run_spec.split()
     if run_spec.directory is not None and not run_spec.resume:

@@ -1,14 +1,14 @@
-"""How clients are run, blocks of how many by which kernels: as given, as recorded, by a rule, or as measured before.
+"""How clients are run: the number of clients in a block, and the kernels.
 
-Bits follow from it within rounding, so it is decided once: checkpoints keep it, under their digest, and resuming reads
-it there; plan.json in the run's folder tells it to the user. What was measured is kept in the cache folder by model,
-method, batch, processor and versions, never by workers, and later runs take it from there. Runs too short to be worth
-measuring go by a rule.
+The plan is given by the configuration, recorded by an earlier part of the run, set by a rule, or measured. The bits of
+the result depend on it within rounding errors, so it is decided once. Checkpoints store it, covered by their digest,
+and a resumed run reads it from there; plan.json in the folder of the run shows it to the user. Measurements are stored
+in the cache folder by model, method, batch, processor and versions, never by workers, and later runs use them. A run
+that is too short for a measurement follows a rule.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -29,12 +29,14 @@ from ..kernels.library import SOURCES, NoKernels, cache_folder, library, process
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
+from ..storage.sha256 import sha256, sha256_of_json
 from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
 
 WORTH = 20_000
-"""Local steps of a run from which on it is measured: half a minute of a small network, some seconds of measuring."""
+"""The number of local steps from which a run is long enough for a measurement. They take half a minute with a small
+network; the measurement takes some seconds."""
 BLOCKS = (48, 24, 12, 8, 4)
-"""Numbers of blocks a round that are tried: such that two, four or eight workers end together."""
+"""The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
 MEASURED_SOURCES = (
     *SOURCES,
     *(
@@ -50,45 +52,48 @@ MEASURED_SOURCES = (
 """The files that compute a client's result. When one of them changes, earlier measurements no longer hold."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
-"""(run specification, data, candidates) -> seconds a client of those that ran."""
+"""(run specification, data, candidates) -> seconds per client for each candidate that ran."""
 
 
 def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[RunSpec, str]:
-    """The run specification with its execution plan, and a sentence for the log.
+    """The run specification with its execution plan, and a line for the log.
 
-    `measure` is asked where nothing else says what to do."""
+    `measure`: called if the plan is neither given, nor recorded, nor in the cache, and the run is long enough.
+    """
     engine = run_spec.experiment.engine
-    kept = Path(run_spec.directory) / "plan.json" if run_spec.directory is not None else None
+    file = Path(run_spec.directory) / "plan.json" if run_spec.directory is not None else None
     if run_spec.resume:
-        path, how = recorded_plan(run_spec, kept)
-        if path is None:  # there is no sound checkpoint, as the driver will say: nothing is touched
+        plan, how = recorded_plan(run_spec, file)
+        if plan is None:  # no checkpoint can be used, which the driver reports: nothing is written here
             return run_spec.with_plan(plan_by_rule(run_spec)), how
     elif "auto" not in (engine.block, engine.kernels):
-        path, how = plan_by_rule(run_spec), "as given"
+        plan, how = plan_by_rule(run_spec), "as given"
     elif not worth_measuring(run_spec, split):
-        path, how = plan_by_rule(run_spec), "too short a run to measure"
+        plan, how = plan_by_rule(run_spec), "too short a run to measure"
     else:
-        path, how = measured_plan(run_spec, split, measure)
-    path, how = prove_or_fall_back(run_spec, split, path, how)
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        plan, how = measured_plan(run_spec, split, measure)
+    plan, how = prove_or_fall_back(run_spec, split, plan, how)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write(kept, json.dumps({**path._asdict(), "how": how}) + "\n")
+            write(file, json.dumps({**plan._asdict(), "how": how}) + "\n")
         except OSError as error:
-            raise ConfigError(f"{kept} cannot be written ({error.strerror or error}); make room for it") from error
-    if run_spec.missing_kernels and path.kernels == "torch":
-        how += f"; no kernels of our own, which not every machine can have: {run_spec.missing_kernels[0]}"
-    proved = kernel_identity() if path.kernels != "torch" else None
-    return run_spec.with_plan(path, proved), f"plan: blocks of {path.block} clients, {path.kernels} kernels ({how})"
+            raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
+    if run_spec.missing_kernels and plan.kernels == "torch":
+        how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
+    proven_kernels = kernel_identity() if plan.kernels != "torch" else None
+    text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
+    return run_spec.with_plan(plan, proven_kernels), text
 
 
-def prove_or_fall_back(run_spec: RunSpec, split: Split, path: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
-    """The path with torch's kernels where those chosen are not proven, and how it came about with what was refused.
+def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
+    """The plan, with torch's kernels if its own are not proven. `how` is extended by the kernels that were refused.
 
-    Raises ConfigError where the user, or the run as it began, has it that they must be used; but where torch's kernels
-    fail on the same data the run takes them, and fails as it does by them."""
+    Raises ConfigError if the configuration, or the run before it was resumed, requires the unproven kernels. If torch's
+    kernels fail on the same data, the run takes them in any case, so that it fails as it would with torch alone.
+    """
     engine = run_spec.experiment.engine
-    error = disproof(run_spec, split, path.kernels) if path.kernels != "torch" else None
+    error = disproof(run_spec, split, plan.kernels) if plan.kernels != "torch" else None
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
@@ -96,16 +101,16 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, path: ExecutionPlan, how
             )
         if not error.torch_fails and run_spec.resume:
             raise ConfigError(
-                f"{run_spec.directory}: the run began with {path.kernels} kernels, which do not do here what "
-                f"torch's do: {error}; resume it on a machine like the one where it began"
+                f"{run_spec.directory}: the run began with {plan.kernels} kernels, which do not compute here what "
+                f"torch's compute: {error}; resume it on a machine like the one where it began"
             )
-        path = path._replace(kernels="torch")
+        plan = plan._replace(kernels="torch")
     reasons = [f"{name} kernels refused: {error}" for name, error in run_spec.proofs.items() if error is not None]
-    return path, "; ".join([how, *reasons])
+    return plan, "; ".join([how, *reasons])
 
 
 def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | None:
-    """Why kernels of our own are not to be used on this run's data; None where they are proven."""
+    """Why compiled kernels must not be used on this run's data, None if they are proven. Each kind is tried once."""
     if kernels not in run_spec.proofs:
         run_spec.proofs[kernels] = None
         try:
@@ -115,26 +120,28 @@ def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | No
     return run_spec.proofs[kernels]
 
 
-def recorded_plan(run_spec: RunSpec, kept: Path | None) -> tuple[ExecutionPlan | None, str]:
-    """What the run's checkpoints say, which their digests cover; plan.json is written again where it says otherwise."""
+def recorded_plan(run_spec: RunSpec, file: Path | None) -> tuple[ExecutionPlan | None, str]:
+    """The plan in the checkpoints of the run, whose digests cover it, and a clause for the log.
+
+    `file`: plan.json, which the clause mentions if it does not agree with the checkpoints.
+    """
     sealed = sealed_plan(run_spec.directory) if run_spec.directory is not None else None
     if sealed is None and (folder := run_spec.experiment.checkpoint.folder):
         sealed = copied_plan(folder, run_spec.run_id)
     if sealed is None:
         return None, "plan: no checkpoint says how the run began"
-    path = parse_plan(sealed)
-    if kept is None:
-        return path, "as the run began"
+    plan = parse_plan(sealed)
+    if file is None:
+        return plan, "as the run began"
     try:
-        wrong = "" if read_plan(kept) == path else "said otherwise"
+        wrong = "" if read_plan(file) == plan else "said otherwise"
     except ConfigError:
-        wrong = "was damaged" if kept.exists() else "was missing"
-    return path, f"as the run began{f'; plan.json {wrong} and is restored from the checkpoint' if wrong else ''}"
+        wrong = "was damaged" if file.exists() else "was missing"
+    return plan, f"as the run began{f'; plan.json {wrong} and is restored from the checkpoint' if wrong else ''}"
 
 
 def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
-    """Whether the plan may become one with kernels of our own that nobody asked for: then all machines of the run must
-    be able to have them."""
+    """Whether a measurement may choose compiled kernels. Then all machines of the run must be able to have them."""
     return (
         run_spec.experiment.engine.kernels == "auto"
         and not run_spec.resume
@@ -144,36 +151,40 @@ def asks_for_kernels(run_spec: RunSpec, split: Split) -> bool:
 
 
 def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
-    """What is given, and what a rule says where nothing is."""
+    """The plan in the configuration; a rule sets what the configuration leaves open."""
     return ExecutionPlan(run_spec.block(run_spec.initial_model().flat.numel()), run_spec.kernels)
 
 
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
-    plan = run_spec.experiment.federation
-    steps = float(steps_of(np.asarray(split.client_index.sizes), plan.local).mean()) * plan.cohort * plan.rounds
+    """Whether a run on a CPU has at least WORTH local steps."""
+    federation = run_spec.experiment.federation
+    steps_per_client = float(steps_of(np.asarray(split.client_index.sizes), federation.local).mean())
+    steps = steps_per_client * federation.cohort * federation.rounds
     return run_spec.device.type == "cpu" and steps >= WORTH
 
 
 def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionPlan, str]:
-    """What the cache folder says, else what is measured now, which it then says."""
-    known = measurement_key(run_spec, split)
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
-    file = cache_folder() / "paths" / f"{digest}.json"
+    """The plan from the cache folder, else from a measurement that is then stored there, and a clause for the log."""
+    key = measurement_key(run_spec, split)
+    file = cache_folder() / "paths" / f"{sha256_of_json(key)[:32]}.json"
     if file.is_file():
         return read_plan(file), "measured before"
     seconds = measure(run_spec, split, candidates(run_spec, split))
-    path = quickest(seconds) or plan_by_rule(run_spec)
-    told = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
+    plan = quickest(seconds) or plan_by_rule(run_spec)
+    measured = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
-        publish_once(file, {**path._asdict(), "measured": told, "of": known})
-        path = read_plan(file)  # another process may have been first
+        publish_once(file, {**plan._asdict(), "measured": measured, "of": key})
+        plan = read_plan(file)  # another process may have been first
     except OSError as error:
-        return path, f"measured, and not kept: {error}"
-    return path, f"measured, ms a client: {told}"
+        return plan, f"measured, but not stored: {error}"
+    return plan, f"measured, ms per client: {measured}"
 
 
 def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
-    """Small blocks first, of each torch's kernels first; with a split, of ours only those that are proven on it."""
+    """The plans to measure: small blocks first, and for each block torch's kernels first.
+
+    With a split, compiled kernels are candidates only if they are proven on it.
+    """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
@@ -183,8 +194,10 @@ def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionP
 
 
 def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
-    """Kernels beside torch's: where a chain is had, it leaves nothing to the others. With a split, only those that are
-    proven on it."""
+    """The compiled kernels that may be used: chain if it can compute the workload's loss, else native.
+
+    With a split, only kernels that are proven on it.
+    """
     names = []
     if has_native(run_spec):
         reason = why_no_chain(run_spec)
@@ -195,7 +208,7 @@ def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
 
 
 def why_no_chain(run_spec: RunSpec) -> str:
-    """Empty where the workload's loss is one that the chain computes, before anything is proven."""
+    """Why the chain cannot compute the workload's loss, "" if it can; nothing is proven here."""
     if run_spec.precision is not None:
         return f"engine.precision={run_spec.experiment.engine.precision}"
     try:
@@ -206,6 +219,7 @@ def why_no_chain(run_spec: RunSpec) -> str:
 
 
 def has_native(run_spec: RunSpec) -> bool:
+    """Whether all machines of the run can have compiled kernels, and device and dtype fit them."""
     try:
         fits = run_spec.device.type == "cpu" and run_spec.dtype == torch.float32 and not run_spec.missing_kernels
         return fits and library() is not None
@@ -214,31 +228,34 @@ def has_native(run_spec: RunSpec) -> bool:
 
 
 def quickest(seconds: dict[ExecutionPlan, float]) -> ExecutionPlan | None:
-    """The quickest; one that came before it, smaller or torch's, where that is within 3 %, which is noise."""
+    """The first plan that is at most 3 % slower than the quickest one: smaller differences are noise.
+
+    Plans with smaller blocks and torch's kernels come first. None if there are no plans.
+    """
     best = min(seconds.values(), default=0.0)
-    return next((path for path, value in seconds.items() if value <= 1.03 * best), None)
+    return next((plan for plan, value in seconds.items() if value <= 1.03 * best), None)
 
 
 def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
-    """What a measurement depends on. Numbers among a method's arguments (step sizes, say) are not in it."""
+    """What a measurement depends on. Numbers among the arguments of a method, such as step sizes, are left out."""
     experiment = run_spec.experiment
-    engine, plan = experiment.engine, experiment.federation
+    engine, federation = experiment.engine, experiment.federation
     layout = run_spec.layout
     return {
         "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
         "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
         "workload": type(run_spec.workload).__name__,
         "method": without_numbers(experiment.method),
-        "local": plan.local.model_dump(),
-        "cohort": plan.cohort,
+        "local": federation.local.model_dump(),
+        "cohort": federation.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
         "device": [run_spec.device.type, processor(), torch.__version__, own_kernels(run_spec, split)],
-        "source": hashlib.sha256(b"".join(source.read_bytes() for source in MEASURED_SOURCES)).hexdigest(),
+        "source": sha256(source.read_bytes() for source in MEASURED_SOURCES),
     }
 
 
 def without_numbers(value: Any) -> Any:
-    """Without numbers."""
+    """A specification without its numbers; other values than text become the name of their type."""
     if isinstance(value, dict):
         return {key: without_numbers(inner) for key, inner in value.items() if not isinstance(inner, int | float)}
     if isinstance(value, list | tuple):
@@ -247,7 +264,7 @@ def without_numbers(value: Any) -> Any:
 
 
 def read_plan(file: Path) -> ExecutionPlan:
-    """What a file that was written here says; ConfigError where it is damaged."""
+    """The plan in a file of the cache, or in plan.json. Raises ConfigError if the file is damaged."""
     try:
         return parse_plan(json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -255,21 +272,21 @@ def read_plan(file: Path) -> ExecutionPlan:
 
 
 def parse_plan(found: dict[str, Any]) -> ExecutionPlan:
-    """ValueError, KeyError or TypeError for what is no path."""
-    path = ExecutionPlan(found["block"], found["kernels"])
-    if type(path.block) is not int or path.block < 1 or path.kernels not in ("torch", "native", "chain"):
-        raise ValueError(f"it says {path.block!r} clients and {path.kernels!r} kernels")
-    return path
+    """The plan in parsed JSON. Raises ValueError, KeyError or TypeError if it is not a plan."""
+    plan = ExecutionPlan(found["block"], found["kernels"])
+    if type(plan.block) is not int or plan.block < 1 or plan.kernels not in ("torch", "native", "chain"):
+        raise ValueError(f"it says {plan.block!r} clients and {plan.kernels!r} kernels")
+    return plan
 
 
 def publish_once(file: Path, content: dict[str, Any]) -> None:
-    """Whole, and only if no other process was first."""
+    """Write a JSON file in one step, unless another process has written it first."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=".", dir=file.parent)
+    handle, temporary = tempfile.mkstemp(prefix=".", dir=file.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             json.dump(content, out, indent=1)
         with suppress(FileExistsError):
-            os.link(beside, file)
+            os.link(temporary, file)
     finally:
-        os.unlink(beside)
+        os.unlink(temporary)

@@ -80,7 +80,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
         try:
             prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
-            raise NoKernels(f"{run_spec.kernels} kernels do not do here what torch's do: {error}") from error
+            raise NoKernels(f"{run_spec.kernels} kernels do not compute here what torch's compute: {error}") from error
 
 
 def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:

@@ -112,7 +112,7 @@ def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, s
     log = logged(tmp_path / "out")
     (line,) = [line for line in log.splitlines() if "plan: blocks of" in line]
     assert "torch kernels (measured" in line
-    assert "no kernels of our own, which not every machine can have: node " in line
+    assert "no compiled kernels, which not every machine can have: node " in line
     assert "no C++ compiler: none of /no/such/compiler is here" in line
     assert "is given up" not in log
     assert result["rounds"] == 10

@@ -63,7 +63,7 @@ def plan_execution(
 
 def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: Path, monkeypatch):
     first, told = played(auto(), tmp_path / "run")
-    assert "measured, ms a client: 1 torch " in told
+    assert "measured, ms per client: 1 torch " in told
     (kept,) = (cache / "paths").iterdir()
     monkeypatch.setattr(autotune, "time_plan", never)
     again, told = played(auto())
@@ -216,7 +216,7 @@ def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
     cache.write_text("a file, not a folder")
     chosen, told = plan_execution(auto(), lambda *_: {ExecutionPlan(2, "torch"): 1.0})
     assert chosen == (2, "torch")
-    assert "measured, and not kept" in told
+    assert "measured, but not stored" in told
 
 
 def test_measuring_leaves_the_callers_threads_alone():

@@ -269,7 +269,7 @@ def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     wrong = RunSpec.of("run", experiment(made(inputs=noisy), kernels="chain")).with_plan(
         ExecutionPlan(4, "chain"), "another machine"
     )
-    with pytest.raises(library.NoKernels, match="chain kernels do not do here what torch's do"):
+    with pytest.raises(library.NoKernels, match="chain kernels do not compute here what torch's compute"):
         LocalPool(wrong, data, rows, lambda: None)
 
 
