@@ -15,7 +15,8 @@ from fedfleet.engine.kernels import library
 ROOT = Path(__file__).parents[2]
 QUICK = ("-O0", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 LOAD = (
-    "import sys; from fedfleet.engine import native; native.FLAGS = tuple(sys.argv[1:]); native.library().conv_forward"
+    "import sys; from fedfleet.engine.kernels import library; "
+    "library.FLAGS = tuple(sys.argv[1:]); library.library().conv_forward"
 )
 KNOWN = [f"g++-{number}" for number in range(9, 17)] + [f"clang++-{number}" for number in range(14, 24)]
 HERE = {os.path.realpath(found): name for name in ("g++", "clang++", *KNOWN) if (found := shutil.which(name))}
