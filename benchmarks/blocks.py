@@ -1,8 +1,9 @@
-"""Which block size is quickest on a processor? The rule `block: auto` follows what this prints.
+"""Measures which block size is fastest on a processor. The rule for `engine.block=auto` follows these results.
 
     python benchmarks/blocks.py
 
-One worker in this process, one thread, FedAvg; clients per second by block size, medians over rounds, sizes in turn.
+FedAvg runs in this process on one thread. The script prints clients per second for each block size, medians over
+rounds; the sizes are measured in turn.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WORKS: dict[str, dict[str, Any]] = {
 
 
 def speed(work: dict[str, Any], block: int) -> tuple[float, int]:
-    """(median clients per second after the first round, parameters of the model)."""
+    """(clients per second, median over the rounds after the first one; number of parameters of the model)."""
     experiment = Experiment.model_validate(
         {
             "plugins": ["fedfleet.tune.bench.works"],
@@ -55,8 +56,8 @@ def main() -> None:
             for size in SIZES:
                 rate, parameters = speed(work, size)
                 found[size].append(rate)
-        told = "  ".join(f"{size}: {median(rates):.0f}" for size, rates in found.items())
-        print(f"{name}, {parameters:,} parameters, clients/s by block size  {told}", flush=True)
+        line = "  ".join(f"{size}: {median(rates):.0f}" for size, rates in found.items())
+        print(f"{name}, {parameters:,} parameters, clients/s by block size  {line}", flush=True)
 
 
 if __name__ == "__main__":

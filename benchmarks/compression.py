@@ -1,9 +1,10 @@
-"""What a round of a compressed method costs beside FedAvg's: CNN4 of FedMUD on FashionMNIST's shapes, in this process.
+"""Measures the processor time of a round of compressed methods relative to FedAvg.
 
     python benchmarks/compression.py --repeats 3
 
-Ten clients a round, 5 steps of 64, one thread; processor time of a round's work but for evaluation, medians of rounds
-after a warm-up. Methods alternate; each ratio is to the FedAvg run of the same repeat. Data are synthetic.
+The model is the CNN4 of FedMUD, the data are synthetic images in the shapes of FashionMNIST, and the runs are in this
+process on one thread, with ten clients per round and 5 steps of 64. A round's time is without evaluation, the median
+over rounds after a warm-up. The methods run in turn, and each ratio is to the FedAvg run of the same repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WARMUP = 2
 
 
 class Clock(Observer):
-    """An observer: processor seconds of each round, workers' included, for they are this process."""
+    """Records the processor seconds of each round; workers run in this process, so they are included."""
 
     def __init__(self) -> None:
         self.at, self.rounds = time.process_time(), list[float]()
@@ -39,7 +40,7 @@ class Clock(Observer):
 
 
 def seconds(method: str, rounds: int) -> float:
-    """Of a round, the median."""
+    """Processor seconds per round, the median over `rounds` rounds."""
     clock = Clock()
     chosen = {
         "plugins": ["fedfleet.tune.bench.works"],
@@ -58,13 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("methods", nargs="*", default=METHODS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4, help="that are counted")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds that are measured")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     ratios: dict[str, list[float]] = {method: [] for method in asked.methods}
     for _ in range(asked.repeats):
         plain = seconds("fedavg", asked.rounds)
-        print(f"fedavg {plain:.2f} s a round", flush=True)
+        print(f"fedavg {plain:.2f} s per round", flush=True)
         for method, found in ratios.items():
             found.append(seconds(method, asked.rounds) / plain)
     for method, found in ratios.items():

@@ -1,4 +1,5 @@
-"""Step sizes for the demo: every method on digits over a small grid, in-process; the demo takes the best of each.
+"""Finds the step sizes of the demo: runs each of its methods on digits over a small grid, in this process. The demo
+uses the best ones.
 
 python benchmarks/digits_steps.py
 """

@@ -1,15 +1,15 @@
-"""Every method of the table on FashionMNIST: what it reaches, in which time, with how many bytes.
+"""Measures the accuracy, time and bytes of every method on FashionMNIST. docs/methods.md shows the table.
 
-    python benchmarks/fashion_table.py              what is missing in fashion_table.json; stopped, it goes on there
-    python benchmarks/fashion_table.py fedavg stem  these methods
-    python benchmarks/fashion_table.py --short      the short runs only, which step sizes are chosen by
+    python benchmarks/fashion_table.py              all runs that are missing in fashion_table.json
+    python benchmarks/fashion_table.py fedavg stem  only these methods
+    python benchmarks/fashion_table.py --short      only the short runs, which choose the step sizes
 
-LeNet, 16 clients of which 8 a round, 5 steps of 64, Dirichlet 10 and 0.1, seed 0, in this process on one thread. 25
-rounds at Dirichlet 10 of every point of a method's grid in fashion_table.yaml rank them by accuracy, the mean of rounds
-15, 20 and 25. Then 300 rounds of the first, at both levels; where these diverge, or end (the last evaluation, or the
-mean of the last five) below 0.7, at Dirichlet 0.1 below 0.5, of the next one too. Accuracy is the test set's, as in the
-papers' tuning, which flatters all methods alike. The data set is found by FEDFLEET_DATA. docs/methods.md shows the
-table.
+LeNet, 16 clients of which 8 take part in a round, 5 steps of 64, Dirichlet 10 and 0.1, seed 0, in this process on one
+thread. Short runs of 25 rounds at Dirichlet 10, for every point of a method's grid in fashion_table.yaml, rank the
+points by accuracy, the mean of rounds 15, 20 and 25. Then the best point runs for 300 rounds at both levels. If such a
+run diverges, or ends (at the last evaluation, or in the mean of the last five) below 0.7 at Dirichlet 10 or below 0.5
+at Dirichlet 0.1, the next point runs as well. The accuracy is that of the test set, as when the papers tune, which
+favours all methods alike. FEDFLEET_DATA must be the folder of the data set.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fedfleet.tune.measured import LONG, RESULTS, SHORT, reached, score
 
 GRIDS = Path(__file__).parent / "fashion_table.yaml"
 TRAINS = {10.0: 0.7, 0.1: 0.5}
-"""By Dirichlet level: what a method must reach before its other step sizes are left alone."""
+"""Dirichlet level -> the accuracy from which no further step sizes of a method are tried."""
 EVERY = {SHORT: 5, LONG: 20}
-"""Rounds between evaluations."""
+"""Rounds of a run -> rounds between its evaluations."""
 
 
 def points(name: str, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The method with every combination of its grid, {name: …, arguments}."""
+    """The configurations {name: …, arguments} of a method for all combinations of its grid."""
     fixed = {key: value for key, value in entry.items() if key != "grid"}
     for values in itertools.product(*entry["grid"].values()):
         method: dict[str, Any] = own({"name": name, **fixed})
@@ -53,14 +53,14 @@ def points(name: str, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Results:
-    """fashion_table.json: one line a run, found again by method, level and rounds."""
+    """The file fashion_table.json: one line per run, identified by method, level and rounds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["runs"] if path.is_file() else []
 
     def of(self, method: dict[str, Any], beta: float, rounds: int) -> dict[str, Any]:
-        """The stored run, else a new one, stored."""
+        """The stored run, or else a new run, which is stored."""
         wanted = {"method": method, "beta": beta, "rounds": rounds}
         for made in self.runs:
             if wanted.items() <= made.items():
@@ -78,7 +78,8 @@ class Results:
 
 
 def measured(method: dict[str, Any], beta: float, rounds: int) -> dict[str, Any]:
-    """Run it. accuracy: at every evaluation; cpu_seconds: of this process, evaluations too; bytes: of all rounds."""
+    """The results of a run: `accuracy` at every evaluation; `cpu_seconds` of this process, with evaluations;
+    `bytes_down` and `bytes_up` of all rounds. If the run diverged only `diverged`, the round."""
     overrides = (
         *(
             "engine.backend=local",
@@ -101,23 +102,24 @@ def measured(method: dict[str, Any], beta: float, rounds: int) -> dict[str, Any]
 
 
 def ranked(results: Results, name: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """The method with every combination of its grid, the best after a short run first."""
+    """The configurations of a method for all combinations of its grid, in the order of their short runs."""
     tried = [results.of(method, max(TRAINS), SHORT) for method in points(name, entry)]
     for made in tried:
-        told(made)
+        show(made)
     return [made["method"] for made in sorted(tried, key=score, reverse=True)]
 
 
 def trained(results: Results, methods: list[dict[str, Any]], beta: float) -> None:
-    """300 rounds of one after the other, until one trains."""
+    """Long runs of the methods, one after the other, until one reaches the accuracy in TRAINS."""
     for method in methods:
         made = results.of(method, beta, LONG)
-        told(made)
+        show(made)
         if reached(made) >= TRAINS[beta]:
             break
 
 
-def told(made: dict[str, Any]) -> None:
+def show(made: dict[str, Any]) -> None:
+    """Print one line on a run."""
     arguments = {key: value for key, value in made["method"].items() if key != "name"}
     outcome = f"diverged in round {made['diverged']}" if "diverged" in made else f"{score(made):.4f}"
     print(f"{made['method']['name']:15} {made['beta']:<5} {made['rounds']:<4} {outcome}  {arguments}", flush=True)
@@ -125,13 +127,13 @@ def told(made: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("methods", nargs="*", help="by name; all unless given")
-    parser.add_argument("--short", action="store_true", help="the short runs only")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="another file than fashion_table.json")
+    parser.add_argument("methods", nargs="*", help="names of methods; by default all")
+    parser.add_argument("--short", action="store_true", help="only the short runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results; default fashion_table.json")
     asked = parser.parse_args()
     grids = yaml.safe_load(GRIDS.read_text("utf-8"))
     if unknown := set(asked.methods) - set(grids):
-        parser.error(f"{', '.join(sorted(unknown))}: not in {GRIDS.name}, which has {', '.join(grids)}")
+        parser.error(f"methods must be in {GRIDS.name}, got {', '.join(sorted(unknown))}; choose of {', '.join(grids)}")
     torch.set_num_threads(1)
     results = Results(asked.results)
     for beta in TRAINS:

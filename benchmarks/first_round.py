@@ -1,6 +1,8 @@
-"""Seconds from a command to the end of its first round, as a terminal shows it.
+"""Measures the seconds from a command to the end of its first round, as a terminal shows it.
 
-python benchmarks/first_round.py            w1 on Ray with two workers, three times, then in process
+    python benchmarks/first_round.py
+
+It runs w1 on Ray with two workers three times, then once on the local backend.
 """
 
 from __future__ import annotations
@@ -27,22 +29,23 @@ tracking: {uri: none}
 
 
 def first_round(backend: str, folder: Path) -> float:
+    """Seconds until the terminal of a run shows its first round; the run goes on to its end."""
     file = folder / "w1.yaml"
     file.write_text(FILE)
     command = [str(Path(sys.executable).with_name("fedfleet")), "run", str(file), f"engine.backend={backend}"]
     began, (ours, theirs) = time.perf_counter(), pty.openpty()
     run = subprocess.Popen([*command, "--out", str(folder / backend)], stdout=theirs, stderr=theirs)
     os.close(theirs)
-    found, told = 0.0, b""
+    found, shown = 0.0, b""
     try:
         while True:
-            told = told[-200:] + os.read(ours, 65536)
-            if not found and b"round 1/" in COLOURS.sub(b"", told):
+            shown = shown[-200:] + os.read(ours, 65536)
+            if not found and b"round 1/" in COLOURS.sub(b"", shown):
                 found = time.perf_counter() - began
-    except OSError:  # the terminal has gone with the command
+    except OSError:  # the command has ended, and the terminal with it
         os.close(ours)
     if run.wait() or not found:
-        sys.exit(f"{' '.join(command)} failed, or told of no round: {told.decode(errors='replace')}")
+        sys.exit(f"{' '.join(command)} failed or showed no round: {shown.decode(errors='replace')}")
     return found
 
 

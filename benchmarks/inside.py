@@ -1,7 +1,6 @@
-"""What a worker does in a round: a plug-in of timeline.py that times the engine's functions in the worker's own
-process.
+"""A plug-in of timeline.py that times functions of the engine inside the process of a worker.
 
-After every round the worker writes its times to a file of the folder $FEDFLEET_INSIDE.
+After every round the worker writes its times to a file in the folder $FEDFLEET_INSIDE.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ WATCHED = (
     *((accumulator.Accumulator, name) for name in ("__init__", "add_one", "end_block", "_four", "whole")),
     *((worker, "stream"), (local_training.LocalTrainer, "alone"), (fused_chain.Chain, "_call")),
 )
-spent: dict[str, list[float]] = {}  # seconds, calls
+spent: dict[str, list[float]] = {}  # function -> seconds, calls
 rounds = 0
 
 
 def timed(where: Any, name: str) -> None:
+    """Replace a function by one that adds its time and its calls to `spent`."""
     function: Callable[..., Any] = getattr(where, name)
     seen = spent.setdefault(f"{where.__name__.rpartition('.')[2]}.{name}", [0.0, 0])
 
@@ -48,8 +48,8 @@ def timed(where: Any, name: str) -> None:
     setattr(where, name, noted)
 
 
-def told(done: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`Listener.done`, which ends a round."""
+def counted(done: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The function that ends a round of a worker; afterwards it writes the times to the file."""
 
     def noted(self: Any) -> None:
         global rounds
@@ -66,7 +66,7 @@ def told(done: Callable[[Any], None]) -> Callable[[Any], None]:
 
 folder = os.environ.get("FEDFLEET_INSIDE")
 if folder and not hasattr(Chain, "watched"):
-    Chain.watched = True  # pyright: ignore[reportAttributeAccessIssue]  once a process, however often this is loaded
+    Chain.watched = True  # pyright: ignore[reportAttributeAccessIssue]  once per process, even if this is loaded again
     for each in WATCHED:
         timed(*each)
-    wakeup.Listener.done = told(wakeup.Listener.done)
+    wakeup.Listener.done = counted(wakeup.Listener.done)

@@ -1,8 +1,9 @@
-"""Own kernels against torch's, layer by layer: microseconds a client, forward and backward together, one thread.
+"""Measures the compiled kernels and those of torch, layer by layer, on one thread.
 
     python benchmarks/kernels.py
 
-The least of many passes, in turn, which other work on the machine disturbs least.
+The figures are microseconds per client for forward and backward pass together. They are the least of many passes in
+turn, because other work on the machine affects the least time least.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from fedfleet.engine.clients.worker import keep_freed_memory
 from fedfleet.engine.kernels.operators import kernels
 
-LAYERS = {  # of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
+LAYERS = {  # layers of w1 and w3 in `fedfleet bench`: inputs, outputs, side, padding, height and width, examples
     "w1 conv1": (1, 6, 5, 2, 28, 10),
     "w1 conv2": (6, 16, 5, 0, 14, 10),
     "w3 conv1": (1, 32, 3, 0, 28, 20),
@@ -28,7 +29,8 @@ POOLS = {"w1 pool1": (6, 28, 10), "w1 pool2": (16, 10, 10), "w3 pool": (64, 24, 
 
 
 def passes(clients: int) -> dict[str, tuple]:
-    """name -> (function of one client, its tensors with a clients' axis first)."""
+    """name -> (function of one client, its tensors with the axis of clients first, whether the gradient with respect to
+    the first tensor is needed)."""
     made = {}
     for name, (inputs, outputs, side, padding, size, examples) in LAYERS.items():
         x, weight, bias = (
@@ -42,7 +44,8 @@ def passes(clients: int) -> dict[str, tuple]:
 
 
 def once(f, tensors: tuple[Tensor, ...], first: bool, which: str) -> float:
-    """Seconds. first: whether the first tensor's gradient is wanted."""
+    """Seconds of one forward and backward pass. first: whether the gradient of the first tensor is needed. which: the
+    kernels."""
     leaves = [t.detach().requires_grad_(first or i > 0) for i, t in enumerate(tensors)]
     began = time.perf_counter()
     with kernels(which):
@@ -65,8 +68,8 @@ def main() -> None:
                 for which in least:
                     took = once(f, tensors, first, which)
                     least[which] = min(least[which], took) if number else float("inf")
-            told = "  ".join(f"{which} {1e6 * seconds / clients:8.1f}" for which, seconds in least.items())
-            print(f"block {clients}  {name:9} us a client  {told}", flush=True)
+            line = "  ".join(f"{which} {1e6 * seconds / clients:8.1f}" for which, seconds in least.items())
+            print(f"block {clients}  {name:9} us per client  {line}", flush=True)
 
 
 if __name__ == "__main__":

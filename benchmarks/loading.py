@@ -1,9 +1,11 @@
-"""What a set costs to load and to deal: from the files, with an empty cache, and again; each in a process of its own.
+"""Measures the time and memory to load a data set and to divide it among clients: from its files with an empty cache,
+and again from the cache, each in a new process.
 
-FEDFLEET_DATA=… python benchmarks/loading.py [--set cifar10] [--clients 10000]
+    FEDFLEET_DATA=… python benchmarks/loading.py [--set cifar10] [--clients 10000]
 
-Seconds begin when everything is imported, and are the clock's and the processor's: the latter are disturbed less by
-other work on the machine. Memory is the most that the process had resident, and that before it began.
+The time begins when everything is imported. It is given in seconds of the clock and of the processor; the latter depend
+less on other work on the machine. Memory is the peak resident memory of the process, and its value before loading
+began.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ PARTITIONS = ("iid", "dirichlet", "dirichlet_prior", "shards")
 
 
 def peak() -> float:
-    """MiB"""
+    """The peak resident memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(name: str, partition: str, clients: int) -> dict[str, Any]:
-    """Of `split`: load and partition, as a run does before its first round."""
+    """Load and partition a data set, as a run does before its first round."""
     from fedfleet.engine.config.run_spec import RunSpec
     from fedfleet.engine.config.schema import experiment
 

@@ -1,10 +1,10 @@
-"""pfl-research on a work of the benchmarks, two processes under torchrun, its own way to use two cores.
+"""Runs pfl-research on a work of the benchmarks, with two processes under torchrun, which is its way to use two cores.
 
     pip install "pfl[pytorch]==0.6.0"
     fedfleet bench w1 --peer "pfl=python benchmarks/peer_pfl.py --work {work} --rounds {rounds}"
 
-Prints one JSON line: clients per second of every timed round. Its rounds have the same clients, batches and steps as
-those of `fedfleet bench`, a plain average, no evaluation.
+It prints one JSON line, the clients per second of every timed round. Its rounds have the same clients, batches and
+steps as those of `fedfleet bench`, a plain average, and no evaluation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LR, WARMUP = 0.05, 2
 
 
 class Net(torch.nn.Module):
-    """What pfl asks of a model."""
+    """A model in the form that pfl needs."""
 
     def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()

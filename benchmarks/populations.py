@@ -1,14 +1,15 @@
-"""A round's time among 100,000 clients to that among 1,000, the cohort alike: two runs in turn, a round each.
+"""Measures the time per round with 100,000 clients relative to that with 1,000 clients, with cohorts of equal size.
 
     python benchmarks/populations.py                    states on the disk
-    python benchmarks/populations.py --store /dev/shm   in memory
-    python benchmarks/populations.py --held             their files are there before, and locked in memory
+    python benchmarks/populations.py --store /dev/shm   states in memory
+    python benchmarks/populations.py --held             files of states written before the runs and locked in memory
 
-The last is for virtual machines whose memory is taken back while it is not in use: there a state's first writing, and
-any use of it after a while, waits for the host of the machine.
+The last form is for virtual machines whose memory the hypervisor takes back while it is not in use: there the first
+write to a state, and any use of it after a while, waits for the hypervisor.
 
-SCAFFOLD, 9,985 parameters, on Ray with two workers each, of which two at a time are idle. What disturbs the machine
-disturbs both rounds of a pair. In windows of rounds, the first while nearly all of the many are on their first visit.
+Two runs of SCAFFOLD with 9,985 parameters go on in turn, one round each, on Ray with two workers each; the workers of
+the other run are idle meanwhile. So other work on the machine affects both rounds of a pair. The script prints a line
+for each window of rounds; in the first window nearly all of the 100,000 clients take part for the first time.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ from fedfleet.engine.state.row_files import FILES, paths
 MIB = 2**20
 WARMUP = 10
 ROWS = {"many_mlp": 4 * 9_985, "many_lenet": 4 * 61_706}
-"""Bytes of a client's state, by the work."""
+"""Work -> bytes of a client's state."""
 
 
-def job_of(clients: int, asked: argparse.Namespace) -> RunSpec:
+def run_spec_of(clients: int, asked: argparse.Namespace) -> RunSpec:
+    """The run with so many clients."""
     plan = config(asked.work, {"clients": clients, "cohort": asked.cohort, "rounds": asked.rounds})
     plan["engine"] |= {"store": asked.store, "block": 1, "kernels": "chain"}
     return RunSpec.of(new_run_id(), experiment(plan))
 
 
 def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
-    """The records of a run whose driver is this process."""
+    """The records of the rounds of a run, whose driver is in this process."""
     split = run_spec.split()
     data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
@@ -58,15 +60,16 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     hooks = Hooks(lambda: None, driver.tell)
     driver.start(lambda table: WorkerPool(run_spec, data, table.place, hooks, requests))
     try:
-        for told in driver.rounds():
-            if isinstance(told, dict):
-                yield told
+        for event in driver.rounds():
+            if isinstance(event, dict):
+                yield event
     finally:
         driver.close()
 
 
 def hold_states(folder: Path, size: int) -> list[mmap.mmap]:
-    """Files of rows of `size` bytes together, written and locked in memory as long as what is returned is kept."""
+    """Write the files of rows, `size` bytes together, and lock them in memory. They stay locked as long as the result
+    is kept."""
     folder.mkdir(parents=True)
     held, libc = [], ctypes.CDLL(None, use_errno=True)
     for path in paths(str(folder)):
@@ -78,7 +81,7 @@ def hold_states(folder: Path, size: int) -> list[mmap.mmap]:
             held.append(mmap.mmap(file.fileno(), 0))
         place = ctypes.addressof(ctypes.c_char.from_buffer(held[-1]))
         if libc.mlock(ctypes.c_void_p(place), ctypes.c_size_t(len(held[-1]))):
-            raise OSError(ctypes.get_errno(), "memory cannot be locked, see `ulimit -l`")
+            raise OSError(ctypes.get_errno(), "memory cannot be locked; raise the limit `ulimit -l`")
     return held
 
 
@@ -92,14 +95,14 @@ def main() -> None:
     parser.add_argument("--store", default=tempfile.gettempdir())
     parser.add_argument("--held", action="store_true")
     asked = parser.parse_args()
-    jobs = [job_of(size, asked) for size in asked.sizes]
+    run_specs = [run_spec_of(size, asked) for size in asked.sizes]
     held = []
-    for run_spec, size in zip(jobs, asked.sizes, strict=True):
+    for run_spec, size in zip(run_specs, asked.sizes, strict=True):
         held += hold_states(state_folder(run_spec), ROWS[asked.work] * (size + 2 * asked.cohort)) if asked.held else []
-    ray.init("local", num_cpus=2 * len(jobs), include_dashboard=False, log_to_driver=False)
-    start_ray(jobs[0])
+    ray.init("local", num_cpus=2 * len(run_specs), include_dashboard=False, log_to_driver=False)
+    start_ray(run_specs[0])
     pairs, shares = [], []
-    for few, many in zip(*map(play, jobs), strict=True):
+    for few, many in zip(*map(play, run_specs), strict=True):
         pairs.append((few["time/seconds"], many["time/seconds"]))
         shares.append([100 * row["time/state"] / row["time/workers"] for row in (few, many)])
         if len(pairs) > WARMUP and (len(pairs) - WARMUP) % asked.window == 0:

@@ -1,11 +1,11 @@
-"""Many clients on a small machine: what ten thousand and a hundred thousand stateful clients cost.
+"""Measures time and memory of 10,000 and of 100,000 stateful clients on a small machine.
 
-    python benchmarks/scale.py lenet          10,000 SCAFFOLD clients with LeNet: memory, share of state in a round
+    python benchmarks/scale.py lenet          10,000 SCAFFOLD clients with LeNet: memory, share of state I/O in a round
     python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
-    python benchmarks/scale.py checkpoints    what checkpoints cost the 10,000 clients
+    python benchmarks/scale.py checkpoints    the cost of checkpoints for the 10,000 clients
 
-Each run is a process of its own, on Ray with two workers; of what is compared, runs alternate. Data are synthetic, so
-that speed is all there is to see. The folders of runs are made under --folder and removed.
+Each run is a process of its own, on Ray with two workers; runs that are compared go in turn. Data are synthetic,
+because only speed is measured. The folders of runs are made under --folder and removed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from watch import Seen, watch
 
 WARMUP = 3
-"""Rounds that are not counted."""
+"""Rounds at the beginning that are not counted."""
 
 
 def config(work: str, plan: dict[str, Any], every: int = 0) -> dict[str, Any]:
-    """every: rounds between checkpoints."""
+    """The experiment of a work. plan: keys of `federation`. every: rounds between checkpoints, 0 for none."""
     return {
         "plugins": ["fedfleet.tune.bench.works"],
         "workload": {"name": work, "clients": plan["clients"]},
@@ -44,15 +44,17 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def rounds(seen: Seen) -> list[float]:
+    """Seconds of each round after the warm-up."""
     return [row["time/seconds"] for row in seen.rows[WARMUP:-1]]  # the last round evaluates
 
 
-def tell(name: str, seen: Seen) -> None:
+def show(name: str, seen: Seen) -> None:
+    """Print what was measured in a run."""
     most = {key: max(look[key] for look in seen.memory) for key in ("driver", "workers", "shared")}
     share = [100 * row["time/state"] / row["time/workers"] for row in seen.rows[WARMUP:-1]]
     fifths = [statistics.median(part) for part in np.array_split(share, 5)]
     print(f"{name}: {len(seen.rows)} rounds, {len(seen.memory)} looks at memory")
-    print(f"  start-up {seen.startup:.1f} s, a round {spread(rounds(seen))} s")
+    print(f"  start-up {seen.startup:.1f} s, {spread(rounds(seen))} s per round")
     print(
         f"  state I/O {spread(share, 1)} % of the workers' time; "
         f"by fifths {', '.join(f'{part:.1f}' for part in fifths)}"
@@ -70,19 +72,20 @@ def lenet(asked: argparse.Namespace) -> None:
             continue
         made = config("many_lenet", plan)
         made["engine"] |= {"kernels": asked.kernels}
-        tell(f"lenet, {plan['clients']:,} clients, {name}", watch(made, out))
+        show(f"lenet, {plan['clients']:,} clients, {name}", watch(made, out))
 
 
 def mlp(asked: argparse.Namespace) -> None:
     plan = {"clients": asked.clients or 100_000, "cohort": 1000, "rounds": asked.rounds or 40}
     for number in range(asked.repeats):
         seen = watch(config("many_mlp", plan), asked.folder / f"mlp{number}")
-        tell(f"mlp, {plan['clients']:,} clients", seen)
+        show(f"mlp, {plan['clients']:,} clients", seen)
 
 
 def checkpoints(asked: argparse.Namespace) -> None:
-    """Where checkpoints come every `often` rounds, one costs what the runs differ by, over their number; with one every
-    50 rounds the share of a run's time is that over the time of 50 rounds."""
+    """The cost of one checkpoint: the difference of the times of two runs, without checkpoints and with one every
+    `often` rounds, divided by the number of checkpoints. Its share of the time with one every 50 rounds is that cost
+    relative to the time of 50 rounds."""
     often, plan = asked.often, {"clients": asked.clients or 10_000, "cohort": 500, "rounds": asked.rounds or 40}
     costs, shares, pauses = [], [], []
     for number in range(asked.repeats):
@@ -115,9 +118,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--often", type=int, default=5, help="rounds between checkpoints")
-    parser.add_argument("--kernels", default="auto", help="lenet: as engine.kernels")
+    parser.add_argument("--kernels", default="auto", help="lenet: engine.kernels")
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--folder", help="where the folders of runs are made; the disk matters")
+    parser.add_argument("--folder", help="folder in which the folders of runs are made; its disk matters")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         asked.folder = Path(folder)

@@ -1,18 +1,18 @@
-"""How well a large cluster's workers would be kept busy, and what the driver spends on it: without the cluster.
+"""Simulates how busy the workers of a large cluster would be and how much time the driver needs, without the cluster.
 
     python -m benchmarks.schedule record            block times of this machine, into benchmarks/block_times.json
     python -m benchmarks.schedule                   8 nodes x 8 workers, 10,000 clients a round, 5 rounds
     python -m benchmarks.schedule record --times benchmarks/block_times_held_out.json --seed 1 --beta 0.2 --epochs 3
     python -m benchmarks.schedule --times benchmarks/block_times_held_out.json --seed 1 --epochs 3
 
-The second recording is one that nothing was fitted to: other clients, of more unequal sizes, other numbers of steps.
+No parameter was fitted to the second recording, which has other clients, of more unequal sizes, and other numbers of
+steps.
 
-The driver and its part of the cluster's pool (engine/backends/ray/cluster_pool.py) are the real ones. In Ray's place is
-a clock: a task takes the recorded times of its blocks, and 2 ms on the way there and back; rows that move take their
-bytes at 1 GB/s.
-What the driver's process takes of the processor is measured, less what the stand-in does; Ray's own calls are not in
-it. Bounds: all work over all workers, and longest-first of single blocks at no cost. Of tasks on other nodes than the
-driver's there are `results`, and `sums` that come from there.
+The driver and its part of the pool of several nodes (engine/backends/ray/cluster_pool.py) are the real ones. A clock
+replaces Ray: a task takes the recorded times of its blocks, and 2 ms on the way there and back; rows that move take
+their bytes at 1 GB/s. The processor time of the driver's process is measured, without that of the replacement; Ray's
+own calls are not included. There are two bounds: all work divided by all workers, and longest-first of single blocks at
+no cost. `results` counts the tasks on other nodes than the driver's, `sums` the sums that come from these nodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORDED = Path(__file__).parent / "block_times.json"
 CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes a second
 BLOCK, BATCH = 16, 8
 TIMES = 5
-"""That each block is run as it is recorded; the shortest counts."""
+"""How often each block runs while it is recorded; the shortest time counts."""
 
 
 def setting(workload: Any, clients: int, asked: argparse.Namespace) -> Any:
@@ -67,13 +67,13 @@ def setting(workload: Any, clients: int, asked: argparse.Namespace) -> Any:
 
 
 def whole_blocks(task: TrainingTask) -> list[TrainingTask]:
-    """The task's blocks, each by itself."""
+    """The blocks of a task, each as a task of its own."""
     return [task.blocks(TreeNode(0, i), i, i + 1) for i in range(len(task.cuts))]
 
 
 # --- block times ------------------------------------------------------------------------------------------------------
 def record(asked: argparse.Namespace) -> None:
-    """Steps and seconds of the blocks of a real round: unequal clients of the digits."""
+    """Write the steps and seconds of the blocks of a real round, with clients of unequal size on the digits."""
     partition = {"name": "quantity", "beta": asked.beta}
     run_spec = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = run_spec.split(), run_spec.initial_model()
@@ -102,21 +102,21 @@ def seconds_of(worker: Worker, work: TrainingTask, shared: Broadcast) -> float:
     return time.perf_counter() - began
 
 
-# --- Ray's stand-in ---------------------------------------------------------------------------------------------------
+# --- replacement of Ray -----------------------------------------------------------------------------------------------
 class Reference:
-    """In the place of one of Ray's: what is there, from a time on. A function gives the time and what is there
-    later."""
+    """Replaces a reference of Ray: a result, and the time from which on it is there. Both may be functions, which are
+    called later."""
 
     def __init__(self, end: float, result: Any) -> None:
         self.end, self.result = end, result
 
 
 class Clock:
-    """In the place of Ray. `spent`: seconds of this process for the stand-in, which no run has."""
+    """Replaces Ray. `spent`: processor seconds of this replacement, which a real run does not need."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.now, self.spent, self.blocks = seconds, 0.0, 0.0, 0
-        self.units: list[float] = []  # of blocks, of this round
+        self.units: list[float] = []  # seconds of each block of this round
 
     def put(self, value: Any) -> Any:
         return value
@@ -128,7 +128,7 @@ class Clock:
     def kill(self, actor: Any) -> None: ...
 
     def wait(self, references: list[Any], timeout: float = 0.0, **how: Any) -> tuple[list[Any], list[Any]]:
-        """Those that are there now; with a timeout, the clock goes on until the first is."""
+        """The references whose results are there now. With a timeout, the clock first goes on to the first of them."""
         began = time.process_time()
         ends = [end_of(reference) for reference in references]
         if timeout:
@@ -139,6 +139,7 @@ class Clock:
 
 
 def end_of(reference: Reference) -> float:
+    """The time from which on the result is there."""
     return reference.end() if callable(reference.end) else reference.end
 
 
@@ -149,8 +150,8 @@ class Remote:
         self.remote = call
 
 
-class PretendedAgent:
-    """An agent and its workers, each of which takes the recorded times of its blocks."""
+class SimulatedAgent:
+    """Replaces the agent of a node and its workers, each of which takes the recorded times of its blocks."""
 
     def __init__(self, clock: Clock, cluster: Any, local: Any) -> None:
         self.clock, self.cluster, self.local = clock, cluster, local
@@ -187,7 +188,7 @@ class PretendedAgent:
         return Reference(there, None)
 
     def _news(self, number: int, seconds: float) -> Reference:
-        """There once the first of the tasks that are under way is over; with all that are over by then."""
+        """The results of all tasks that have ended; they are there as soon as the first task under way ends."""
 
         def end() -> float:
             return self.finished[0][0] + CALL
@@ -211,8 +212,8 @@ class PretendedAgent:
         return TaskResult(task.index, None, facts, clients, branch=task.branch)
 
 
-class Pretended(cluster_pool.ClusterPool):
-    """The pool of a cluster whose agents are pretended, and whose nodes neither come nor go."""
+class SimulatedPool(cluster_pool.ClusterPool):
+    """The pool of several nodes with simulated agents, and nodes that neither join nor leave."""
 
     def __init__(self, run_spec: Any, table: Table, clock: Clock, cluster: Any) -> None:
         local = run_spec.experiment.federation.local
@@ -221,7 +222,7 @@ class Pretended(cluster_pool.ClusterPool):
         group = self.groups[0]
         for node in range(cluster.nodes):
             worker_requests = [WorkerRequest(group, None)] * cluster.workers
-            actor = PretendedAgent(clock, cluster, local)
+            actor = SimulatedAgent(clock, cluster, local)
             self.agents.append(
                 cluster_pool.Agent(str(node), str(node), self.locations.add(), group, worker_requests, actor, None)
             )
@@ -233,7 +234,7 @@ class Pretended(cluster_pool.ClusterPool):
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 def longest_first(blocks: list[float], workers: int) -> float:
-    """When the last of the workers is done."""
+    """The time at which the last worker ends if each takes the longest block that is left."""
     free = [0.0] * workers
     for block in sorted(blocks, reverse=True):
         heapq.heapreplace(free, free[0] + block)
@@ -244,7 +245,7 @@ def simulate(asked: argparse.Namespace) -> None:
     recorded = json.loads(asked.times.read_text())
     draw = np.random.default_rng(asked.seed)
     sizes = draw.choice(np.array(recorded["sizes"]), asked.clients)
-    parts = ClientIndex(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
+    client_index = ClientIndex(np.concatenate([[0], np.cumsum(sizes)]), np.zeros(int(sizes.sum()), dtype=np.int64))
     run_spec = prepare(setting({"name": "quadratic", "dim": 10}, asked.clients, asked), "schedule")
     steps, seconds = (np.array(column) for column in zip(*recorded["blocks"], strict=True))
     line = np.polyfit(steps, seconds, 1)
@@ -252,13 +253,13 @@ def simulate(asked: argparse.Namespace) -> None:
     most = int(steps_of(sizes, run_spec.experiment.federation.local).max())
     clock = Clock({k: known.get(k, float(np.polyval(line, k))) for k in range(1, most + 1)})
     cluster_pool.ray = clock  # type: ignore[attr-defined]
-    driver = Driver(run_spec, DataSummary(parts, 1))
+    driver = Driver(run_spec, DataSummary(client_index, 1))
     cluster = SimpleNamespace(nodes=asked.nodes, workers=asked.workers // asked.nodes, row_bytes=asked.row_bytes)
     cluster.sizes, cluster.state_spec = sizes, driver.state_spec
-    driver.start(lambda table: Pretended(run_spec, table, clock, cluster))
+    driver.start(lambda table: SimulatedPool(run_spec, table, clock, cluster))
     driver._evaluate = lambda x: {}  # nothing to compute
     print(
-        f"{asked.nodes} nodes, {asked.workers} workers, {asked.clients:,} clients a round, "
+        f"{asked.nodes} nodes, {asked.workers} workers, {asked.clients:,} clients per round, "
         f"rows of {asked.row_bytes:,.0f} B"
     )
     print("round  blocks  driver ms/block  seconds  over ideal  over longest first  rows moved  results  sums")
@@ -287,6 +288,6 @@ if __name__ == "__main__":
     parser.add_argument("--times", type=Path, default=RECORDED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--beta", type=float, default=0.5, help="of the clients' sizes that are recorded")
+    parser.add_argument("--beta", type=float, default=0.5, help="Dirichlet parameter of the recorded clients' sizes")
     given = parser.parse_args()
     record(given) if given.what == "record" else simulate(given)

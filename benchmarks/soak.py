@@ -1,9 +1,10 @@
-"""A long run: does anything grow? SCAFFOLD on digits, on Ray with two workers, checkpoints every 20 rounds.
+"""Measures whether memory grows in a long run.
 
     python benchmarks/soak.py --rounds 2000
 
-Prints the memory (RssAnon, the page cache aside) of the driver and of both workers along the way, and the slopes of the
-straight lines fitted to them after a warm-up.
+The run is SCAFFOLD on digits, on Ray with two workers, with a checkpoint every 20 rounds. The script prints the memory
+(RssAnon, which excludes the page cache) of the driver and of both workers during the run, and the slopes of straight
+lines that are fitted to it after a warm-up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from watch import watch
 
 WARMUP = 0.2
-"""Share of the rounds that are left out: every client's first visit, growing heaps."""
+"""Share of the rounds that are left out: clients take part for the first time, and heaps grow."""
 
 
 def config(rounds: int) -> dict[str, Any]:
@@ -44,8 +45,8 @@ def slope(rounds: Sequence[float], memory: Sequence[float]) -> tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--every", type=int, default=5, help="rounds between looks at memory")
-    parser.add_argument("--folder", help="where the run's folder is made")
+    parser.add_argument("--every", type=int, default=5, help="rounds between measurements of memory")
+    parser.add_argument("--folder", help="folder in which the folder of the run is made")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         seen = watch(config(asked.rounds), Path(folder) / "run", asked.every)

@@ -1,9 +1,10 @@
-"""What driver and workers do in a round, by the clock, and when they wait for each other.
+"""Measures how driver and workers spend the time of a round, and when they wait for each other.
 
     python benchmarks/timeline.py w2 fedavg --rounds 120
 
-A run with two workers on Ray whose driver is this process; functions of the engine are timed from outside, in the
-workers by inside.py. Prints what each takes a round, and one round of the driver's from beginning to end.
+The run has two workers on Ray, and its driver is this process. Functions of the engine are timed from outside, in the
+workers by inside.py. The script prints the time of each function per round, and one round of the driver from its
+beginning to its end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WATCHED = (
 
 
 def timed(where: Any, name: str) -> None:
-    """Note when a function begins and ends."""
+    """Replace a function by one that notes when it begins and ends."""
     function: Callable[..., Any] = getattr(where, name)
 
     def noted(*args: Any, **more: Any) -> Any:
@@ -53,6 +54,7 @@ def timed(where: Any, name: str) -> None:
 
 
 def show() -> None:
+    """Print the times of the driver's functions."""
     rounds = [moment for moment, what in marks if what == "+_next"][WARMUP:]
     spent, calls, begun = defaultdict(float), Counter[str](), {}
     for moment, what in marks:
@@ -64,10 +66,10 @@ def show() -> None:
                 calls[what[1:]] += 1
     count = len(rounds) - 1
     length = statistics.median(1e3 * (end - begin) for begin, end in pairwise(rounds))
-    print(f"a round takes {length:.1f} ms, median of {count}; means of calls, which may lie in each other:")
+    print(f"a round takes {length:.1f} ms, median of {count}; means of calls, which may contain each other:")
     for name in sorted(spent, key=lambda name: -spent[name]):
         whole, number = 1e3 * spent[name] / count, calls[name] / count
-        print(f"  {name:12s} {whole:7.2f} ms a round, {number:5.1f} of {whole / number:.3f}")
+        print(f"  {name:12s} {whole:7.2f} ms per round, {number:5.1f} of {whole / number:.3f}")
     begin, end = rounds[count // 2], rounds[count // 2 + 1]
     print("one round, ms:")
     for moment, what in marks:
@@ -76,7 +78,8 @@ def show() -> None:
 
 
 def show_workers(folder: Path) -> None:
-    print("the workers, ms a round, parts of it in each other; Listener.wait is when they idle:")
+    """Print the times of the workers' functions, which inside.py wrote into the folder."""
+    print("the workers, ms per round; calls may contain each other, and in Listener.wait a worker is idle:")
     for number, path in enumerate(sorted(folder.iterdir())):
         seen = json.loads(path.read_text())
         print(f"  worker {number}, {seen['rounds']} rounds")
@@ -86,7 +89,7 @@ def show_workers(folder: Path) -> None:
 
 
 def shares(rows: list[dict[str, float]]) -> None:
-    """Of a round's time, both workers'."""
+    """Print the shares of a round's time, over both workers."""
     for part in ("compute", "data", "state", "reduce", "wait"):
         found = statistics.median(row[f"time/{part}"] / (2 * row["time/seconds"]) for row in rows)
         print(f"  {part:8s} {100 * found:5.1f} %")

@@ -1,4 +1,4 @@
-"""Runs an experiment in a process of its own and watches it: when rounds come, what the driver and the workers weigh.
+"""Runs an experiment in another process and measures when its rounds end and how much memory driver and workers have.
 
 python benchmarks/watch.py '{"workload": ..., ...}' [--out DIR] [--every 1]     prints one JSON line, a `Seen`
 """
@@ -23,33 +23,35 @@ MIB = 2**20
 
 
 class Seen(NamedTuple):
+    """What was measured in a run: the records of its rounds, when they came, and the memory."""
+
     rows: list[dict[str, float]]
     arrivals: list[float]  # seconds from the start of the process to each record
     memory: list[dict[str, float]]
-    """By round: MiB of the driver, of the workers together, and of what they share."""
+    """At some rounds: MiB of the driver, of all workers together, and of shared memory."""
 
     @property
     def startup(self) -> float:
-        """Seconds from the start of the process to that of round 1."""
+        """Seconds from the start of the process to the beginning of round 1."""
         return self.arrivals[0] - self.rows[0]["time/seconds"]
 
     @property
     def seconds(self) -> list[float]:
-        """(R - 1,) from record to record: the rounds, and whatever is done between them."""
+        """(R - 1,) seconds from record to record, which include what is done between rounds."""
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
 def watch(config: dict[str, Any], out: Path | None = None, every: int = 1) -> Seen:
-    """out: the run's folder; every: rounds between looks at memory."""
+    """Run an experiment in another process. out: folder of the run. every: rounds between measurements of memory."""
     command = [sys.executable, __file__, json.dumps(config), "--every", str(every)]
     command += ["--out", str(out)] if out is not None else []
-    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Seen(*json.loads(told.stdout.splitlines()[-1]))
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Seen(*json.loads(done.stdout.splitlines()[-1]))
 
 
 class Watch(Observer):
-    """An observer. Memory is RssAnon, the page cache aside: rows of states are mapped files, data sets and the board
-    between driver and workers are shared memory, of which each process shows what it has touched."""
+    """Measures a run. Memory is RssAnon, which excludes the page cache. Data sets, tasks and results are in memory that
+    driver and workers share (RssShmem), of which each process counts the pages that it has used."""
 
     def __init__(self, every: int) -> None:
         self.every, self.seen = every, Seen([], [], [])
@@ -66,7 +68,8 @@ class Watch(Observer):
             self.seen.memory.append({"round": record["round"], **found})
 
     def _memory(self) -> dict[str, float]:
-        """Nothing where a process is gone, as they are soon after the last round."""
+        """MiB of the driver, the workers and shared memory; empty if a process is gone, as soon after the last
+        round."""
         if not self.found:
             self.found = processes()
         weights = {name: [status(pid) for pid in pids] for name, pids in self.found.items()}
@@ -78,14 +81,14 @@ class Watch(Observer):
 
 
 def processes() -> dict[str, list[int]]:
-    """Of the Ray that this process has started: numbers of the driver's and the workers' processes."""
+    """The process ids of the driver and of the workers, of the Ray that this process has started."""
     named = {"driver": "ray::DriverProcess", "workers": "ray::WorkerProcess"}
     mine = [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children(recursive=True)]
     return {name: [pid for pid, line in mine if line.startswith(title)] for name, title in named.items()}
 
 
 def status(pid: int) -> dict[str, float]:
-    """MiB by the names of /proc/PID/status; nothing of a process that is gone."""
+    """The sizes in /proc/PID/status by their names, in MiB; empty for a process that is gone."""
     try:
         lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     except OSError:
