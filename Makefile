@@ -36,9 +36,9 @@ clean:
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Written last: an environment without it is the rest of an interrupted installation and is made anew.
+# This file is written last. An environment without it is left from an interrupted installation and is made again.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python >= 3.10 is needed, got %d.%d; say make PYTHON=python3.x" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON must be Python 3.10 or newer, got %d.%d; run make PYTHON=python3.x" % sys.version_info[:2])'
 	@echo "setting up $(VENV), a few minutes the first time"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@

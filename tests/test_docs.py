@@ -1,4 +1,4 @@
-"""The documentation is executed: docs/extending.md block by block, the README by its commands and tables."""
+"""Executes the documentation: docs/extending.md block by block, and the commands and tables of the README."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """The name in the first line's comment."""
+        """The file name in the comment of the first line, if there is one."""
         named = re.match(r"# (\S+\.\w+)\n", self.text)
         return named[1] if named else None
 
@@ -46,13 +46,13 @@ FILES = {block.file: block.text for block in blocks(EXTENDING) if block.file}
 
 
 def commands(page: str) -> list[list[str]]:
-    """The arguments of every `$ fedfleet …`."""
+    """The arguments of every line `$ fedfleet …`."""
     lines = [line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()]
     return [shlex.split(line, comments=True)[2:] for line in lines if line.startswith("$ fedfleet ")]
 
 
 def call(*arguments: str) -> str:
-    """Standard output of a command that must succeed."""
+    """The standard output of a command, which must succeed."""
     done = CliRunner().invoke(main, list(arguments))
     assert done.exit_code == 0, f"{' '.join(arguments)}\n{done.output}\n{done.exception!r}"
     return done.stdout
@@ -60,7 +60,7 @@ def call(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The page's files, in the current folder."""
+    """The current folder, with the files of the page."""
     here = tmp_path_factory.mktemp("page")
     for name, text in FILES.items():
         (here / name).write_text(text, encoding="utf-8")
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path, ray_here: None) -> dict[str, dict[str, Any]]:
-    """The page's runs, by their command."""
+    """The results of the runs of the page, by their commands."""
     made = {}
     for arguments in commands(EXTENDING):
         if arguments[0] == "run":
@@ -131,7 +131,7 @@ def test_script_gives_the_files_model(folder: Path, runs: dict[str, dict[str, An
 
 
 def test_the_pages_parts_shadow_nothing():
-    """Reading on, a reader must not wonder which of two methods of one name a run used."""
+    """A reader must not have to ask which of two parts with one name a run used."""
     mine = {name for path in FILES if path.startswith("my_") and path.endswith(".py") for name in tables_of(path)}
     built_in = {name for table in Registry().tables.values() for name in table}
     assert mine
@@ -139,7 +139,7 @@ def test_the_pages_parts_shadow_nothing():
 
 
 def tables_of(path: str) -> set[str]:
-    """The names in a plug-in's tables."""
+    """The names in the tables of a plug-in."""
     found = re.findall(r"^[A-Z]+ = \{(.*?)\}$", FILES[path], re.MULTILINE)
     return {name for table in found for name in re.findall(r'"(\w+)":', table)}
 
@@ -150,7 +150,7 @@ def test_entry_point_of_the_page():
 
 # --- README -----------------------------------------------------------------------------------------------------------
 def rows(header: str) -> list[list[str]]:
-    """The cells of the README's table that begins with these columns, without backquotes."""
+    """The cells, without backquotes, of the table of the README whose header begins with these columns."""
     lines = README.splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith(f"| {header} |")]
     found = []
@@ -162,7 +162,7 @@ def rows(header: str) -> list[list[str]]:
 
 
 def test_readme_commands():
-    """Runs are resolved but not started; so the examples and their overrides are valid."""
+    """The examples and their overrides are valid: runs are resolved but not started."""
     seen = 0
     for arguments in commands(README):
         if arguments[0] == "run" and arguments[1] in shipped():
@@ -184,6 +184,7 @@ def test_readme_names_what_exists():
 
 
 def defaults(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, default) of all keys of a section and of its sections; the default of a required key is None."""
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from defaults(field.annotation, f"{prefix}{name}.")
@@ -192,19 +193,19 @@ def defaults(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def test_readme_has_every_key_and_its_default():
-    told = {row[0]: row[1] for row in rows("key")}
-    true = dict(defaults(Experiment)) | {"federation.local.steps": 5}  # unless epochs is given
-    missing, gone = set(true) - set(told), set(told) - set(true)
+    documented = {row[0]: row[1] for row in rows("key")}
+    actual = dict(defaults(Experiment)) | {"federation.local.steps": 5}  # unless epochs is given
+    missing, gone = set(actual) - set(documented), set(documented) - set(actual)
     assert not missing | gone, f"README.md, table of keys: add {sorted(missing)}, remove {sorted(gone)}"
-    for key, default in true.items():
-        if told[key]:
-            assert yaml.safe_load(told[key]) == (list(default) if isinstance(default, tuple) else default), key
+    for key, default in actual.items():
+        if documented[key]:
+            assert yaml.safe_load(documented[key]) == (list(default) if isinstance(default, tuple) else default), key
         else:
             assert default in (None, ""), key
 
 
 def test_the_readme_says_how_to_call_the_command():
-    """`make demo` and `make test` install it into .venv, which is on nobody's path."""
+    """`make demo` and `make test` install it into .venv, which is not on the path."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     first = readme.index("$ make demo")
     called = readme.index("$ fedfleet run")
