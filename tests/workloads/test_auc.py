@@ -31,7 +31,7 @@ RATIOS = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
 
 @dataclass(frozen=True)
 class Scored(Auc):
-    """The network's part is played by scores that are tensors of their own, one for each example."""
+    """AUC without a network: the scores are tensors of the model, one for each example."""
 
     of: Digits = Digits()
 
@@ -78,7 +78,7 @@ W = (0.3, -0.4, 0.7)
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_objective_and_its_gradient(case):
-    """The gradient of `losses` has the dual's sign turned; the value is the objective's."""
+    """`losses` has the value of the objective; the sign of its gradient is reversed for the dual."""
     p = {name: value.requires_grad_() for name, value in point(case.h, W).items()}
     loss = Scored().losses(p, case.batch).mean()
     assert float(loss.detach()) == pytest.approx(slow.loss(case.h, case.positive, W, case.prior), rel=TOLERANCE)
@@ -89,7 +89,7 @@ def test_the_objective_and_its_gradient(case):
 
 
 def test_turning_the_sign_keeps_the_value():
-    """To the bit, in float32 too; and under vmap the gradient is that of one at a time."""
+    """Values are equal to the bit, also in float32; under vmap the gradients are those of one client at a time."""
     v = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(reversed_dual({"dual.w": v})["dual.w"], v)
     case = CASES[0]
@@ -105,7 +105,7 @@ def test_turning_the_sign_keeps_the_value():
 
 @pytest.mark.parametrize("case", CASES)
 def test_t1_the_three_numbers(case):
-    """At `optimum` the gradient in w1, w2, w3 is zero, also where the data's share is not pi; F curves down in w3."""
+    """At `optimum` the gradient in w1, w2, w3 is zero, also if the share in the data is not pi; F is concave in w3."""
     w = optimum(case.h, case.positive, case.prior)
     np.testing.assert_allclose(w, slow.saddle(case.h, case.positive, case.prior), rtol=TOLERANCE)
     p = {name: value.requires_grad_() for name, value in point(case.h, w).items()}

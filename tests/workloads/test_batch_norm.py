@@ -82,7 +82,7 @@ def test_norms_are_chosen(model: Any):
 # --- a federation -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Small(Model):
-    """One convolution, BatchNorm, a linear layer."""
+    """A convolution, BatchNorm and a linear layer."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(
@@ -92,7 +92,7 @@ class Small(Model):
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Bright squares whose place is the class, on noise."""
+    """Noise with a bright square, whose place is the class."""
     random = np.random.default_rng(0)
     (tmp_path / "data/table").mkdir(parents=True)
     for part, rows in (("train", 90), ("test", 30)):
@@ -131,7 +131,7 @@ def plan(root: Path, method: str = "fedavg", **engine: Any) -> Experiment:
 
 
 def test_two_rounds_are_those_of_plain_torch(root: Path):
-    """Two clients of unequal size, torch's own BatchNorm, models and running statistics averaged by examples."""
+    """Two clients of unequal size with torch's BatchNorm; models and running statistics are averaged by examples."""
     ours = plan(root).model_copy(update={"workload": workload(root)})
     federation = ours.federation.model_copy(update={"clients": 2, "cohort": 2, "rounds": 2})
     run_spec = ours.model_copy(update={"federation": federation})
@@ -162,7 +162,7 @@ def test_two_rounds_are_those_of_plain_torch(root: Path):
         }
         server["1.num_batches_tracked"] = torch.tensor(0)
     assert set(result.model) == set(first)
-    for name, value in result.model.items():  # some dozens of float64 operations a number
+    for name, value in result.model.items():  # some dozens of float64 operations for each number
         assert torch.allclose(value, server[name], rtol=1e-9, atol=1e-12), name
     net.load_state_dict(server)
     test = torch.from_numpy(split.test["input"]).double()
@@ -249,7 +249,8 @@ SERVERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_statistics_are_the_cohorts_average_under_every_server_rule(root: Path, name: str):
-    """In round 1 all of these have the clients of FedAvg, so that the statistics must be FedAvg's, the weights not."""
+    """In round 1 the clients do what those of FedAvg do, so the statistics must be equal, and the weights must
+    differ."""
     plain, wanted = ended(root, {"name": "fedavg"})
     weights, statistics = ended(root, SERVERS[name])
     for key, value in wanted.items():
@@ -258,7 +259,7 @@ def test_statistics_are_the_cohorts_average_under_every_server_rule(root: Path, 
 
 
 def test_over_all_moves_the_weights_by_the_share_that_was_sampled(root: Path):
-    """Three clients of six: the weights go half of FedAvg's way."""
+    """Three clients of six take part: the weights go half as far as those of FedAvg."""
     start = {name: value.double() for name, value in workload(root).init(0).items()}
     (plain, _), (damped, _) = ended(root, {"name": "fedavg"}), ended(root, SERVERS["over all"])
     for name, value in damped.items():

@@ -1,4 +1,4 @@
-"""Counted randomness: keys differ, draws are uniform or normal, and nothing depends on where it is drawn."""
+"""Counted randomness: keys differ, draws are uniform or normal, and do not depend on where they are made."""
 
 from __future__ import annotations
 

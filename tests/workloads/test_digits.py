@@ -1,4 +1,4 @@
-"""scikit-learn's digits: the split that does not move, and that a model learns it."""
+"""scikit-learn's digits: the split is always the same, and a model learns them."""
 
 from __future__ import annotations
 

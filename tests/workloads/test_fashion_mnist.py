@@ -1,4 +1,4 @@
-"""FashionMNIST from its published files: packed or unpacked, whole or not, from a root that is never written to."""
+"""FashionMNIST from its published files: packed or unpacked, complete or damaged, from a root that is never written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def real(real_set) -> str:
 
 @pytest.fixture
 def copy(real, tmp_path) -> Path:
-    """A data root that can be written to, of links but for the packed labels of the test set."""
+    """A data root that can be written to: links, and a copy of the packed labels of the test set."""
     raw = tmp_path / "data" / SET / RAW
     raw.mkdir(parents=True)
     for name in FILES:

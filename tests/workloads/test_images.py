@@ -1,4 +1,4 @@
-"""Image sets from the real files, in every published layout; damaged and missing ones told in a sentence."""
+"""Image sets from the real files in every published layout; messages for damaged and missing files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def first_rows(folder: Path, target: Path, rows: int) -> None:
-    """The beginning of a set's Parquet files."""
+    """The first rows of the Parquet files of a set."""
     target.mkdir(parents=True)
     for path in folder.glob("*.parquet"):
         parquet.write_table(
@@ -185,7 +185,7 @@ def test_all_of_cifar10_starts_in_two_seconds(data_root):
 
     train, test = Cifar10(data_root=data_root).load()
     assert np.bincount(test["label"]).tolist() == [1000] * 10
-    begin = time.process_time()  # of a processor: others may be busy on it
+    begin = time.process_time()  # processor time, since other work may run beside this
     again = Cifar10(data_root=data_root).load()
     assert time.process_time() - begin < 2
     assert np.array_equal(again[0]["input"], train["input"])

@@ -1,4 +1,4 @@
-"""Models: sizes, errors, and that many clients at once give each client's own gradient."""
+"""Models: sizes, errors, and each client's own gradient when many clients run at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedfleet.workloads.models import LeNet, Logistic, Mlp
 
 @dataclass(frozen=True)
 class Clothes(Classification):
-    """FashionMNIST's shapes, made-up pixels."""
+    """Random images in the shapes of FashionMNIST."""
 
     classes: ClassVar[int] = 10
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
@@ -65,7 +65,7 @@ def test_mlp_refuses_empty_layers():
 
 @pytest.mark.parametrize("model", [Logistic(), Mlp((16,)), LeNet()], ids=str)
 def test_gradients_together_equal_one_at_a_time(model):
-    """float64: sums of at most 784 products differ by their order alone, some 1e-13."""
+    """In float64, sums of at most 784 products differ only by their order, some 1e-13."""
     clients, size = 3, 4
     workload = Clothes(model, None)  # pyright: ignore[reportArgumentType]
     rows = workload.load()[0]
@@ -98,7 +98,7 @@ def test_a_workload_pickles_after_use(model):
     before = gradient(workload)
     other = pickle.loads(pickle.dumps(workload))
     assert other == workload
-    assert torch.equal(gradient(other), before)  # its first use, in vectorised code: the module is built there
+    assert torch.equal(gradient(other), before)  # the first use is in vectorised code, and builds the module
 
 
 def test_the_seed_decides_the_weights_and_no_global_state_does(monkeypatch):
@@ -120,7 +120,7 @@ def test_inputs_are_normalised_bytes():
 
 
 def test_report_of_an_undecided_model():
-    """Zero weights: loss log 10 for each example, class 0 chosen."""
+    """With zero weights every example has the loss log 10, and class 0 is predicted."""
     digits = Digits(Logistic())
     p = {name: value.double() * 0 for name, value in digits.init(0).items()}
     test = {name: torch.from_numpy(rows) for name, rows in digits.load()[1].items()}

@@ -1,4 +1,4 @@
-"""The papers' networks: their sizes, many clients at once as one at a time, recurrent cells as torch's own, dropout."""
+"""The networks of the papers: sizes, clients alone and in a block, recurrent cells against torch, dropout."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_padding_does_not_count(model):
 
 
 def test_dropout_drops_its_share_keeps_the_mean_and_sleeps_without_a_key():
-    """100,000 draws of rate .3: the share's deviation is .0014."""
+    """The share of zeros in 100,000 draws at rate .3 has standard deviation .0014."""
     layer, x = Dropout(0.3), torch.ones(100, 1000)
     assert layer(x) is x
     layer.key = counted.key(0)
     y = layer(x)
     assert abs(float((y == 0).double().mean()) - 0.3) < 0.006
     assert y.unique().tolist() == pytest.approx([0, 1 / 0.7])
-    assert torch.equal(layer(x[:7]), y[:7])  # a shorter batch draws alike
+    assert torch.equal(layer(x[:7]), y[:7])  # a shorter batch has the same draws
     layer.key = counted.key(1)
     assert not torch.equal(layer(x), y)
 

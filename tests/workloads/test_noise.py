@@ -1,4 +1,4 @@
-"""Gradient noise by its laws, wrong labels, made-up data, AUC."""
+"""The distributions of gradient noise, wrong labels, synthetic data, AUC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAWS += [("stable", 2.0), ("stable", 1.0), ("stable", 1.5), ("stable", 0.7)]
 
 
 def distance(sorted_draws: np.ndarray, cdf: np.ndarray) -> float:
-    """Kolmogorov's: the largest gap between the empirical and the true distribution."""
+    """Kolmogorov's distance: the largest gap between the empirical and the true distribution function."""
     n = len(sorted_draws)
     return float(max(np.max(np.arange(1, n + 1) / n - cdf), np.max(cdf - np.arange(n) / n)))
 
@@ -159,7 +159,7 @@ def test_bad_settings(build, words):
         build()
 
 
-# --- made-up data -----------------------------------------------------------------------------------------------------
+# --- synthetic data ---------------------------------------------------------------------------------------------------
 def test_linear_interpolates():
     """600 equations of rank 600 in 1,000 unknowns: the least-squares residual is 0."""
     split = Linear().split(0, 20)
@@ -176,7 +176,7 @@ def test_linear_interpolates():
 
 
 def spread(workload: Synthetic) -> float:
-    """How far clients' shares of the labels are from each other."""
+    """How much the shares of the labels differ between clients."""
     split = workload.split(0, 20)
     own = [np.bincount(rows, minlength=10) / len(rows) for rows in split.train["label"].reshape(20, -1)]
     return float(np.std(own, axis=0).sum())

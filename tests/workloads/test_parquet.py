@@ -1,4 +1,4 @@
-"""Parquet and idx files of one's own: every form of inputs, where test rows are, cells that cannot be used."""
+"""The user's own Parquet and idx files: every form of inputs, the choice of test rows, cells that cannot be used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def put(root: Path, table: Any, name: str) -> None:
 
 
 def write(root: Path, cells: Any, rows: int = ROWS, **columns: Any) -> None:
-    """The same column of inputs to train and to test; cells: (n, …) bytes -> an Arrow array."""
+    """Write files with the same inputs for training and testing. cells: function, (n, …) bytes -> an Arrow array."""
     for part, count in (("train", rows), ("test", rows // 2)):
         label = np.arange(count) % 3
         own = {name: column[:count] for name, column in columns.items()}
@@ -86,7 +86,7 @@ BYTES: dict[str, Any] = {
 
 
 def normalised(workload: Classification, columns: Any) -> np.ndarray:
-    """What a network is given."""
+    """The inputs that a network gets."""
     return workload.inputs({"input": torch.from_numpy(columns["input"])}, torch.float32).numpy()
 
 
@@ -146,7 +146,7 @@ def test_columns_are_named_for_features(tmp_path):
     workload: Any = run_spec(spec).workload
     assert workload.shape == (3,)
     train = workload.load()[0]
-    assert train["input"].dtype == np.float32  # of bytes as well: an age is no brightness
+    assert train["input"].dtype == np.float32  # also for bytes: an age is not a brightness
     assert np.allclose(train["input"], np.stack([x[:, 0], x[:, 1] / 7, x[:, 2] > 99], 1))
     with pytest.raises(ConfigError, match=r"shape must be \(3,\), one for each column of input, got \(4,\)"):
         _ = run_spec({**spec, "shape": [4]}).workload
@@ -268,7 +268,7 @@ def test_cells_that_cannot_be_used_are_told_with_column_count_and_first_row(part
 
 
 def test_pictures_without_bytes(tmp_path):
-    """Hugging Face leaves them out where a picture is told by its path alone."""
+    """Hugging Face leaves out the bytes if a picture is given by its path alone."""
 
     def cells(x: np.ndarray) -> Any:
         return pa.array([{"bytes": None if i in (21, 29) else png(x[i, 0]), "path": "a"} for i in range(len(x))])
@@ -321,7 +321,7 @@ def test_texts_labels_and_clients_of_parquet_are_checked(tmp_path):
 
 
 class OwnRows(Classification):
-    """A plug-in's data set, whose columns are what a test says."""
+    """A data set of a plug-in, with the columns that a test gives."""
 
     classes, shape = 3, (2,)
     columns: Any = ()
@@ -450,7 +450,7 @@ def test_a_file_of_mnists_size_loads_quickly_in_little_memory(kind, tmp_path):
     assert done.returncode == 0, done.stderr
     seconds, mebibytes, shape = done.stdout.split(" ", 2)
     assert shape.strip() == "(60000, 1, 28, 28)"
-    assert float(seconds) < 5, done.stdout  # of a processor: others may be busy on it
+    assert float(seconds) < 5, done.stdout  # processor time, since other work may run beside this
     assert float(mebibytes) < 1024, done.stdout
     print(done.stdout)
 

@@ -1,4 +1,4 @@
-"""Partitions: every row dealt once, the same by seed, the minimum held, the skew as promised."""
+"""Partitions: every row has one client, equal seeds agree, every client has the minimum, the skew is as documented."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def labels_of(parts: ClientIndex, labels: np.ndarray) -> list[np.ndarray]:
 
 
 def label_entropy(parts: ClientIndex, labels: np.ndarray) -> float:
-    """Mean entropy, in nats, of the clients' labels; log 10 = 2.30 if each has all alike."""
+    """The mean entropy of the clients' labels in nats; log 10 = 2.30 if every client has all labels equally often."""
     shares = [np.bincount(own, minlength=10) / len(own) for own in labels_of(parts, labels)]
     return float(np.mean([-(s[s > 0] * np.log(s[s > 0])).sum() for s in shares]))
 
@@ -53,7 +53,7 @@ def test_iid_parts_are_equal():
     ("beta", "clients", "minimum"), [(0.1, 100, 1), (0.1, 100, 10), (0.001, 100, 14), (0.3, 721, 2)]
 )
 def test_dirichlet_holds_the_minimum(beta, clients, minimum, cap, digits):
-    """Also where redrawing would not end: 1,442 rows, 14 of at most 14.4 for each of 100 clients."""
+    """It also works where redrawing would not end: 14 rows for each of 100 clients, of 1,442 rows in all."""
     for seed in range(3):
         assert Dirichlet(beta, minimum, cap).deal(digits, clients, seed).sizes.min() >= minimum
 
@@ -63,7 +63,7 @@ def test_repair_leaves_a_good_draw_alone_and_takes_from_the_largest(digits):
     assert free.sizes.min() >= 50
     assert np.array_equal(Dirichlet(100.0, 50).deal(digits, 10, 0).rows, free.rows)
     hands = repaired([np.arange(5), np.array([], dtype=np.int64), np.arange(5, 9)], 2)
-    # Sizes 5, 0, 4: the first gives; then 4, 1, 4: of equals the first gives again.
+    # Sizes 5, 0, 4: the first client gives a row; then 4, 1, 4: the first of equals gives again.
     assert [hand.tolist() for hand in hands] == [[0, 1, 2], [4, 3], [5, 6, 7, 8]]
 
 
@@ -85,14 +85,14 @@ def test_dirichlet_class_shares_have_the_mean_and_variance_of_the_distribution()
 
 
 def test_cap_shuts_out_clients_that_are_full(digits):
-    """A client can pass n / N by one class at most: it was below when that class was dealt."""
+    """A client can exceed n / N by at most one class, because it was below n / N before it got this class."""
     sizes = Dirichlet(0.05, cap=True).deal(digits, 10, 0).sizes
     assert sizes.max() < len(digits) / 10 + np.bincount(digits).max()
     assert Dirichlet(0.05).deal(digits, 10, 0).sizes.std() > sizes.std()
 
 
 def test_shards_give_few_labels(digits):
-    """100 rows a class, 10 clients: 20 shards of 50, none spans two classes."""
+    """100 rows per class and 10 clients give 20 shards of 50, none of which spans two classes."""
     even = np.tile(np.arange(10), 100)
     assert max(len(set(own)) for own in labels_of(Shards(2).deal(even, 10, 0), even)) <= 2
     for per_client in (1, 2, 3):

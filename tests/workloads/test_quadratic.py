@@ -1,4 +1,4 @@
-"""Quadratics: the optimum is one, the report is exact, the noise is as stated and the same alone and in a block."""
+"""Quadratics: the optimum is right, the report is exact, the noise is as documented, alone and in a block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def columns(rows) -> dict[str, torch.Tensor]:
 
 
 def objective(workload: Quadratic, x: torch.Tensor, clients: int = CLIENTS) -> torch.Tensor:
-    """The mean over clients, example by example: what the report says in closed form."""
+    """The mean over clients, one example after the other; the report computes it in closed form."""
     batch = columns(workload.split(0, clients).train)
     return workload.losses({"x": x}, {**batch, "key": counted.key(0)}).mean()
 

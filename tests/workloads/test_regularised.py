@@ -1,4 +1,4 @@
-"""Coupled weight decay: in every gradient, at its own point, and in no reported loss."""
+"""Coupled weight decay: every gradient has it, at its own point, and no reported loss has it."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ def case():
 
 
 def best(losses, label):
-    """The adversary's answer and the value there, from its closed form."""
+    """The best weights of the adversary and the value of F there, in closed form."""
     own = np.array([losses[label == c].sum() for c in range(10)]) / len(losses)
     away = own - losses.mean() / 10
     return away / STRENGTH, losses.mean() + (away**2).sum() / (2 * STRENGTH)
 
 
 def test_closed_form(case):
-    """At the best weights the gradient in them is zero, elsewhere F is less."""
+    """At the best weights the gradient in the weights is zero, and F is less for all other weights."""
     workload, p, batch, losses = case
     a, value = best(losses, batch["label"].numpy())
     there = {**p, "dual.a": torch.from_numpy(a).requires_grad_()}
@@ -47,7 +47,7 @@ def test_closed_form(case):
 
 
 def test_the_weights_go_up_and_the_network_down(case):
-    """The gradient of `losses` is the objective's, minus it in the weights."""
+    """The gradient of `losses` is that of the objective, with the opposite sign for the weights."""
     workload, p, batch, _ = case
     found = []
     for of in (workload.objectives, workload.losses):

@@ -1,4 +1,4 @@
-"""Quadratic saddles: gradients and reports against numpy, the known solution, what heterogeneity and copies do."""
+"""Quadratic saddles: gradients and reports against numpy, the known solution, heterogeneity and copies."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def at(workload, seed):
 
 
 def descent(workload, p, rows):
-    """{name: gradient} of the mean loss."""
+    """The gradient of the mean loss, name -> tensor."""
     p = {name: value.clone().requires_grad_() for name, value in p.items()}
     loss = workload.losses(p, rows).mean()
     return dict(zip(p, torch.autograd.grad(loss, list(p.values())), strict=True))
@@ -43,7 +43,7 @@ def test_the_gradient_is_the_field(copies):
 
 
 def test_the_solution_and_the_report():
-    """There the mean gradient is zero; F, distance, gap and gradient of another point agree with the definitions."""
+    """The mean gradient is zero at the solution; the report at another point agrees with the definitions."""
     workload = Saddle(dim=4, heterogeneity=2.0)
     system, split = workload.system(5, 6), workload.split(5, 6)
     z = system.solution
@@ -74,7 +74,8 @@ def test_condition_and_coupling():
 
 
 def test_heterogeneity():
-    """None: all clients have their saddle where the mean has it. Clients do not depend on their number."""
+    """Without heterogeneity all clients have the saddle of the mean. A client does not depend on the number of
+    clients."""
     alike = Saddle(heterogeneity=0.0).system(3, 5)
     np.testing.assert_allclose(alike.own, np.tile(alike.solution, (5, 1)), atol=TOLERANCE)
     few, many = Saddle().system(3, 5), Saddle().system(3, 9)
@@ -95,7 +96,8 @@ def test_copies_are_flat_directions():
 
 
 def test_noise_on_both_groups():
-    """Another workload's: the gradient differs by `scale` times one draw, the value not at all; the dual's too."""
+    """With the workload noisy around it, gradients differ by `scale` times one draw, also for the dual; values are
+    equal."""
     plain = Saddle(dim=4)
     noisy = Noisy(plain, "pareto", 1.3, 0.5)
     rows = {**batch(plain.split(0, 3).train, slice(0, 1)), "key": torch.tensor(7)}

@@ -1,4 +1,4 @@
-"""Every workload of the papers' studies by name: its size, a round on a stand-in, some rounds on the real files."""
+"""Every workload of the studies of papers: its size, a round on synthetic data, some rounds on the real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STUDIES: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("cifar10", {"model": {"name": "resnet18", "norm": "batch"}}, 11_173_962, {}),
     ("cifar10", {"model": "resnet18"}, 11_173_962, {}),
     ("cifar100", {"model": "resnet18"}, 11_220_132, {}),
-    # 200 classes for 10: 190 more outputs of 512 weights and a bias each.
+    # 200 classes instead of 10: 190 more outputs with 512 weights and a bias each.
     ("tiny_imagenet", {"model": "resnet18"}, 11_173_962 + 190 * 513, {}),
     ("cifar10", {"model": "vit"}, 9_523_722, {"model": {"name": "vit", "width": 16, "depth": 1}}),
     ("cifar100", {"model": "vit"}, 9_523_722 + 90 * 513, {"model": {"name": "vit", "width": 16, "depth": 1}}),
@@ -91,7 +91,7 @@ def test_auc_on_a_stand_in(name: str, arguments: dict[str, Any]):
 
 
 def test_stand_ins_can_be_learnt():
-    """Chance is a tenth."""
+    """Random guesses would have an accuracy of one tenth."""
     run_spec = plan(
         {"name": "cifar10", "model": "logistic", "augment": [], "stand_in": 200},
         rounds=20,
@@ -110,7 +110,7 @@ def test_stand_ins_are_refused():
 
 # --- global randomness ------------------------------------------------------------------------------------------------
 class Reseeding(Observer):
-    """Seeds every global generator anew after each round."""
+    """Seeds every global generator again after each round."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -138,7 +138,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "linear": {"dim": 20},
     "quadratic": {"noise": 0.5},
 }
-"""Arguments with as much randomness as there is, and models that are quick."""
+"""Arguments that use all randomness that there is, with models that are fast."""
 
 
 def small(name: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def small(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_global_generators_move_nothing(name: str):
-    """Two rounds, the generators seeded anew before, between and after, by one number and by another."""
+    """Two rounds; the generators are seeded before, between and after them, with one number and with another."""
     results = [run(plan(small(name), rounds=2), observers=[Reseeding(seed)]) for seed in (1, 2)]
     assert results[0].model_sha256 == results[1].model_sha256
     assert results[0].metrics == results[1].metrics
@@ -157,7 +157,7 @@ def test_global_generators_move_nothing(name: str):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_alone_equals_together(name: str):
-    """Crops, flips, dropout and noise too: float64, blocks of one and of four unequal clients."""
+    """With crops, flips, dropout and noise, in float64: blocks of one client and of four unequal clients agree."""
     federation = {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": 5}}
     models = []
     for block in (1, 4):

@@ -1,4 +1,4 @@
-"""Partitions by prior, labels, sizes, nature and positives: what each promises, the same by seed."""
+"""Partitions by prior, labels, sizes, natural clients and positives: documented effects, the same for equal seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shares(parts: ClientIndex, labels: np.ndarray) -> np.ndarray:
 )
 @pytest.mark.parametrize("clients", [1, 10, 100])
 def test_every_row_is_dealt_once(rule, clients):
-    """Where every label has a client: with one client the labels that it has."""
+    """All rows are dealt, except by `Labels` with a single client: then all rows of its labels."""
     parts = rule.deal(EVEN, clients, 0)
     wanted = np.arange(len(EVEN))
     if isinstance(rule, Labels) and clients == 1:
@@ -115,7 +115,7 @@ def test_natural_clients_keep_their_own():
 
 
 def test_positives_overall():
-    """2,000 negatives, ratio .1: floor(.1 / .9 * 2000) = 222 positives."""
+    """2,000 negatives at ratio .1 keep floor(.1 / .9 * 2000) = 222 positives."""
     parts = PositiveRatio((0.1,)).deal(BINARY, 8, 0)
     assert BINARY[parts.rows].sum() == 222
     assert len(parts.rows) == len(set(parts.rows.tolist())) == 2222

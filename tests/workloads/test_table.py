@@ -1,4 +1,4 @@
-"""Every entry of the tables can be found and built; reading them costs no torch; nothing touches global randomness."""
+"""Every entry of the tables can be built; reading the tables does not import torch; no global randomness is used."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_global_randomness_is_neither_read_nor_written(name):
         assert torch.equal(before[2], after[2])
         return loss, split.client_index.rows
 
-    build(WORKLOADS[name]).split(0, 10)  # importing scikit-learn draws from Python's own
+    build(WORKLOADS[name]).split(0, 10)  # importing scikit-learn draws from Python's generator
     one, other = results(1), results(2)
     assert torch.equal(one[0], other[0])
     assert np.array_equal(one[1], other[1])

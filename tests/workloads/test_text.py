@@ -53,7 +53,7 @@ def test_words_and_numbers():
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_rows_and_classes(kind, train, test, clients, real_set):
-    """The counts of the sets' descriptions."""
+    """The numbers of rows are those in the descriptions of the sets."""
     workload = kind(data_root=str(real_set(kind.folder).parent), vocabulary=500, length=16)
     columns = workload.load()
     assert [np.bincount(part["label"]).tolist() for part in columns] == [train, test]
@@ -98,7 +98,7 @@ def test_glove_fills_the_rows_of_known_words(tmp_path):
 
 @pytest.fixture
 def worded(tmp_path) -> ParquetText:
-    """Six words, of which a file has vectors for two."""
+    """A vocabulary of six words, and a file with vectors for two of them."""
     texts = pa.table({"text": ["good good film", "bad film"] * 8, "label": [1, 0] * 8})
     (tmp_path / "texts").mkdir()
     for part in ("train", "test"):
@@ -118,7 +118,7 @@ def test_frozen_vectors_are_the_files_and_no_part_of_the_model(worded, tmp_path)
     assert set(trained) - set(p) == {"embedding.weight"}
     assert all(torch.equal(p[name], trained[name]) for name in p)
     (cached,) = (tmp_path / "cache/vectors").iterdir()
-    (tmp_path / "glove.txt").touch()  # another time, another entry
+    (tmp_path / "glove.txt").touch()  # a new time of the file gives a new entry of the cache
     assert torch.equal(replace(worded).network.module.embedding.table, table)
     assert len(list((tmp_path / "cache/vectors").iterdir())) == 2
     assert cached.is_file()
@@ -138,7 +138,7 @@ def test_frozen_vectors_without_a_file_do_not_depend_on_the_seed(worded):
 
 
 def test_frozen_vectors_on_ray_and_in_process(worded, ray_here):
-    """Workers find the same vectors; what is sent has none."""
+    """Workers have the same vectors, and nothing that is sent contains them."""
     spec = {
         "name": "parquet_text",
         "model": {"name": "rnn", "hidden": 4},

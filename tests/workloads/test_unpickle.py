@@ -1,4 +1,4 @@
-"""Pickles of arrays: what is sound is read as pickle reads it, and nothing else does anything but raise an error."""
+"""Pickles of arrays: sound ones are read as pickle reads them, and all others only raise an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES: dict[str, dict[Any, Any]] = {
 
 
 def flagged(flags: int) -> bytes:
-    """A type's state with flags of one's choice: 0x3f says that its numbers are references to objects."""
+    """The state of a type with chosen flags: 0x3f says that its numbers are references to objects."""
     return b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" + bytes([flags]) + b"tb"
 
 
@@ -125,7 +125,7 @@ print("all")
 
 
 def test_no_attack_ends_the_process():
-    """All in a process of their own that may take 4 GiB: a crash would end the test's."""
+    """They run in another process with at most 4 GiB, because a crash would end the process of the test."""
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", LIMITED], cwd=root, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all"), (done.stdout, done.stderr)
@@ -140,7 +140,7 @@ def test_the_same_bytes_over_and_over_take_no_more_memory_than_the_file_has():
 
 # --- any bytes at all -------------------------------------------------------------------------------------------------
 def broken(seed: int) -> bytes:
-    """A sound batch with some bytes changed, moved or left out, or instructions in any order."""
+    """A sound batch with some bytes changed, moved or removed, or instructions in random order."""
     draw = random.Random(seed)
     data = bytearray(draw.choice([python_2(), *(pickle.dumps(b, p) for b in BATCHES.values() for p in (2, 4))]))
     if draw.random() < 0.2:

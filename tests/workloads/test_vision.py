@@ -1,4 +1,4 @@
-"""torchvision can be imported beside any torch, and is not imported before it is wanted."""
+"""torchvision can be imported with any torch, and is not imported before it is used."""
 
 from __future__ import annotations
 
