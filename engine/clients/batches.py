@@ -1,7 +1,9 @@
-"""Each client's stream of batches: its own rows, shuffled anew every pass, continued from round to round.
+"""The stream of mini-batches of each client.
 
-A pass over n rows has ceil(n / B) batches, the last one short. Local steps number K per visit, so visit v takes batches
-vK … vK + K - 1 of the stream, wherever passes begin and end. The shuffle of pass e is counted by (seed, client, e).
+A client passes over its own rows again and again, in an order that is shuffled anew for every pass. Its stream goes on
+from round to round. A pass over n rows has ceil(n / B) batches, and the last one may be short. If a client takes K
+local steps in each round, its visit number v gets the batches vK … vK + K - 1 of its stream, wherever passes begin and
+end. The permutation of pass e depends on (seed, client, e) only.
 """
 
 from __future__ import annotations
@@ -22,79 +24,96 @@ from ..kernels.operators import check_status
 
 
 class Stream(NamedTuple):
-    """The batches of some clients for one visit; K is the longest client's number of steps."""
+    """The batches of c clients for one round. K is the largest number of local steps among these clients."""
 
     rows: Tensor  # (c, K, B) int64, rows of the training set; short batches repeat their first row
     weight: Tensor | None  # (c, K, B) float64, 1 / examples in the batch, 0 on repeats; None if all batches are full
-    steps: Tensor  # (c,) int64
-    keys: Tensor  # (c, K) int64, this step's source of randomness
+    steps: Tensor  # (c,) int64, the number of local steps of each client
+    keys: Tensor  # (c, K) int64, each step's source of randomness
+
+
+class Visits(NamedTuple):
+    """What determines the batches of c clients in one round; every array is (c,) int64."""
+
+    clients: np.ndarray
+    offsets: np.ndarray  # the position of each client's first row in `ClientIndex.rows`
+    sizes: np.ndarray  # the number of rows of each client
+    visits: np.ndarray  # how often each client has taken part before
+    steps: np.ndarray  # the number of local steps of each client
 
 
 def stream(
-    client_index: ClientIndex, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, own: bool = False
+    client_index: ClientIndex, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, native: bool = False
 ) -> Stream:
-    """`visits`: (c,) how often each client took part before; own: by draw.cpp, which gives the same."""
-    who, visits = clients.astype(np.int64), visits.astype(np.int64)
-    offsets, ends = (client_index.offsets[clients + beyond].astype(np.int64) for beyond in (0, 1))
+    """The batches of these clients (c,).
+
+    visits: (c,) how often each client has taken part before. native: compute them with the library's C++ code, which
+    gives the same numbers as NumPy.
+    """
+    clients, visits = clients.astype(np.int64), visits.astype(np.int64)
+    offsets, ends = (client_index.offsets[clients + shift].astype(np.int64) for shift in (0, 1))
     sizes = ends - offsets
     steps = steps_of(sizes, local).astype(np.int64)
-    shape = (len(who), int(steps.max()), min(local.batch, int(sizes.max())))
-    each = (who, offsets, sizes, visits, steps)
-    rows, weight, keys = (_drawn if own else _shuffled)(client_index.rows, each, shape, local.batch, seed)
+    shape = (len(clients), int(steps.max()), min(local.batch, int(sizes.max())))
+    draw = _draw_native if native else _draw
+    rows, weight, keys = draw(client_index.rows, Visits(clients, offsets, sizes, visits, steps), shape, local, seed)
     return Stream(rows, weight, torch.from_numpy(steps), keys)
 
 
-def _drawn(
-    all: np.ndarray, each: tuple[np.ndarray, ...], shape: tuple[int, int, int], batch: int, seed: int
+def _draw_native(
+    all_rows: np.ndarray, visits: Visits, shape: tuple[int, int, int], local: Local, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As `_shuffled`."""
-    _, offsets, sizes, *_ = each
-    if sizes.min() < 1 or offsets.min() < 0 or (offsets + sizes).max() > len(all):
-        raise IndexError(f"a client's rows must lie among all {len(all)}, and it must have one at least")
+    """What `_draw` returns, computed by draw.cpp."""
+    if visits.sizes.min() < 1 or visits.offsets.min() < 0 or (visits.offsets + visits.sizes).max() > len(all_rows):
+        raise IndexError(f"every client must have at least one row, and only rows among the {len(all_rows)} rows")
     rows, weight, keys = np.empty(shape, np.int64), np.empty(shape), np.empty(shape[:2], np.int64)
     full = np.empty(1, np.int64)
-    given = [np.ascontiguousarray(array, dtype=np.int64) for array in (*each, all)]
-    arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, rows, weight, keys, full))
+    inputs = [np.ascontiguousarray(array, dtype=np.int64) for array in (*visits, all_rows)]
+    addresses = (ctypes.c_void_p(array.ctypes.data) for array in (*inputs, rows, weight, keys, full))
     purposes = (int(counted.key(seed, purpose)) for purpose in ("order", "step"))
-    check_status(library().draw(*arrays, *map(ctypes.c_int64, (*shape, batch, *purposes))))
+    check_status(library().draw(*addresses, *map(ctypes.c_int64, (*shape, local.batch, *purposes))))
     return torch.from_numpy(rows), None if full[0] else torch.from_numpy(weight), torch.from_numpy(keys)
 
 
-def _shuffled(
-    all: np.ndarray, each: tuple[np.ndarray, ...], shape: tuple[int, int, int], batch: int, seed: int
+def _draw(
+    all_rows: np.ndarray, visits: Visits, shape: tuple[int, int, int], local: Local, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(rows, weight, keys) of a Stream of this shape (c, K, B). all: rows of all clients; each: (c,) a client's number,
-    where its rows begin among all, how many there are, its visits before, the steps of one; batch: of its examples."""
-    who, offsets, sizes, visits, steps = each
-    first, passes = visits * steps, -(-sizes // batch)
-    shuffled, start = _shuffles(who, sizes, first, steps, passes, seed)
-    step, held = np.arange(shape[1]), passes[:, None]
-    number = first[:, None] + np.minimum(step, steps[:, None] - 1)  # (c, K) batches of the whole stream
-    origin = start[:, None] + (number // held - number[:, :1] // held) * sizes[:, None]
-    within = ((number % held) * batch)[..., None] + np.arange(shape[2])  # (c, K, B)
-    real = within < sizes[:, None, None]
+    """(rows, weight, keys) of a Stream of this shape (c, K, B). all_rows: `ClientIndex.rows`."""
+    clients, offsets, sizes, visited, steps = visits
+    first_batch, batches_per_pass = visited * steps, -(-sizes // local.batch)
+    shuffled, start = _shuffle(clients, sizes, first_batch, steps, batches_per_pass, seed)
+    step, per_pass = np.arange(shape[1]), batches_per_pass[:, None]
+    number = first_batch[:, None] + np.minimum(step, steps[:, None] - 1)  # (c, K) batches of the whole stream
+    pass_start = start[:, None] + (number // per_pass - number[:, :1] // per_pass) * sizes[:, None]
+    within_pass = ((number % per_pass) * local.batch)[..., None] + np.arange(shape[2])  # (c, K, B)
+    real = within_pass < sizes[:, None, None]
     full = bool(real.all())
     if not full:
-        within = np.where(real, within, within[..., :1])
-    rows = all[shuffled[origin[..., None] + within] + offsets[:, None, None]]
+        within_pass = np.where(real, within_pass, within_pass[..., :1])
+    rows = all_rows[shuffled[pass_start[..., None] + within_pass] + offsets[:, None, None]]
     weight = None if full else torch.from_numpy(real / real.sum(-1, keepdims=True))
-    keys = counted.key(seed, "step", who[:, None], first[:, None] + step)
+    keys = counted.key(seed, "step", clients[:, None], first_batch[:, None] + step)
     return torch.from_numpy(rows), weight, torch.from_numpy(keys)
 
 
-def _shuffles(
-    who: np.ndarray, sizes: np.ndarray, first: np.ndarray, steps: np.ndarray, passes: np.ndarray, seed: int
+def _shuffle(
+    clients: np.ndarray,
+    sizes: np.ndarray,
+    first_batch: np.ndarray,
+    steps: np.ndarray,
+    batches_per_pass: np.ndarray,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(all permutations that the visits need, end to end; (c,) where each client's first one begins)."""
-    begin = first // passes
-    counts = (first + steps - 1) // passes - begin + 1  # passes that a visit touches
-    client = np.repeat(np.arange(len(who)), counts)
-    epoch = begin[client] + np.arange(len(client)) - (counts.cumsum() - counts)[client]
-    lengths = sizes[client]
+    """(the permutations of all passes of this round, one after another; (c,) where each client's first one begins)."""
+    first_pass = first_batch // batches_per_pass
+    passes = (first_batch + steps - 1) // batches_per_pass - first_pass + 1  # (c,) that this round touches
+    position = np.repeat(np.arange(len(clients)), passes)  # the client of each permutation
+    pass_number = first_pass[position] + np.arange(len(position)) - (passes.cumsum() - passes)[position]
+    lengths = sizes[position]
     starts = lengths.cumsum() - lengths
-    segment = np.repeat(np.arange(len(client)), lengths)
-    place = np.arange(len(segment)) - starts[segment]
-    draws = counted.key(counted.key(seed, "order", who[client], epoch)[segment], place)
-    # One sort for all: the segment in the high bits, 43 random ones below.
+    segment = np.repeat(np.arange(len(position)), lengths)  # the permutation of each entry
+    entry = np.arange(len(segment)) - starts[segment]
+    draws = counted.key(counted.key(seed, "order", clients[position], pass_number)[segment], entry)
+    # One sort for all permutations: the segment is in the high bits, with 43 random bits below it.
     order = np.argsort((segment << 43) | counted.high_bits(draws, 43), kind="stable")
-    return place[order], starts[counts.cumsum() - counts]
+    return entry[order], starts[passes.cumsum() - passes]

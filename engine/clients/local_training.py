@@ -1,4 +1,8 @@
-"""A client's trip through a round, begin -> step … step -> finish: one at a time, or a block at once under vmap."""
+"""Local training: what a client computes in a round.
+
+A client's local training is `client_begin`, then `client_step` for each local step, then `client_finish`. The trainer
+runs it for one client, or for a block of clients at once under `torch.func.vmap`.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +22,38 @@ from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
 
-Batches = Callable[[int], dict[str, Tensor]]
-"""step -> the block's batch, each column (c, B, …), "key" (c,), "weight" (c, B) where there are short batches."""
-AT_ONCE = 32
-"""Steps whose batches are gathered together, at most: a sign of life in between, and no more memory."""
+BlockBatches = Callable[[int], dict[str, Tensor]]
+"""Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches
+are short."""
+GATHERED_STEPS = 32
+"""The largest number of local steps whose batches are gathered at once. It limits the memory that they take, and the
+time without a sign of life."""
 
 
 class ClientBatches(Protocol):
-    """A client's, some steps at a time."""
+    """The batches of one client."""
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
-        """Each column (K, B, …), "key" (K,), "weight" (K, B) where there are short batches, which are padded behind."""
+        """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
+        short. Short batches are padded at their end."""
         ...
 
     def beat(self) -> None:
-        """A step begins: a sign of life."""
+        """Give a sign of life: a local step begins."""
         ...
 
 
 class LocalResult(NamedTuple):
-    """What comes of a block: leaves with the clients' axis first."""
+    """The result of the local training of one client, or of a block: then every leaf has the clients' axis first."""
 
-    message: Any
-    client: Any
-    loss: Tensor  # (c,) mean training loss over the steps
-    gradients: int  # evaluations of the gradient per step
+    message: Any  # decoded, so that it can be added to others
+    client: Any  # the new client state
+    loss: Tensor  # () or (c,), the mean training loss over the local steps
+    gradients: int  # gradient evaluations per local step
 
 
 class BatchOracle:
-    """The oracle of one step; `losses`: at each call."""
+    """The gradient oracle of one local step. `losses` has the loss of each call."""
 
     def __init__(self, gradient_of: Callable[..., Any], trainer: LocalTrainer, batch: Batch, done: Tensor) -> None:
         self.gradient_of, self.trainer, self.batch, self.done = gradient_of, trainer, batch, done
@@ -70,7 +77,7 @@ class BatchOracle:
 
 
 def unpadded(batches: Batch, i: int) -> Batch:
-    """One of a client's batches (K, B, …): columns (b, …), "key" (), no "weight"."""
+    """Batch i of a client's batches (K, B, …), without its padding: columns (b, …), "key" (), no "weight"."""
     batch = {name: column[i] for name, column in batches.items()}
     weight = batch.pop("weight", None)
     if weight is None:
@@ -80,14 +87,17 @@ def unpadded(batches: Batch, i: int) -> Batch:
 
 
 class ClientSteps:
-    """One client's steps of a round. `losses`: of those that were taken, one tensor or several."""
+    """The local steps of one client in a round, as a method sees them (`LocalSteps`).
+
+    `losses` has the losses of the steps that were taken: a tensor () for each step, or a tensor (k,) for k of them.
+    """
 
     def __init__(self, trainer: LocalTrainer, steps: int, batches: ClientBatches) -> None:
         self.trainer, self.steps, self.batches = trainer, steps, batches
         self.losses: list[Tensor] = []
 
     def __iter__(self) -> Iterator[BatchOracle]:
-        for begin, batches in self._some():
+        for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 done = torch.tensor((begin + i) / self.steps, dtype=torch.float64)
@@ -96,25 +106,31 @@ class ClientSteps:
                 self.trainer.gradients = len(oracle.losses)
                 self.losses.append(oracle.losses[0])
 
-    def _some(self) -> Iterator[tuple[int, Batch]]:
-        """(first step, batches), as many as are gathered together."""
-        for begin in range(0, self.steps, AT_ONCE):
-            yield begin, self.batches(slice(begin, min(begin + AT_ONCE, self.steps)))
+    def _gathered(self) -> Iterator[tuple[int, Batch]]:
+        """(number of the first step, batches of some consecutive steps), for all steps in order."""
+        for begin in range(0, self.steps, GATHERED_STEPS):
+            yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
         chain, flat = self.trainer.chain, y.flat
         if chain is None:
             return None
-        added = total.flat.clone() if isinstance(total, Tree) else None
-        constant = shift.flat if isinstance(shift, Tree) else None
-        for _, batches in self._some():
-            flat, losses = chain.descend(flat, batches, lr, constant, added)
+        flat_total = total.flat.clone() if isinstance(total, Tree) else None
+        flat_shift = shift.flat if isinstance(shift, Tree) else None
+        for _, batches in self._gathered():
+            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total)
             self.losses.append(losses)
         self.trainer.gradients = 1
-        return Tree(flat, y.layout), total if added is None else Tree(added, y.layout)
+        return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
 
 
 class LocalTrainer:
+    """Runs the local training of clients with one method and one workload.
+
+    `chain`: the fused kernels of the workload's loss, if kernels="chain". `gradients`: the number of gradient
+    evaluations in the last local step.
+    """
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -123,14 +139,17 @@ class LocalTrainer:
         kernels: str = "torch",
         precision: torch.dtype | None = None,
     ) -> None:
-        """kernels: see `kernels`; precision: of losses and their gradients' computation, x's unless given."""
+        """x: the initial model, for its shapes. kernels: "torch", "native" or "chain".
+
+        precision: the dtype in which losses and their gradients are computed; None for the dtype of x.
+        """
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec = StateSpec(algorithm, x)
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
-        """The batch's mean loss, ()."""
+        """The mean loss (), over the examples of a batch."""
         if self.precision is not None:
             point = point.to(self.precision)
         with kernels(self.kernels):
@@ -139,31 +158,38 @@ class LocalTrainer:
         return losses.mean() if weight is None else (losses * weight).sum()
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
-        """(next local state, loss at the first gradient)."""
+        """(the next local state, the loss () at the point of the first gradient)."""
         with method_kernels(self.kernels):
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
 
     def finish(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
-        """(message, as it may be added; next client's state)."""
+        """(the decoded message, the new client state)."""
         message, client = self.algorithm.client_finish(public, client, local)
         return self.algorithm.decode(public, message), client
 
     # --- one client ---------------------------------------------------------------------------------------------
-    def alone(self, public: Any, client: Any, steps: int, batches: ClientBatches) -> LocalResult:
-        """One client, no clients' axis in `client`; the outcome's leaves have none either, but for the loss ()."""
-        visit = ClientSteps(self, steps, batches)
+    def train_client(self, public: Any, client: Any, steps: int, batches: ClientBatches) -> LocalResult:
+        """The local training of one client. Neither `client` nor the result has a clients' axis.
+
+        public: the public state that was broadcast. client: the client state. steps: the number of local steps.
+        """
+        local_steps = ClientSteps(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
         with method_kernels(self.kernels):
-            local = self.algorithm.client_steps(public, client, local, visit)
+            local = self.algorithm.client_steps(public, client, local, local_steps)
         message, client = self.finish(public, client, local)
-        return LocalResult(message, client, torch.hstack(visit.losses).mean(dtype=torch.float64), self.gradients)
+        loss = torch.hstack(local_steps.losses).mean(dtype=torch.float64)
+        return LocalResult(message, client, loss, self.gradients)
 
     # --- a block --------------------------------------------------------------------------------------------------
-    def together(self, public: Any, client: Any, steps: Tensor, batches: Batches) -> LocalResult:
-        """Clients along the first axis of every leaf of `client`; steps: (c,), they may differ."""
-        # Stateless clients have no tensor to vectorise over; their steps always are one.
+    def train_block(self, public: Any, client: Any, steps: Tensor, batches: BlockBatches) -> LocalResult:
+        """The local training of c clients at once, along the first axis of every leaf of `client`.
+
+        steps: (c,) numbers of local steps, which may differ.
+        """
+        # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
         step = vmap(
             lambda client, local, batch, done: self.step(
@@ -172,21 +198,24 @@ class LocalTrainer:
         )
         finish = vmap(lambda client, local: self.finish(public, client, local))
         local = begin(steps, client)
-        total = torch.zeros(len(steps), dtype=torch.float64)
+        loss_sum = torch.zeros(len(steps), dtype=torch.float64)
         shortest, longest = int(steps.min()), int(steps.max())
         for k in range(longest):
             after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
             if k >= shortest:
                 active = steps > k
-                after, loss = select(active, after, local), torch.where(active, loss.to(total), 0)
-            local, total = after, total + loss.to(total)
+                after, loss = select(active, after, local), torch.where(active, loss.to(loss_sum), 0)
+            local, loss_sum = after, loss_sum + loss.to(loss_sum)
         message, client = finish(client, local)
-        return LocalResult(message, client, total / steps, self.gradients)
+        return LocalResult(message, client, loss_sum / steps, self.gradients)
 
 
 def _chain(workload: Workload, layout: Layout) -> Chain:
-    """NoKernels where the loss is no chain any more, though the plan has it that it is: no run goes on otherwise than
-    its plan says."""
+    """The fused kernels of the workload's loss.
+
+    Raises NoKernels if the loss cannot be computed by them: a run whose plan says "chain" must not continue with other
+    kernels, because its bits depend on them.
+    """
     try:
         return chain_from(workload, layout)
     except NotAChain as error:
@@ -194,11 +223,13 @@ def _chain(workload: Workload, layout: Layout) -> Chain:
 
 
 class Gradient(torch.autograd.Function):
-    """(gradient (P,), loss ()) of one client's batch, `forward`; of a whole block's, `apply` under vmap.
+    """(gradient (P,), loss ()) at a point (P,) on a batch: by `forward` for one client, by `apply` under vmap for a
+    block.
 
-    There, clients being independent, the gradient of the sum of their losses has each one's own in its row: vmap runs
-    the forward pass only and plain autograd the backward. (`torch.func.grad` inside vmap gives the same numbers, but
-    loads torch's compiler at its first call: 80 MiB and 0.8 s in every worker.)
+    The clients of a block are independent, so the gradient of the sum of their losses has the gradient of each client
+    in its row. Therefore vmap runs only the forward pass, and plain autograd the backward pass. (`torch.func.grad`
+    inside vmap gives the same numbers, but its first call loads torch's compiler, which costs every worker 80 MiB and
+    0.8 s.)
     """
 
     generate_vmap_rule = False
@@ -217,7 +248,7 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: no gradient flows through a gradient."""
+        """Nothing is saved, because no gradient flows through a gradient."""
 
     @staticmethod
     def vmap(
@@ -245,7 +276,7 @@ class Gradient(torch.autograd.Function):
 
 
 def select(active: Tensor, new: Any, old: Any) -> Any:
-    """Leaf by leaf, `new` for active clients (c,), `old` for those that have finished."""
+    """For every leaf (c, …): the entries of `new` for active clients (c,), those of `old` for the others."""
 
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(active.to(a.device).view(-1, *[1] * (a.ndim - 1)), a, b)

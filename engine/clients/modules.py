@@ -1,8 +1,8 @@
-"""The modules of a workload in training and in evaluation: their mode, and where their random draws come from.
+"""The modules of a workload: their mode in training and in evaluation, and where their random numbers come from.
 
-Modules of torch such as `nn.Dropout` draw from torch's global generator. What they draw then depends on everything that
-the process drew before, so that the same configuration gives other bits on another number of workers, and they cannot
-be vectorised over clients. A training run refuses them by name before its first round.
+Modules of torch such as `nn.Dropout` draw from torch's global generator. What they draw depends on everything that the
+process drew before. So the same configuration would give other bits on another number of workers, and such modules
+cannot be vectorised over clients. A training run refuses them by name before its first round.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ..errors import ConfigError
 from .random_generators import generators, kept_generators, moved
 
 ROWS = 2
-"""Examples in the trial batch."""
+"""The number of examples in the trial batch."""
 TRIALS = 3
-"""A module is refused if it draws in all of so many trials: in one of them, another thread may have drawn."""
+"""A module is refused if a global generator moved in every one of this many trials. In a single trial, another thread
+may have drawn."""
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 KEYED = "fedfleet.workloads.convolutional.Dropout"
@@ -58,8 +59,8 @@ def evaluating() -> Iterator[None]:
 def check_draws(workload: Workload, x: Tree, split: Split) -> None:
     """Raise ConfigError where a module of the workload draws from a global generator while it is trained.
 
-    x: the model before round 1; one batch of the first client's rows goes through it. An exception of the workload's
-    own code is not reported here: the first round meets it again, and says whose it is.
+    x: the model before round 1. One batch of the first client's rows goes through it. An exception of the workload's
+    own code is not reported here: the first round meets it again, and reports whose code raised it.
     """
     rows = split.client_index.rows[:ROWS]
     batch = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
@@ -74,27 +75,27 @@ def check_draws(workload: Workload, x: Tree, split: Split) -> None:
 
 
 def trial(workload: Workload, p: Params, batch: Batch) -> str:
-    """A sentence on the module that draws from a global generator in one forward pass of training, "" if none does.
+    """An error sentence if a module draws from a global generator in one forward pass of training, else "".
 
-    Draws outside modules are for `trial_step`, which finds the line.
+    Draws outside of modules are found by `trial_step`, which reports the line.
     """
-    watch = Watch()
+    recorder = DrawRecorder()
     try:
-        with kept_generators(), watch:
+        with kept_generators(), recorder:
             workload.trial(p, batch)
     except Exception:
         return ""
-    return watch.found
+    return recorder.found
 
 
-class Watch:
-    """While it is entered, it records in `found` a sentence on the first module that moves a global generator."""
+class DrawRecorder:
+    """A context in which `found` gets an error sentence on the first module that draws from a global generator."""
 
     def __init__(self) -> None:
         self.found = ""
         self.calls: list[tuple[nn.Module, dict[str, Any]]] = []  # modules whose forward has begun, the outermost first
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DrawRecorder:
         self.hooks = [register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end)]
         return self
 
@@ -106,7 +107,7 @@ class Watch:
         self.calls.append((module, generators()))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """An inner module ends before the modules around it, so the first one that is found is the culprit."""
+        """Note the module if it drew. Inner modules end before the modules around them, so the first one is meant."""
         before = self.calls[-1][1]
         if not self.found and (drawn := moved(before)):
             root = self.calls[0][0]
@@ -119,7 +120,7 @@ class Watch:
 
 
 def remedy(module: nn.Module) -> str:
-    """The keyed module to use in the place of one of torch's."""
+    """What to use instead of a module of torch that draws from a global generator."""
     if isinstance(module, DROPOUTS):
         channels = "" if type(module) is nn.Dropout else ", channels=True"
         return f"use {KEYED}({module.p:g}{channels}) in its place"

@@ -1,4 +1,4 @@
-"""The random generators that all code of a process shares, and equality of values to the bit."""
+"""The global random generators of a process, and bitwise equality of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def generators() -> dict[str, Any]:
-    """The states of the generators that all code of a process shares."""
+    """The states of the global generators of torch, NumPy and Python, by their names in error messages."""
     return {
         "torch's global generator": torch.get_rng_state(),
         "NumPy's global generator": np.random.get_state(),
@@ -22,13 +22,14 @@ def generators() -> dict[str, Any]:
 
 
 def moved(before: dict[str, Any]) -> str:
-    """The name of a generator that was drawn from since, or ""."""
+    """The name of a generator whose state differs from that in `before` (as `generators` returned it), or ""."""
     now = generators()
     return next((name for name, state in before.items() if not equal(state, now[name])), "")
 
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
+    """A context at whose end the global generators have the states again that they had at its beginning."""
     torch_state, numpy_state, python_state = generators().values()
     try:
         yield
@@ -39,7 +40,7 @@ def kept_generators() -> Iterator[None]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values have the same bits; NaN equals NaN."""
+    """Whether two values have the same type, shape and bits. NaN equals NaN."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
     if isinstance(a, np.ndarray):
@@ -52,4 +53,5 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of the same shape and dtype have equal entries, where NaN equals NaN."""
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))

@@ -105,7 +105,7 @@ class Worker:
             local = Local(epochs=1, batch=local.batch)
         self.gathering, began = 0.0, time.perf_counter()
         given = (self.data.client_index, work.task.clients, work.visits, local, self.run_spec.experiment.seed)
-        batches = stream(*given, own=self.kernels != "torch")
+        batches = stream(*given, native=self.kernels != "torch")
         drawn = time.perf_counter() - began
         total = Accumulator(trainer.state_spec, len(work.task.cuts), self.kernels, self.memory)
         begin = 0
@@ -142,7 +142,7 @@ class Worker:
         clients = self._states(trainer.algorithm, public, torch.from_numpy(work.read[part]))
         total.times["state"] += time.perf_counter() - began
         steps = batches.steps[part]
-        outcome = trainer.together(public, clients, steps, lambda k: self._batch(batches, part, k))
+        outcome = trainer.train_block(public, clients, steps, lambda k: self._batch(batches, part, k))
         total.add_block(outcome, steps.numpy(), work.weights[part])
         self._keep(total, lambda rows: rows.write(torch.from_numpy(work.write[part]), outcome.client))
 
@@ -161,7 +161,7 @@ class Worker:
         client = self._fresh(trainer.algorithm, public) if row < 0 or self.rows is None else self.rows.read_one(row)
         total.times["state"] += time.perf_counter() - began
         steps = batches.steps[at : at + 1].numpy()
-        outcome = trainer.alone(public, client, int(steps[0]), StreamedBatches(self, batches, at))
+        outcome = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, at))
         total.add_one(outcome, steps, work.weights[at : at + 1], only)
         self._keep(total, lambda rows: rows.write_one(int(work.write[at]), outcome.client))
 

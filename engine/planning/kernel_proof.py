@@ -141,7 +141,7 @@ class Proof:
         some = np.unique([*self.clients(), int(sizes.argmin()), int(sizes.argmax())])
         for visits in (np.zeros(len(some), np.int64), np.arange(1, len(some) + 1)):
             expected = stream(client_index, some, visits, local, seed)
-            found = stream(client_index, some, visits, local, seed, own=True)
+            found = stream(client_index, some, visits, local, seed, native=True)
             for name, a, b in zip(expected._fields, expected, found, strict=True):
                 if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
                     raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
@@ -315,7 +315,7 @@ class Proof:
         public = method.unpack(method.server_init(self.x).public)
         token = FASTER.set(record)
         try:
-            trainer.alone(public, method.client_init(public), 1, OneBatch(batch))
+            trainer.train_client(public, method.client_init(public), 1, OneBatch(batch))
         finally:
             FASTER.reset(token)
 
@@ -340,7 +340,7 @@ class Proof:
 
 
 class OneBatch:
-    """A client's only batch, see `trip.ClientBatches`."""
+    """A client's only batch, see `local_training.ClientBatches`."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

@@ -402,7 +402,7 @@ class Trial:
             return
         clients = pytree.tree_map(lambda leaf: leaf.expand(count, *leaf.shape), client)
         try:
-            trainer.together(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
+            trainer.train_block(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
         except FedFleetError:
             raise
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The divergence guard: a run ends at the first round whose outcome is not a number, or far from where it began."""
+"""The divergence guard: it ends a run at the first round whose model is not finite or has become far too large."""
 
 from __future__ import annotations
 
@@ -14,59 +14,66 @@ from ..errors import Diverged
 from ..reduction.round_totals import RoundTotals
 
 EXPLODES = 1e6
-"""Times its first norm (or 1) that a model may grow before the run counts as diverged."""
+"""A run has diverged if the model's norm is larger than its norm before round 1 (or 1) times this factor."""
 NAMED = 3
+"""The largest number of clients that a message names."""
 FEW = 0.5
-"""Share of a round's clients up to which those whose messages are not finite are named as the cause."""
+"""If at most this share of a round's clients sent messages that are not finite, these are named as the cause."""
 LONGER = 10.0
-"""The server is named as the cause where its step is so many times as long as a client's longest displacement."""
+"""The server is named as the cause if its step is longer than the longest step of a client times this factor."""
 
-CLIENTS = "lower the step size"
+CLIENT_REMEDY = "lower the step size"
 
 
 def growth_limit(x: Tree) -> float:
-    """The largest norm that is let pass, from the model before round 1."""
+    """The largest norm that a model may have. x: the model before round 1."""
     return EXPLODES * max(1.0, float(x.norm()))
 
 
 def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotals, before: Callable[[], Tree]) -> None:
-    """Raise Diverged, naming the clients that moved furthest and the likely cause.
+    """Raise Diverged if the run has diverged; the message names the clients that moved furthest and the likely cause.
 
-    x: the model after round `number`; before: gives the one before it; limit: see `growth_limit`.
+    number: the round. server, x: the server's state and the model after the round. limit: see `growth_limit`. before:
+    returns the model before the round.
     """
     finite = all(bool(torch.isfinite(leaf).all()) for leaf in pytree.tree_leaves(server))
     if finite and float(x.norm()) <= limit:
         return
     moved = np.nan_to_num(totals.clients["norm2"], nan=np.inf, posinf=np.inf)
     worst = np.argsort(-moved, kind="stable")[:NAMED]
-    named = ", ".join(f"client {totals.clients['id'][i]} moved {moved[i] ** 0.5:.3g}" for i in worst)
-    what = f"the model's norm is over {limit:.3g}" if finite else "the server's state is not finite"
-    why, remedy = cause(totals.clients, x, before, limit)
-    raise Diverged(number, f"{what}; {named}{why}", remedy)
+    movements = ", ".join(f"client {totals.clients['id'][i]} moved {moved[i] ** 0.5:.3g}" for i in worst)
+    problem = f"the model's norm is over {limit:.3g}" if finite else "the server's state is not finite"
+    clause, remedy = likely_cause(totals.clients, x, before, limit)
+    raise Diverged(number, f"{problem}; {movements}{clause}", remedy)
 
 
-def cause(clients: Mapping[str, np.ndarray], x: Tree, before: Callable[[], Tree], limit: float) -> tuple[str, str]:
-    """(a clause on the likely cause, "" where the step size of the clients is; the remedy)."""
+def likely_cause(
+    clients: Mapping[str, np.ndarray], x: Tree, before: Callable[[], Tree], limit: float
+) -> tuple[str, str]:
+    """(a clause about the likely cause, the remedy). The clause is "" if the clients' step size is the likely cause.
+
+    clients: the columns of the round's clients, (S,) each. Other parameters: see `check`.
+    """
     moved, loss, steps = np.sqrt(clients["norm2"]), clients["loss"], clients["steps"]
-    lost = ~np.isfinite(moved)
-    if not lost.any():
+    not_finite = ~np.isfinite(moved)
+    if not not_finite.any():
         longest = float(moved.max())
         if longest <= limit and not float((x - before()).norm()) <= LONGER * longest:
             return (
                 "; every client's message is finite, the server's step made the model large",
                 "lower the server's step size",
             )
-        return "", CLIENTS
+        return "", CLIENT_REMEDY
     if not np.isfinite(loss[steps == 1]).all():
         return (
             "; the loss is not finite at the model that the round began with, before any local step",
             "look at the workload's loss, its inputs and the initial weights",
         )
-    if len(lost) > 1 and lost.mean() <= FEW:
-        count, first = int(lost.sum()), clients["id"][lost][:NAMED]
+    if len(not_finite) > 1 and not_finite.mean() <= FEW:
+        count, first = int(not_finite.sum()), clients["id"][not_finite][:NAMED]
         return (
-            f"; {count} of {len(lost)} clients are not finite (client {', '.join(map(str, first))}"
+            f"; {count} of {len(not_finite)} clients are not finite (client {', '.join(map(str, first))}"
             f"{', …' * (count > NAMED)}), the others are",
             "look at the rows of these clients, or lower the step size",
         )
-    return "", CLIENTS
+    return "", CLIENT_REMEDY

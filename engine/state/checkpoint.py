@@ -1,11 +1,11 @@
-"""Checkpoints: what a run needs to go on to the same bits.
+"""Checkpoints in a run's folder: what the run needs to continue to the same bits.
 
     DIR/checkpoints/round-000050/   server.safetensors, table.safetensors, rounds-000.safetensors, …, manifest.json
-    DIR/state/                      the clients' rows, shared with the running store: a checkpoint pins its rows
+    DIR/state/                      the rows of client states, which the running store uses too: a checkpoint pins rows
 
-Written beside and renamed when all is on the disk; the manifest has a digest of every file, of itself, and the table
-has one of every row. A checkpoint that does not agree with its digests is passed over for the one before it, and
-removed once there is a newer one.
+A checkpoint is written into a temporary folder, which gets its name when everything is on the disk. The manifest has
+the digest of every file and of itself, and the table has the digest of every row. A checkpoint that does not match its
+digests is skipped in favour of the one before it, and is removed once there is a newer one.
 """
 
 from __future__ import annotations
@@ -30,95 +30,106 @@ from ..storage.secrets import redacted
 from .table import Table
 
 FORMAT = 3
+"""The version of the format of a checkpoint's files."""
 SEGMENT = 1000
+"""The number of rounds whose records are in one file."""
 NAME = re.compile(r"round-[0-9]{6,}")
 
 
 class Snapshot(NamedTuple):
-    """The driver's state after `round`."""
+    """The driver's state after round `round`, for N clients."""
 
     round: int
-    server: list[Tensor]  # leaves of (public, private)
-    row: np.ndarray  # (N,)
-    digest: np.ndarray  # (N, 32)
-    visits: np.ndarray  # (N,)
-    records: History
+    server: list[Tensor]  # the leaves of the server's state (public, private)
+    row: np.ndarray  # (N,) the row of each client's state, -1 for none
+    digest: np.ndarray  # (N, 16) the digest of each client's row
+    visits: np.ndarray  # (N,) how often each client has taken part
+    records: History  # of all rounds so far
     config: dict[str, Any]
     plan: dict[str, Any]
-    """What the bits depend on besides the configuration: the number of clients in a block, and the kernels."""
+    """The execution plan: what the bits depend on besides the configuration (clients in a block, and kernels)."""
 
 
 Loaded = tuple[Snapshot | None, list[str]]
+"""(the checkpoint that was loaded, or None; lines for the log)"""
 
 
-class Elsewhere(Protocol):
-    """Copies of checkpoints that need nothing of this machine; see `copies`."""
+class CheckpointCopies(Protocol):
+    """Copies of checkpoints in a folder that other machines reach; implemented in `shared_checkpoint`."""
 
     url: str
 
-    def put(self, snapshot: Snapshot) -> None: ...
+    def put(self, snapshot: Snapshot) -> None:
+        """Write a copy. Raises an exception of any kind if it cannot be written."""
+        ...
 
-    def newest(self) -> Iterator[tuple[int, Snapshot | None, str]]: ...
+    def newest(self) -> Iterator[tuple[int, Snapshot | None, str]]:
+        """(round, the checkpoint or None, what is wrong with it) of every copy, the newest first."""
+        ...
 
 
 class Checkpoints:
-    """Saves in a thread of its own, so that rounds go on; at most one is under way. One thread for all of a run's: the
-    C library keeps memory by thread, and a new one for each let the driver grow by 0.1 MiB a checkpoint."""
+    """Saves and loads the checkpoints of a run.
 
-    def __init__(self, directory: str, keep: int, table: Table, copies: Elsewhere | None = None) -> None:
+    They are written in another thread while the next rounds run, one at a time. It is the same thread for all of them,
+    because the C library keeps memory for each thread: with a new thread for each checkpoint, the driver grew by 0.1
+    MiB each time.
+    """
+
+    def __init__(self, directory: str, keep: int, table: Table, copies: CheckpointCopies | None = None) -> None:
+        """directory: the run's folder. keep: how many checkpoints are kept. copies: where copies of them go, if any."""
         self.folder, self.keep, self.table = Path(directory) / "checkpoints", keep, table
         self.copies = copies
-        self.pinned: dict[int, np.ndarray] = {}
+        self.pinned: dict[int, np.ndarray] = {}  # round of a checkpoint -> the rows that it pins, (N,)
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
         self.under_way: Snapshot | None = None
-        self.error: str = ""
-        self.missed: list[str] = []  # what to say of copies
+        self.error: str = ""  # why the checkpoint under way could not be written
+        self.copy_errors: list[str] = []  # lines for the log about copies that could not be written
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write; the one before must have been finished."""
+        """Begin to write a checkpoint. The previous one must have been finished by `finish`."""
         self.table.pin(snapshot.row)
         self.under_way = snapshot
         self.writing = self.writer.submit(self._write, snapshot)
 
     def finish(self) -> list[str]:
-        """Wait for the one under way; drop those beyond `keep`. What went wrong is returned as events."""
+        """Wait for the checkpoint under way, and remove those beyond `keep`. Returns lines for the log about what went
+        wrong."""
         if self.writing is None or self.under_way is None:
             return []
         self.writing.result()
         snapshot, self.writing, self.under_way = self.under_way, None, None
-        missed, self.missed = self.missed, []
+        copy_errors, self.copy_errors = self.copy_errors, []
         if self.error:
             self.table.unpin(snapshot.row)
             reason, self.error = self.error, ""
             return [
                 f"round {snapshot.round}: no checkpoint could be written ({reason}); the one before it stays",
-                *missed,
+                *copy_errors,
             ]
-        self._hold(snapshot.round, snapshot.row)
+        if snapshot.round in self.pinned:
+            self.table.unpin(self.pinned[snapshot.round])
+        self.pinned[snapshot.round] = snapshot.row
         for number in sorted(self.pinned)[: -self.keep]:
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
             self.table.unpin(self.pinned.pop(number))
         for folder in written(self.folder.parent):
             if folder.name not in map(name_of, self.pinned):
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        return missed
-
-    def _hold(self, number: int, row: np.ndarray) -> None:
-        if number in self.pinned:
-            self.table.unpin(self.pinned[number])
-        self.pinned[number] = row
+        return copy_errors
 
     def _write(self, snapshot: Snapshot) -> None:
-        self._write_here(snapshot)
+        """Write the checkpoint into the run's folder, then its copy."""
+        self._write_to_folder(snapshot)
         if self.copies is not None:
             try:
                 self.copies.put(snapshot)
             except Exception as error:  # of whatever kind a file system raises
                 why = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
-                self.missed = [f"round {snapshot.round}: no copy in {self.copies.url} ({why})"]
+                self.copy_errors = [f"round {snapshot.round}: no copy in {self.copies.url} ({why})"]
 
-    def _write_here(self, snapshot: Snapshot) -> None:
+    def _write_to_folder(self, snapshot: Snapshot) -> None:
         temporary = self.folder / f".{name_of(snapshot.round)}"
         final = self.folder / name_of(snapshot.round)
         try:
@@ -138,9 +149,9 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def load(self, verify: Callable[[Snapshot], str]) -> Loaded:
-        """The newest that agrees with its digests, and what was passed over. Older sound ones stay pinned.
+        """The newest checkpoint that matches its digests, and lines for the log about those that were skipped.
 
-        verify: a sentence on what is wrong with the rows of a checkpoint, or "".
+        Older sound checkpoints stay pinned. verify: returns what is wrong with the rows of a checkpoint, or "".
         """
         events: list[str] = []
         found: Snapshot | None = None
@@ -149,53 +160,57 @@ class Checkpoints:
             if snapshot is not None and found is None:
                 wrong = verify(snapshot)
             if snapshot is None or wrong:
-                instead = "" if found else "; the one before it is used"
-                events.append(f"checkpoint {folder.name} is damaged ({wrong}){instead}")
+                remedy = "" if found else "; the one before it is used"
+                events.append(f"checkpoint {folder.name} is damaged ({wrong}){remedy}")
                 continue
             found = found or snapshot
             self.pinned[snapshot.round] = snapshot.row
         return (found, events) if found or self.copies is None else self._load_copy(self.copies, verify, events)
 
-    def _load_copy(self, copies: Elsewhere, verify: Callable[[Snapshot], str], events: list[str]) -> Loaded:
-        """Where there is none here, the newest sound one elsewhere."""
+    def _load_copy(self, copies: CheckpointCopies, verify: Callable[[Snapshot], str], events: list[str]) -> Loaded:
+        """The newest sound copy, for a run whose folder has no sound checkpoint."""
         try:
             for number, snapshot, wrong in copies.newest():
                 if snapshot is not None and not (wrong := verify(snapshot)):
                     self.table.brought(snapshot.row[snapshot.row >= 0])
-                    return snapshot, [*events, f"takes round {number} from {copies.url}"]
+                    return snapshot, [*events, f"round {number} is restored from {copies.url}"]
                 events.append(f"checkpoint {name_of(number)} in {copies.url} is damaged ({wrong})")
         except OSError as error:
             events.append(f"{copies.url} cannot be read ({redacted(str(error))})")
         return None, events
 
     def remove(self) -> None:
+        """Remove all checkpoints of the run's folder. Copies stay."""
         self.finish()
         remove_all(self.folder.parent)
 
 
 def written(directory: str | Path) -> list[Path]:
-    """The folders of a run's checkpoints, oldest first."""
+    """The folders of the checkpoints in a run's folder, the oldest first."""
     folders = (Path(directory) / "checkpoints").glob("round-*")
     return sorted(folder for folder in folders if NAME.fullmatch(folder.name))
 
 
 def remove_all(directory: str | Path) -> None:
-    """Remove a run's checkpoints, half-written ones too; their folder, unless there is something else in it."""
-    folder = Path(directory) / "checkpoints"
-    for half_written in folder.glob(".round-*"):
+    """Remove the checkpoints of a run's folder, also half-written ones, and `checkpoints/` unless it holds something
+    else."""
+    parent = Path(directory) / "checkpoints"
+    for half_written in parent.glob(".round-*"):
         if NAME.fullmatch(half_written.name[1:]):
             shutil.rmtree(half_written, ignore_errors=True)
-    for each in written(directory):
-        shutil.rmtree(each, ignore_errors=True)
+    for folder in written(directory):
+        shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        folder.rmdir()
+        parent.rmdir()
 
 
 def name_of(number: int) -> str:
+    """The name of the checkpoint of a round."""
     return f"round-{number:06d}"
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write the files of a checkpoint into `folder`, and have them on the disk."""
     from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
@@ -206,7 +221,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
         save_arrays(snapshot.records.packed(begin, begin + SEGMENT), folder / segment(begin))
     files = {path.name: digest(path) for path in sorted(folder.iterdir())}
     manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
-    manifest["columns"] = list(snapshot.records.columns)  # of the rounds
+    manifest["columns"] = list(snapshot.records.columns)
     manifest["plan"] = snapshot.plan
     manifest["digest"] = seal(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -217,7 +232,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def sealed_plan(directory: str) -> dict[str, Any] | None:
-    """The plan of the newest checkpoint of a run's folder whose manifest agrees with its digest, None without one."""
+    """The execution plan of the newest checkpoint in a run's folder whose manifest matches its digest, or None."""
     for folder in reversed(written(directory)):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             manifest = json.loads((folder / "manifest.json").read_text())
@@ -227,19 +242,19 @@ def sealed_plan(directory: str) -> dict[str, Any] | None:
 
 
 def read(folder: Path) -> tuple[Snapshot | None, str]:
-    """(the snapshot, "") or (None, what is wrong)."""
+    """(the checkpoint in `folder`, "") or (None, what is wrong with it)."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         if not isinstance(manifest, dict):
-            return None, f"manifest.json holds {type(manifest).__name__} and no object"
+            return None, f"manifest.json holds a {type(manifest).__name__}, not an object"
         sealed = manifest.pop("digest", None)
         if sealed != seal(manifest):
-            return None, "manifest.json is not what was written"
+            return None, "manifest.json does not match its digest"
         if manifest["format"] != FORMAT:
             return None, f"format {manifest['format']} is not {FORMAT}"
         for name, expected in manifest["files"].items():
             if digest(folder / name) != expected:
-                return None, f"{name} is not what was written"
+                return None, f"{name} does not match its digest"
         return _read(folder, manifest), ""
     except FileNotFoundError as error:
         return None, f"{Path(error.filename).name} is missing"
@@ -266,11 +281,15 @@ def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
 
 
 def segment(begin: int) -> str:
-    """Rounds go by the thousand, so that what a checkpoint takes for buffers does not grow with the run."""
+    """The name of the file with the records of round `begin` and the following ones.
+
+    A file has at most SEGMENT rounds, so that the buffers that a checkpoint needs do not grow with the run.
+    """
     return f"rounds-{begin // SEGMENT:03d}.safetensors"
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -279,11 +298,12 @@ def digest(path: Path) -> str:
 
 
 def seal(manifest: dict[str, Any]) -> str:
+    """The digest of a manifest: the SHA-256 of its JSON."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is on the disk once its folder is."""
+    """Have the renames in a folder on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

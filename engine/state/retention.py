@@ -141,4 +141,4 @@ def wrong_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> str:
         return "rows beyond the store"
     found = RowFiles(table.place, state_spec.client).digests(snapshot.row[held])
     bad = int((found != snapshot.digest[held]).any(1).sum())
-    return f"the states of {bad} clients are not what was written" if bad else ""
+    return f"the states of {bad} clients do not match their digests" if bad else ""

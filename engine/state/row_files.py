@@ -1,8 +1,9 @@
-"""Clients' states in sparse files: a client's state is a row, its leaves one behind the other, as they lie in memory.
+"""Client states on the disk, in sparse files.
 
-Rows lie in turn in several files, since a file system lets one writer at a time into a file: two workers that wrote 40
-kB rows to one waited for each other ten times as long as they wrote. They are read and written, not mapped: a mapping
-costs a page fault every 4 KiB, which came to several times the copying.
+The state of a client is a row: the bytes of its leaves, one leaf after another. The rows are distributed over several
+files, because a file system lets only one process at a time write to a file: two workers that wrote rows of 40 kB to
+one file waited for each other ten times as long as they wrote. The files are read and written, not mapped into memory:
+a mapping costs a page fault every 4 KiB, which took several times as long as the copying.
 """
 
 from __future__ import annotations
@@ -20,41 +21,43 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 DIGEST = 16
-"""Bytes of a row's digest, XXH3's of 128 bits: it finds damage, in a fortieth of the time of SHA-256, which took 8 % of
-a round. Checkpoints' own files have SHA-256."""
+"""Bytes of a row's digest (XXH3, 128 bits). It finds damage in a fortieth of the time that SHA-256 takes, which was 8 %
+of a round. The files of checkpoints themselves have SHA-256 digests."""
 FILES = 16
-AT_ONCE = os.sysconf("SC_IOV_MAX")
-"""Pieces of memory that one call reads or writes."""
+"""The number of files over which the rows are distributed."""
+PIECES_PER_CALL = os.sysconf("SC_IOV_MAX")
+"""The largest number of pieces of memory that one system call reads or writes."""
 Memory = Sequence[np.ndarray]
-"""(bytes,) uint8 each."""
+"""The pieces of memory of one row: uint8 arrays (bytes,)."""
 
 
 class StateLayout(NamedTuple):
-    """Where the rows are; `folder` is "" where the method keeps no state."""
+    """Where and how client states are stored."""
 
-    folder: str
-    capacity: int
-    narrow: bool  # floats as bfloat16
-    digests: bool  # whether writers say what they wrote
+    folder: str  # "" if the method's clients keep no state
+    capacity: int  # the number of rows
+    narrow: bool  # whether floating-point numbers are stored as bfloat16
+    digests: bool  # whether workers return the digests of the rows that they write
 
 
 class RowFiles:
-    """A process's view of the files."""
+    """The open files of rows, as one process uses them. `width`: bytes of a row."""
 
-    def __init__(self, place: StateLayout, sample: Any) -> None:
-        """sample: the state of one client, for shapes and dtypes."""
+    def __init__(self, layout: StateLayout, sample: Any) -> None:
+        """sample: a client state, for its structure, shapes and dtypes."""
         leaves, self.spec = pytree.tree_flatten(sample)
-        self.leaves = [(leaf, stored(leaf, place.narrow)) for leaf in leaves]
-        self.width = width(leaves, place.narrow)
-        self.files = [os.open(path, os.O_RDWR) for path in paths(place.folder)]
+        self.leaves = [(leaf, stored_dtype(leaf, layout.narrow)) for leaf in leaves]
+        self.width = width(leaves, layout.narrow)
+        self.files = [os.open(path, os.O_RDWR) for path in paths(layout.folder)]
 
     def __del__(self) -> None:
         for file in getattr(self, "files", []):
             os.close(file)
 
     def read(self, rows: Tensor, fresh: Any) -> Any:
-        """The states in `rows` (c,), stacked on a first axis; where a row is -1 it is `fresh`, one client's state."""
-        columns = [torch.empty(len(rows), *leaf.shape, dtype=kind) for leaf, kind in self.leaves]
+        """The states in `rows` (c,), stacked along a new first axis. Where a row is -1, the state is `fresh`, the
+        state of one client."""
+        columns = [torch.empty(len(rows), *leaf.shape, dtype=dtype) for leaf, dtype in self.leaves]
         known = rows >= 0
         self._transfer(os.preadv, zip(rows.tolist(), pieces(columns), strict=True))
         found = []
@@ -66,116 +69,116 @@ class RowFiles:
         return pytree.tree_unflatten(found, self.spec)
 
     def write(self, rows: Tensor, states: Any) -> np.ndarray:
-        """(c, DIGEST) bytes: of each row."""
-        parts = list(pieces(self._plain(states)))
-        self._transfer(os.pwritev, zip(rows.tolist(), parts, strict=True))
-        return digests(parts)
+        """Write stacked states into `rows` (c,). Returns the digests of the rows, (c, DIGEST) uint8."""
+        memory = list(pieces(self._to_stored(states)))
+        self._transfer(os.pwritev, zip(rows.tolist(), memory, strict=True))
+        return digests(memory)
 
     def read_one(self, row: int) -> Any:
-        """The state in a row."""
-        leaves = [torch.empty(leaf.shape, dtype=kind) for leaf, kind in self.leaves]
-        self._transfer(os.preadv, [(row, [bare(leaf) for leaf in leaves])])
+        """The state in one row, without an axis of clients."""
+        leaves = [torch.empty(leaf.shape, dtype=dtype) for leaf, dtype in self.leaves]
+        self._transfer(os.preadv, [(row, [memory_of(leaf) for leaf in leaves])])
         found = [leaf.to(like.device, like.dtype) for leaf, (like, _) in zip(leaves, self.leaves, strict=True)]
         return pytree.tree_unflatten(found, self.spec)
 
     def write_one(self, row: int, state: Any) -> np.ndarray:
-        """As `write` of a single one, without the first axis."""
-        parts = [bare(leaf) for leaf in self._plain(state)]
-        self._transfer(os.pwritev, [(row, parts)])
-        return digests([parts])
+        """Write one state, without an axis of clients, into a row. Returns the row's digest, (1, DIGEST) uint8."""
+        memory = [memory_of(leaf) for leaf in self._to_stored(state)]
+        self._transfer(os.pwritev, [(row, memory)])
+        return digests([memory])
 
-    def _plain(self, state: Any) -> list[Tensor]:
-        """Leaves as they are stored."""
+    def _to_stored(self, state: Any) -> list[Tensor]:
+        """The leaves of a state, or of stacked states, in the dtypes in which they are stored."""
         pairs = zip(pytree.tree_leaves(state), self.leaves, strict=True)
-        return [leaf.to("cpu", kind).contiguous() for leaf, (_, kind) in pairs]
+        return [leaf.to("cpu", dtype).contiguous() for leaf, (_, dtype) in pairs]
 
     def packed(self, rows: np.ndarray) -> np.ndarray:
-        """(c, bytes of a row): as they are stored."""
+        """The stored bytes of `rows` (c,): an array (c, width) uint8."""
         found = np.empty((len(rows), self.width), dtype=np.uint8)
         self._transfer(os.preadv, ((row, [data]) for row, data in zip(rows.tolist(), found, strict=True)))
         return found
 
     def unpack(self, rows: np.ndarray, packed: np.ndarray) -> None:
-        """What another node's `packed` gave, into the same rows here."""
+        """Write what `packed` returned, perhaps on another node, into `rows` (c,)."""
         self._transfer(os.pwritev, ((row, [data]) for row, data in zip(rows.tolist(), packed, strict=True)))
 
     def digests(self, rows: np.ndarray) -> np.ndarray:
-        """(c, DIGEST) bytes: of each row as it is stored."""
+        """The digests of `rows` (c,) as they are stored: (c, DIGEST) uint8."""
         return np.concatenate([digests([]), *(digests([[self.packed(row)[0]]]) for row in rows[:, None])])
 
     def _transfer(self, call: Callable[..., int], rows: Iterable[tuple[int, Memory]]) -> None:
-        """call: os.preadv or os.pwritev; rows: (row, memory it is read to or written from), nothing where it is -1."""
+        """Read or write rows. call: os.preadv or os.pwritev. rows: (row, its memory); rows that are -1 are skipped."""
         for row, memory in rows:
             if row < 0:
                 continue
-            number, place = spot(row)
+            file_number, position = locate(row)
             done, left = 0, memory
             while done < self.width:
-                moved = call(self.files[number], left[:AT_ONCE], place * self.width + done)
+                moved = call(self.files[file_number], left[:PIECES_PER_CALL], position * self.width + done)
                 if not moved:
-                    raise OSError(f"row {row} of a clients' state ends after {done} of {self.width} bytes")
+                    raise OSError(f"row {row} of the client states ends after {done} of {self.width} bytes")
                 done += moved
-                left = rest(left, moved) if done < self.width else []
+                left = skip_bytes(left, moved) if done < self.width else []
 
 
 def digests(rows: Sequence[Memory]) -> np.ndarray:
-    """(c, DIGEST) bytes: of each row, given as pieces."""
+    """The digests of c rows that are given by their memory: (c, DIGEST) uint8."""
     found = []
     for row in rows:
-        made = xxhash.xxh3_128()
+        hasher = xxhash.xxh3_128()
         for piece in row:
-            made.update(piece.data)
-        found.append(made.digest())
+            hasher.update(piece.data)
+        found.append(hasher.digest())
     return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(len(rows), DIGEST)
 
 
-def bare(leaf: Tensor) -> np.ndarray:
-    """Its memory."""
+def memory_of(leaf: Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor, as an array (bytes,) uint8."""
     return leaf.view(-1).view(torch.uint8).numpy()
 
 
 def pieces(columns: Sequence[Tensor]) -> Iterator[Memory]:
-    """Client by client, the memory of its part of every column."""
-    return map(list, zip(*(bare(column).reshape(len(column), -1) for column in columns), strict=True))
+    """For each of c clients, the memory of its entries in every column (c, …)."""
+    return map(list, zip(*(memory_of(column).reshape(len(column), -1) for column in columns), strict=True))
 
 
-def rest(memory: Memory, moved: int) -> Memory:
-    """What of it is left after `moved` bytes."""
+def skip_bytes(memory: Memory, count: int) -> Memory:
+    """The memory without its first `count` bytes."""
     left = []
-    for part in memory:
-        left.append(part[min(moved, len(part)) :])
-        moved -= min(moved, len(part))
-    return [part for part in left if len(part)]
+    for piece in memory:
+        left.append(piece[min(count, len(piece)) :])
+        count -= min(count, len(piece))
+    return [piece for piece in left if len(piece)]
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
 def paths(folder: str) -> list[str]:
-    """The files of a folder of rows; an empty list where `folder` is "": the method's clients keep nothing."""
+    """The files of rows in a folder; an empty list if `folder` is "", because the method's clients keep no state."""
     if not folder:
         return []
     return [str(Path(folder) / f"rows{i:02}.bin") for i in range(FILES)]
 
 
-def spot(row: int) -> tuple[int, int]:
-    """(number of its file, number in it)."""
+def locate(row: int) -> tuple[int, int]:
+    """(the number of the file that holds a row, the position of the row in it)."""
     return row % FILES, row // FILES
 
 
-def runs(rows: range) -> Iterator[tuple[int, range]]:
-    """Consecutive rows file by file: (number of the file, numbers in it)."""
-    for number in range(FILES):
-        begin, end = ((at - number + FILES - 1) // FILES for at in (rows.start, rows.stop))
+def positions_by_file(rows: range) -> Iterator[tuple[int, range]]:
+    """(number of a file, the positions in it) of consecutive rows, for every file that holds some of them."""
+    for file_number in range(FILES):
+        begin, end = ((row - file_number + FILES - 1) // FILES for row in (rows.start, rows.stop))
         if begin < end:
-            yield number, range(begin, end)
+            yield file_number, range(begin, end)
 
 
 def make_files(folder: str, capacity: int, width: int) -> None:
-    """The files, sparse; those of an interrupted run are taken up as they are."""
+    """Make sparse files for `capacity` rows of `width` bytes. Files of an interrupted run keep what they hold."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    held = {number: inside.stop for number, inside in runs(range(capacity))}
+    rows_in_file = {number: positions.stop for number, positions in positions_by_file(range(capacity))}
     for number, path in enumerate(paths(folder)):
         Path(path).touch()
-        os.truncate(path, max(held.get(number, 0) * width, os.path.getsize(path)))
+        os.truncate(path, max(rows_in_file.get(number, 0) * width, os.path.getsize(path)))
 
 
 def remove_files(folder: str) -> None:
@@ -187,10 +190,10 @@ def remove_files(folder: str) -> None:
             Path(folder).rmdir()
 
 
-def stored(leaf: Tensor, narrow: bool) -> torch.dtype:
+def stored_dtype(leaf: Tensor, narrow: bool) -> torch.dtype:
     return torch.bfloat16 if narrow and leaf.is_floating_point() else leaf.dtype
 
 
 def width(leaves: Sequence[Tensor], narrow: bool) -> int:
-    """Bytes of a row."""
-    return sum(leaf.numel() * stored(leaf, narrow).itemsize for leaf in leaves)
+    """The number of bytes of a row. leaves: those of one client's state."""
+    return sum(leaf.numel() * stored_dtype(leaf, narrow).itemsize for leaf in leaves)

@@ -1,11 +1,12 @@
-"""Checkpoints that are complete by themselves, in a folder that other machines reach (`checkpoint.folder`).
+"""Copies of checkpoints in a folder that other machines reach (`checkpoint.folder`).
 
     FOLDER/RUN ID/round-000050/   server.safetensors, table.safetensors, rounds-000.safetensors, …, manifest.json last
-    FOLDER/RUN ID/rows/           packs of clients' rows, named by their digest
+    FOLDER/RUN ID/rows/           packs: files of client states, named by their digests
 
-The run's own checkpoints pin rows of its store; these hold them. A row is written once: the table says in which pack it
-is, and only rows whose digest has changed since the last checkpoint here go into new packs. What is left of packs that
-are mostly out of date is written again, so the folder holds little more than twice what is alive.
+The checkpoints in the run's own folder pin rows of its store. A copy contains the rows. The table says which pack has
+the row of which client. Only rows whose digest has changed since the last copy go into new packs. When most rows of a
+pack are out of date, the others are written into a new pack, so the folder holds little more than twice the bytes that
+are in use.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from .checkpoint import SEGMENT, Snapshot, name_of, seal, segment
 from .row_files import DIGEST, RowFiles, digests
 
 FORMAT = 2
+"""The version of the format of a copy's files."""
 PACK_BYTES = 32 * 2**20
-THIN = 0.5
-"""A pack of whose rows fewer than this share are in use is given up."""
+"""The size of a pack, at most (unless a single row is larger)."""
+LEAST_USED = 0.5
+"""A pack is dropped if a smaller share of its rows than this is in use; these rows are written into a new pack."""
 MANIFEST = "manifest.json"
 
 
 class Index(NamedTuple):
-    """Where each client's row is in the folder."""
+    """Where the row of each of N clients is in the folder."""
 
-    digest: np.ndarray  # (N, 32)
-    pack: np.ndarray  # (N,), -1 for none: a place in `packs`
-    place: np.ndarray  # (N,) in the pack
-    packs: list[list[Any]]  # [name, rows]
+    digest: np.ndarray  # (N, 16) the digest of each row
+    pack: np.ndarray  # (N,) the position of its pack in `packs`, -1 for a client without a row
+    position: np.ndarray  # (N,) its position in the pack; "place" in the file
+    packs: list[list[Any]]  # [name, number of rows]
 
     @staticmethod
     def empty(clients: int) -> Index:
@@ -49,16 +52,18 @@ class Index(NamedTuple):
 
 
 class Copies:
-    """rows: the run's store, None where clients keep nothing. beside: the run's folder, whose small files go along."""
+    """Writes and reads the copies of one run's checkpoints."""
 
-    def __init__(self, url: str, run_id: str, keep: int, rows: RowFiles | None, beside: Path) -> None:
-        self.url, self.keep, self.rows, self.beside = join_url(url, run_id), keep, rows, beside
+    def __init__(self, url: str, run_id: str, keep: int, rows: RowFiles | None, directory: Path) -> None:
+        """url: `checkpoint.folder`. keep: how many copies are kept. rows: the run's store of client states, None if
+        clients keep no state. directory: the run's folder; every copy contains its small files."""
+        self.url, self.keep, self.rows, self.directory = join_url(url, run_id), keep, rows, directory
         self.folder = Folder(self.url)
-        self.index: Index | None = None  # of the newest one here
-        self.packs: dict[int, set[str]] = {}  # round -> packs that its checkpoint names
+        self.index: Index | None = None  # of the newest copy in the folder; None before the folder was read
+        self.packs: dict[int, set[str]] = {}  # round of a copy -> the packs that it uses
 
     def check(self) -> None:
-        """ConfigError where nothing can be written."""
+        """Raise ConfigError if nothing can be written to the folder."""
         try:
             self.folder.write("run.json", b"")
         except Exception as error:  # of whatever kind a file system raises
@@ -67,17 +72,18 @@ class Copies:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def put(self, snapshot: Snapshot) -> None:
-        """Write one, then remove what is not needed any more. OSError where that cannot be."""
+        """Write a copy, then remove what is not needed any more. Raises OSError if that is not possible."""
         if self.index is None:
-            self._survey(len(snapshot.row))
+            self._read_index(len(snapshot.row))
         if snapshot.round in self.packs:
             return
-        folder, index = name_of(snapshot.round), self._with_rows(snapshot)
+        folder, index = name_of(snapshot.round), self._write_packs(snapshot)
         files = dict(self._files(snapshot, index))
         for name, data in files.items():
             self.folder.write(f"{folder}/{name}", data)
         manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "packs": index.packs}
-        manifest |= {"files": {name: digest(data) for name, data in files.items()}, "beside": small(self.beside)}
+        manifest |= {"files": {name: digest(data) for name, data in files.items()}}
+        manifest["beside"] = small_files(self.directory)
         manifest["columns"] = list(snapshot.records.columns)
         manifest["plan"] = snapshot.plan
         manifest["digest"] = seal(manifest)
@@ -85,8 +91,8 @@ class Copies:
         self.index, self.packs[snapshot.round] = index, {name for name, _ in index.packs}
         self._prune()
 
-    def _survey(self, clients: int) -> None:
-        """What an earlier part of the run has left here."""
+    def _read_index(self, clients: int) -> None:
+        """Find out which copies an earlier process of the run has left in the folder."""
         self.index = Index.empty(clients)
         for number in rounds(self.folder):
             try:
@@ -95,94 +101,104 @@ class Copies:
                 continue
             self.index, self.packs[number] = index_of(manifest, files), {name for name, _ in manifest["packs"]}
 
-    def _with_rows(self, snapshot: Snapshot) -> Index:
-        """The index with new packs for the rows that are not here."""
+    def _write_packs(self, snapshot: Snapshot) -> Index:
+        """Write new packs with the rows that the folder lacks. Returns the index of all rows of the snapshot."""
         assert self.index is not None
-        held, old = snapshot.row >= 0, self.index
-        same = held & (old.pack >= 0) & (old.digest == snapshot.digest).all(1) if len(snapshot.digest) else ~held
-        used = np.bincount(old.pack[same], minlength=len(old.packs))
-        good = np.array([n >= THIN * size for n, (_, size) in zip(used, old.packs, strict=True)], dtype=bool)
-        kept = same.copy()
-        kept[same] = good[old.pack[same]] if len(good) else False
-        again = np.cumsum(good) - 1  # the numbers of the packs that stay
-        pack, place = np.full(len(held), -1, np.int64), np.zeros(len(held), np.int64)
-        pack[kept], place[kept] = again[old.pack[kept]] if len(good) else -1, old.place[kept]
-        packs = [each for each, stays in zip(old.packs, good, strict=True) if stays]
-        for clients in self._chunks(np.flatnonzero(held & ~kept)):
-            pack[clients], place[clients] = len(packs), np.arange(len(clients))
-            packs.append([self._pack(snapshot, clients), len(clients)])
-        return Index(snapshot.digest, pack, place, packs)
+        has_row, old = snapshot.row >= 0, self.index
+        unchanged = has_row & (old.pack >= 0)
+        unchanged &= (old.digest == snapshot.digest).all(1) if len(snapshot.digest) else ~has_row
+        used = np.bincount(old.pack[unchanged], minlength=len(old.packs))
+        stays = np.array([n >= LEAST_USED * size for n, (_, size) in zip(used, old.packs, strict=True)], dtype=bool)
+        reused = unchanged.copy()  # whether the row is in a pack that stays
+        reused[unchanged] = stays[old.pack[unchanged]] if len(stays) else False
+        new_number = np.cumsum(stays) - 1  # for each pack that stays
+        pack, position = np.full(len(has_row), -1, np.int64), np.zeros(len(has_row), np.int64)
+        pack[reused], position[reused] = new_number[old.pack[reused]] if len(stays) else -1, old.position[reused]
+        packs = [entry for entry, pack_stays in zip(old.packs, stays, strict=True) if pack_stays]
+        for clients in self._chunks(np.flatnonzero(has_row & ~reused)):
+            pack[clients], position[clients] = len(packs), np.arange(len(clients))
+            packs.append([self._write_pack(snapshot, clients), len(clients)])
+        return Index(snapshot.digest, pack, position, packs)
 
     def _chunks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
+        """The clients in groups whose rows have the size of a pack."""
         if self.rows is not None:
             size = max(1, PACK_BYTES // max(1, self.rows.width))
             for begin in range(0, len(clients), size):
                 yield clients[begin : begin + size]
 
-    def _pack(self, snapshot: Snapshot, clients: np.ndarray) -> str:
-        """Write these clients' rows; the pack's name."""
+    def _write_pack(self, snapshot: Snapshot, clients: np.ndarray) -> str:
+        """Write the rows of these clients as a pack. Returns its name, which is its digest.
+
+        Raises OSError if a row does not match the digest in the snapshot.
+        """
         from safetensors.numpy import save
 
         assert self.rows is not None
         packed = self.rows.packed(snapshot.row[clients])
         for client, data in zip(clients, packed, strict=True):
             if (digests([[data]])[0] != snapshot.digest[client]).any():
-                raise OSError(f"the state of client {client} is not what was written")
+                raise OSError(f"the state of client {client} does not match its digest")
         data = save({"rows": packed})
         name = digest(data)
         self.folder.write(pack_file(name), data)
         return name
 
     def _files(self, snapshot: Snapshot, index: Index) -> Iterator[tuple[str, bytes]]:
+        """(name, content) of the files of a copy, without its manifest."""
         from safetensors.numpy import save as save_arrays
         from safetensors.torch import save
 
         yield "server.safetensors", save({f"leaf{i}": leaf.contiguous() for i, leaf in enumerate(snapshot.server)})
-        table = {"digest": index.digest, "pack": index.pack, "place": index.place, "visits": snapshot.visits}
+        table = {"digest": index.digest, "pack": index.pack, "place": index.position, "visits": snapshot.visits}
         yield "table.safetensors", save_arrays({k: np.ascontiguousarray(v) for k, v in table.items()})
         for begin in range(0, len(snapshot.records), SEGMENT):
             yield segment(begin), save_arrays(snapshot.records.packed(begin, begin + SEGMENT))
 
     def _prune(self) -> None:
-        """Checkpoints beyond `keep` and damaged ones, manifest first; then packs that nothing names."""
+        """Remove copies beyond `keep` and damaged ones, their manifests first; then the packs that no copy uses."""
         for number in sorted(self.packs)[: -self.keep]:
             del self.packs[number]
         for number in rounds(self.folder):
             if number not in self.packs:
                 self.folder.remove(f"{name_of(number)}/{MANIFEST}")
                 self.folder.remove(name_of(number))
-        named = {pack_file(name) for packs in self.packs.values() for name in packs}
+        in_use = {pack_file(name) for packs in self.packs.values() for name in packs}
         for name in self.folder.names("rows"):
-            if f"rows/{name}" not in named:
+            if f"rows/{name}" not in in_use:
                 self.folder.remove(f"rows/{name}")
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def newest(self) -> Iterator[tuple[int, Snapshot | None, str]]:
-        """(round, the checkpoint or None, what is wrong with it), the newest first. The rows of one that is sound are
-        in the store when it comes, from row 0 on."""
+        """(round, the checkpoint or None, what is wrong with it) of every copy, the newest first.
+
+        When a sound one is returned, its rows have been written to the store, from row 0 on.
+        """
         for number in reversed(rounds(self.folder)):
             try:
-                yield number, self._fetch(*read(self.folder, number)), ""
+                yield number, self._restore(*read(self.folder, number)), ""
             except Damaged as error:
                 yield number, None, str(error)
 
-    def _fetch(self, manifest: dict[str, Any], files: dict[str, bytes]) -> Snapshot:
+    def _restore(self, manifest: dict[str, Any], files: dict[str, bytes]) -> Snapshot:
+        """Write the rows of a copy to the store, and make a snapshot of its files."""
         from safetensors.numpy import load as load_arrays
         from safetensors.torch import load
 
         index, server = index_of(manifest, files), load(files["server.safetensors"])
-        held = index.pack >= 0
-        row = np.where(held, np.cumsum(held) - 1, -1)
+        has_row = index.pack >= 0
+        row = np.where(has_row, np.cumsum(has_row) - 1, -1)
         for number, (name, _) in enumerate(manifest["packs"]):
-            self._unpack(name, index.place[index.pack == number], row[index.pack == number])
-        parts = [load_arrays(files[segment(at)]) for at in range(0, manifest["round"], SEGMENT)]
+            self._unpack(name, index.position[index.pack == number], row[index.pack == number])
+        segments = [load_arrays(files[segment(begin)]) for begin in range(0, manifest["round"], SEGMENT)]
         visits = load_arrays(files["table.safetensors"])["visits"]
         leaves = [server[f"leaf{i}"] for i in range(len(server))]
-        records = History.of(manifest["columns"], parts)
+        records = History.of(manifest["columns"], segments)
         config, plan = manifest["config"], manifest["plan"]
         return Snapshot(manifest["round"], leaves, row, index.digest, visits, records, config, plan)
 
-    def _unpack(self, name: str, places: np.ndarray, rows: np.ndarray) -> None:
+    def _unpack(self, name: str, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Copy the states at these positions of a pack into `rows` of the store. Raises Damaged."""
         from safetensors.numpy import load
 
         try:
@@ -190,23 +206,25 @@ class Copies:
         except OSError as error:
             raise Damaged(f"pack {name[:12]} cannot be read: {error}") from error
         if digest(data) != name:
-            raise Damaged(f"pack {name[:12]} is not what was written")
+            raise Damaged(f"pack {name[:12]} does not match its digest")
         if self.rows is not None:
-            self.rows.unpack(rows, load(data)["rows"][places])
+            self.rows.unpack(rows, load(data)["rows"][positions])
 
 
 class Damaged(Exception):
-    """What is wrong with a checkpoint."""
+    """A copy that cannot be used; its text says what is wrong with it."""
 
 
 def rounds(folder: Folder) -> list[int]:
-    """Of the checkpoints in a run's folder, sound or not, oldest first."""
+    """The rounds of which a run's folder has copies, sound or not, the oldest first."""
     return [int(name[6:]) for name in folder.names() if name.startswith("round-") and name[6:].isdigit()]
 
 
 def sealed_plan(url: str, run_id: str) -> dict[str, Any] | None:
-    """The plan of the newest checkpoint of a run that is kept at `url` (`checkpoint.folder`) and whose manifest agrees
-    with its digest; None without one, or where the folder cannot be read."""
+    """The execution plan of the newest copy of a run whose manifest matches its digest.
+
+    url: `checkpoint.folder`. None if there is no such copy, or if the folder cannot be read.
+    """
     try:
         folder = Folder(join_url(url, run_id))
         numbers = rounds(folder)
@@ -219,7 +237,7 @@ def sealed_plan(url: str, run_id: str) -> dict[str, Any] | None:
 
 
 def read(folder: Folder, number: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """(the manifest, files by name) as they were written, else Damaged."""
+    """(the manifest of the copy of round `number`, the contents of its files by name). Raises Damaged."""
     manifest, files = read_manifest(folder, number), {}
     for name, expected in manifest["files"].items():
         try:
@@ -227,18 +245,19 @@ def read(folder: Folder, number: int) -> tuple[dict[str, Any], dict[str, bytes]]
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error}") from error
         if digest(files[name]) != expected:
-            raise Damaged(f"{name} is not what was written")
+            raise Damaged(f"{name} does not match its digest")
     return manifest, files
 
 
 def read_manifest(folder: Folder, number: int) -> dict[str, Any]:
+    """The manifest of the copy of round `number`, without its digest. Raises Damaged."""
     try:
         manifest = json.loads(folder.read(f"{name_of(number)}/{MANIFEST}"))
         if not isinstance(manifest, dict):
-            raise Damaged(f"{MANIFEST} holds {type(manifest).__name__} and no object")
+            raise Damaged(f"{MANIFEST} holds a {type(manifest).__name__}, not an object")
         sealed = manifest.pop("digest", None)
         if sealed != seal(manifest) or manifest["format"] != FORMAT:
-            raise Damaged(f"{MANIFEST} is not what was written")
+            raise Damaged(f"{MANIFEST} does not match its digest")
         return manifest
     except FileNotFoundError:
         raise Damaged(f"{MANIFEST} is missing") from None
@@ -249,6 +268,7 @@ def read_manifest(folder: Folder, number: int) -> dict[str, Any]:
 
 
 def index_of(manifest: dict[str, Any], files: dict[str, bytes]) -> Index:
+    """The index of a copy, from what `read` returned."""
     from safetensors.numpy import load
 
     table = load(files["table.safetensors"])
@@ -256,13 +276,16 @@ def index_of(manifest: dict[str, Any], files: dict[str, bytes]) -> Index:
 
 
 def pack_file(name: str) -> str:
+    """The path of a pack in a run's folder."""
     return f"rows/{name}.safetensors"
 
 
 def digest(data: bytes) -> str:
+    """The SHA-256 of the content of a file."""
     return hashlib.sha256(data).hexdigest()
 
 
-def small(folder: Path) -> dict[str, str]:
-    """The run's id, its path, what a tracker has noted: without them another machine could not go on alike."""
+def small_files(folder: Path) -> dict[str, str]:
+    """The texts of the small JSON files in a run's folder, by name: the run's id, its execution plan, notes of trackers.
+    Another machine needs them to continue the run to the same bits."""
     return {path.name: path.read_text("utf-8") for path in sorted(folder.glob("[!.]*.json"))}

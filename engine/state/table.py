@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from ..errors import StoreFull
-from .row_files import DIGEST, StateLayout, make_files, paths, remove_files, runs, width
+from .row_files import DIGEST, StateLayout, make_files, paths, positions_by_file, remove_files, width
 
 
 class Table:
@@ -60,7 +60,7 @@ class Table:
             return
         files = paths(self.place.folder)
         try:
-            for number, inside in runs(rows):
+            for number, inside in positions_by_file(rows):
                 with open(files[number], "r+b") as file:
                     os.posix_fallocate(file.fileno(), inside.start * self.width, len(inside) * self.width)
         except OSError as error:

@@ -114,11 +114,11 @@ def rest() -> None:
         for local in (Local(epochs=2, batch=batch), Local(steps=7, batch=batch)):
             for visits in (0, 3):
                 who = (np.arange(len(sizes)), np.full(len(sizes), visits))
-                own, expected = (stream(parts, *who, local, 5, own=own) for own in (True, False))
+                own, expected = (stream(parts, *who, local, 5, native=native) for native in (True, False))
                 assert torch.equal(own.rows, expected.rows)
     beyond = SimpleNamespace(offsets=np.array([0, 4, 9]), rows=np.arange(6))
     try:
-        stream(beyond, np.arange(2), np.zeros(2), Local(steps=1, batch=2), 5, own=True)  # pyright: ignore[reportArgumentType]
+        stream(beyond, np.arange(2), np.zeros(2), Local(steps=1, batch=2), 5, native=True)  # pyright: ignore[reportArgumentType]
     except IndexError:
         return
     raise AssertionError("rows beyond all of them are read")

@@ -90,7 +90,7 @@ def test_drawn_by_our_own_code_they_are_the_same(own_kernels):
             rng.integers(0, 50, len(clients)),
             Local(batch=int(rng.integers(1, 40)), **length),
         )
-        slow, quick = (stream(*asked, seed=case - 150, own=own) for own in (False, True))
+        slow, quick = (stream(*asked, seed=case - 150, native=native) for native in (False, True))
         for mine, theirs in zip(quick, slow, strict=True):
             if theirs is None:
                 assert mine is None

@@ -21,7 +21,7 @@ from fedfleet.algorithms.parts.servers import Mean
 from fedfleet.algorithms.scaffold import scaffold
 from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
-from fedfleet.engine.clients.local_training import AT_ONCE, LocalTrainer
+from fedfleet.engine.clients.local_training import GATHERED_STEPS, LocalTrainer
 
 from .test_fused_chain import CHAINS, workload
 from .test_kernels import lenet
@@ -66,19 +66,20 @@ def outcome(method: Any, chain: tuple[Any, ...], kernels: str, batches: Drawn, s
     public = server.public._replace(shared=pytree.tree_map(noise, server.public.shared))
     client = pytree.tree_map(noise, method.client_init(public))
     with torch.no_grad():
-        return LocalTrainer(method, made, x, kernels).alone(public, client, steps, batches)
+        return LocalTrainer(method, made, x, kernels).train_client(public, client, steps, batches)
 
 
 @pytest.mark.parametrize("method", [fedavg(Sgd(0.01)), scaffold(Sgd(0.01))], ids=["fedavg", "scaffold"])
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize(
-    ("chain", "steps"), [("mlp", 1), ("mlp", 5), ("pooled first", 5), ("linear", AT_ONCE + 3), ("linear", 2 * AT_ONCE)]
+    ("chain", "steps"),
+    [("mlp", 1), ("mlp", 5), ("pooled first", 5), ("linear", GATHERED_STEPS + 3), ("linear", 2 * GATHERED_STEPS)],
 )
 def test_at_once_is_step_by_step(chain, steps, ragged, method):
     shape = CHAINS[chain][0]
     batches = Drawn(shape, steps, ragged), Drawn(shape, steps, ragged)
     own, torchs = (outcome(method, CHAINS[chain], *each, steps) for each in zip(KERNELS, batches, strict=True))
-    assert [each.asked for each in batches] == [-(-steps // AT_ONCE)] * 2
+    assert [each.asked for each in batches] == [-(-steps // GATHERED_STEPS)] * 2
     assert [each.beats for each in batches] == [0, steps]  # descent was taken at once
     assert own.gradients == torchs.gradients == 1
     torch.testing.assert_close(own.loss, torchs.loss, rtol=TOLERANCE, atol=0)
@@ -94,7 +95,7 @@ def test_nothing_of_the_server_or_the_client_is_written_to():
     public = method.server_init(x).public
     client = method.client_init(public)
     before = [leaf.clone() for leaf in pytree.tree_leaves((public, client))]
-    LocalTrainer(method, made, x, "chain").alone(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
+    LocalTrainer(method, made, x, "chain").train_client(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
     assert all(torch.equal(a, b) for a, b in zip(before, pytree.tree_leaves((public, client)), strict=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xxhash
 
-from fedfleet.engine.state.row_files import RowFiles, paths, rest, runs, spot
+from fedfleet.engine.state.row_files import RowFiles, locate, paths, positions_by_file, skip_bytes
 from fedfleet.engine.state.table import Table
 
 
@@ -133,13 +133,13 @@ def test_a_row_on_a_first_visit_is_the_fresh_state_unrounded(tmp_path):
 
 @pytest.mark.parametrize("rows", [range(0), range(5), range(3, 50), range(17, 18), range(16, 32)])
 def test_every_row_has_a_place_of_its_own_and_runs_are_whole(rows):
-    places = [(number, at) for number, inside in runs(rows) for at in inside]
-    assert sorted(places) == sorted(map(spot, rows))
+    places = [(number, at) for number, inside in positions_by_file(rows) for at in inside]
+    assert sorted(places) == sorted(map(locate, rows))
     assert len(set(places)) == len(rows)
 
 
 @pytest.mark.parametrize("moved", range(7))
 def test_what_is_left_after_a_short_transfer(moved):
-    left = rest([memoryview(b"ab"), memoryview(b""), memoryview(b"cdef")], moved)
+    left = skip_bytes([memoryview(b"ab"), memoryview(b""), memoryview(b"cdef")], moved)
     assert b"".join(left) == b"abcdef"[moved:]
     assert all(len(part) for part in left)

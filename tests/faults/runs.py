@@ -20,7 +20,7 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.runs.observer import Observer
-from fedfleet.engine.state.row_files import paths, spot, width
+from fedfleet.engine.state.row_files import locate, paths, width
 
 PLUGIN = str(Path(__file__).parent / "faulty.py")
 CLIENTS, COHORT, STEPS = 30, 9, 3
@@ -65,7 +65,7 @@ def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) 
 def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
     """The file of a row of a run's states, where it begins there, and its bytes."""
     run_spec = RunSpec.of("width", small(out, method))
-    number, place = spot(row)
+    number, place = locate(row)
     each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), narrow=False)
     return Path(paths(str(out / "state"))[number]), place * each, each
 

@@ -98,7 +98,7 @@ def test_a_bit_of_one_clients_state(out, broken_off, expected):
     path, begin, _ = row_at(out, only_in_the_newest(out))
     flip(path, begin + 17)
     same(resume(again(broken_off), out), expected)
-    assert f"checkpoint {NEWEST} is damaged (the states of 1 clients are not" in (out / "run.log").read_text()
+    assert f"checkpoint {NEWEST} is damaged (the states of 1 clients do not match" in (out / "run.log").read_text()
 
 
 def test_states_that_are_cut_off(out, broken_off):
@@ -116,7 +116,7 @@ def test_all_damaged_is_one_sentence_and_nothing_is_thrown_away(out):
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
-    assert line.count("server.safetensors is not what was written") == 3
+    assert line.count("server.safetensors does not match its digest") == 3
     assert names(out) == before
 
 

@@ -85,7 +85,7 @@ def test_another_machine_goes_on_to_the_same_bits(url, tmp_path, expected):
     config = load(str(other / "config.yaml"))
     same(resume(config, other), expected)
     log = (other / "run.log").read_text()
-    assert f"takes round 5 from {there}" in log
+    assert f"round 5 is restored from {there}" in log
     assert "resumes after round 5" in log
     assert names(there) == []
 
@@ -95,7 +95,7 @@ def test_a_folder_whose_state_is_gone(url, tmp_path, expected):
     shutil.rmtree(out / "state")
     shutil.rmtree(out / "checkpoints")
     same(resume(small(tmp_path, checkpoint={**EVERY, "folder": url}), out), expected)
-    assert f"takes round 5 from {there}" in (out / "run.log").read_text()
+    assert f"round 5 is restored from {there}" in (out / "run.log").read_text()
 
 
 @pytest.mark.parametrize("method", [m if m == "scaffold" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])

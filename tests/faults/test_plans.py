@@ -94,7 +94,7 @@ def test_the_manifests_digest_covers_the_plan(out, broken_off, expected):
     assert manifest["plan"] == MEASURED._asdict()
     manifest["plan"]["block"] = 9
     (newest / "manifest.json").write_text(json.dumps(manifest))
-    assert read(newest) == (None, "manifest.json is not what was written")
+    assert read(newest) == (None, "manifest.json does not match its digest")
     same(resume(chosen(broken_off), out), expected)
 
 
