@@ -58,7 +58,7 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     groups = run_spec.experiment.engine.groups()
     requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
     hooks = Hooks(lambda: None, driver.tell)
-    driver.start(lambda table: WorkerPool(run_spec, data, table.place, hooks, requests))
+    driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
     try:
         for event in driver.rounds():
             if isinstance(event, dict):

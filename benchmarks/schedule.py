@@ -78,7 +78,7 @@ def record(asked: argparse.Namespace) -> None:
     run_spec = prepare(setting({"name": "digits", "partition": partition}, 160, asked), "record")
     split, x = run_spec.split(), run_spec.initial_model()
     driver = Driver(run_spec, DataSummary(split.client_index, 1))
-    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), driver.table.place, lambda: None)
+    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), driver.table.layout, lambda: None)
     everyone = np.arange(160)
     local = run_spec.experiment.federation.local
     sizes = split.client_index.sizes_of(everyone)

@@ -29,7 +29,7 @@ from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..state.checkpoint import Checkpoints, Snapshot
-from ..state.retention import give_room, make_checkpoints, make_table, take_room, usable, wrong_rows
+from ..state.retention import check_usable, make_checkpoints, make_table, release_disk, reserve_disk, verify_rows
 from ..state.table import Table
 from ..user_code import plugin_errors
 from .divergence import check, growth_limit
@@ -64,7 +64,7 @@ class Driver:
         self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
-        take_room(run_spec, pytree.tree_leaves(self.server))
+        reserve_disk(run_spec, pytree.tree_leaves(self.server))
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -86,7 +86,7 @@ class Driver:
     def close(self) -> None:
         """Stop the workers; remove the clients' states unless they are to be kept or the run can be resumed, which is
         so until its result is on the disk: then it is for `discard`."""
-        give_room(self.run_spec, launcher=False)
+        release_disk(self.run_spec, beside_launcher=False)
         if hasattr(self, "pool"):
             self.pool.close()
         if self.checkpoints is not None:
@@ -120,7 +120,7 @@ class Driver:
         except (FedFleetError, KeyboardInterrupt):
             if self.whole:
                 self.table.abort()
-                give_room(self.run_spec)
+                release_disk(self.run_spec)
                 self._save()
             yield from self._news(last=True)
             raise
@@ -286,9 +286,9 @@ class Driver:
         return self._begin()
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        snapshot, passed_over = checkpoints.load(lambda s: wrong_rows(s, self.table, self.state_spec))
+        snapshot, passed_over = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
         self.events += passed_over
-        snapshot = usable(snapshot, self.run_spec, passed_over)
+        snapshot = check_usable(snapshot, self.run_spec, passed_over)
         spec = pytree.tree_structure(self.server)
         device = self.run_spec.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)

@@ -40,7 +40,7 @@ def columns(experiment: Experiment) -> list[str] | None:
         run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
         driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
-        driver.start(lambda table: LocalPool(run_spec, data, table.place, lambda: None))
+        driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
         return list(driver.first())
     except FedFleetError:
         return None

@@ -201,7 +201,7 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
     if left := unused_rows(split):
         driver.tell(left)
     try:
-        driver.start(lambda table: LocalPool(run_spec, data, table.place, beat))
+        driver.start(lambda table: LocalPool(run_spec, data, table.layout, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

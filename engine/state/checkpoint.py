@@ -172,7 +172,7 @@ class Checkpoints:
         try:
             for number, snapshot, wrong in copies.newest():
                 if snapshot is not None and not (wrong := verify(snapshot)):
-                    self.table.brought(snapshot.row[snapshot.row >= 0])
+                    self.table.on_restored(snapshot.row[snapshot.row >= 0])
                     return snapshot, [*events, f"round {number} is restored from {copies.url}"]
                 events.append(f"checkpoint {name_of(number)} in {copies.url} is damaged ({wrong})")
         except OSError as error:

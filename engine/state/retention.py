@@ -1,4 +1,4 @@
-"""Where a run keeps clients' states and checkpoints, and whether what an earlier part of it kept can be used."""
+"""Where a run keeps client states and checkpoints, and whether a checkpoint of an earlier process can be used."""
 
 from __future__ import annotations
 
@@ -24,40 +24,53 @@ from .shared_checkpoint import Copies
 from .table import Table
 
 
-def make_table(run_spec: RunSpec, state_spec: StateSpec, opens: bool) -> Table:
-    """Room for a row a client, a round's fresh rows, and the rows that checkpoints pin; opens: with everyone."""
-    experiment, plan, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
-    everyone = plan.clients if opens else plan.cohort
-    kept = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
+def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Table:
+    """The table of client states, with the files of their rows.
+
+    It has a row for each client, fresh rows for a round, and the rows that checkpoints pin. warm_start: whether all
+    clients take part in a pass before round 1.
+    """
+    experiment, federation, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
+    fresh = federation.clients if warm_start else federation.cohort
+    checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
     if directory is not None and run_spec.resume:
-        kept = max(kept, 1 + len(written(directory)))  # all of which may pin rows
-    folder = str(state_folder(run_spec))
-    narrow = experiment.engine.state_dtype == "bfloat16"
-    place = (folder, narrow, directory is not None)
-    return Table(state_spec.client, plan.clients, everyone + kept * plan.clients, place)
+        checkpoints = max(checkpoints, 1 + len(written(directory)))  # all of them may pin rows
+    return Table(
+        state_spec.client,
+        federation.clients,
+        spare=fresh + checkpoints * federation.clients,
+        folder=str(state_folder(run_spec)),
+        narrow=experiment.engine.state_dtype == "bfloat16",
+        digests=directory is not None,
+    )
 
 
 def make_checkpoints(run_spec: RunSpec, table: Table, state_spec: StateSpec) -> Checkpoints | None:
-    """None for a run without a folder. ConfigError where copies are asked for and their folder cannot be written to."""
-    asked = run_spec.experiment.checkpoint
+    """The checkpoints of a run; None for a run without a folder.
+
+    Raises ConfigError if `checkpoint.folder` is set and cannot be written to.
+    """
+    settings = run_spec.experiment.checkpoint
     if run_spec.directory is None:
         return None
     copies = None
-    if asked.folder:
-        rows = RowFiles(table.place, state_spec.client) if table.place.folder else None
-        copies = Copies(asked.folder, run_spec.run_id, asked.keep, rows, Path(run_spec.directory))
+    if settings.folder:
+        rows = RowFiles(table.layout, state_spec.client) if table.layout.folder else None
+        copies = Copies(settings.folder, run_spec.run_id, settings.keep, rows, Path(run_spec.directory))
         copies.check()
-    return Checkpoints(run_spec.directory, asked.keep, table, copies)
+    return Checkpoints(run_spec.directory, settings.keep, table, copies)
 
 
-def take_room(run_spec: RunSpec, server: list[torch.Tensor]) -> None:
-    """Take room on the disk for the last checkpoint or the result, so that a disk that has become full meanwhile does
-    not cost the run. server: the leaves of the server's state. StoreFull where there is no room."""
+def reserve_disk(run_spec: RunSpec, server: list[torch.Tensor]) -> None:
+    """Reserve disk space for the last checkpoint or the result, so that a disk that fills up does not cost the run.
+
+    server: the leaves of the server's state. Raises StoreFull if there is not enough space.
+    """
     if run_spec.directory is None:
         return
-    plan = run_spec.experiment.federation
-    state = sum(leaf.numel() * leaf.element_size() for leaf in server)
-    count = 2 * state + 32 * plan.clients + 1024 * plan.rounds + 2**16
+    federation = run_spec.experiment.federation
+    server_bytes = sum(leaf.numel() * leaf.element_size() for leaf in server)
+    count = 2 * server_bytes + 32 * federation.clients + 1024 * federation.rounds + 2**16
     try:
         reserve(Path(run_spec.directory), count)
     except OSError as error:
@@ -67,38 +80,43 @@ def take_room(run_spec: RunSpec, server: list[torch.Tensor]) -> None:
         ) from None
 
 
-def give_room(run_spec: RunSpec, launcher: bool = True) -> None:
-    """Give that room back; launcher: also where the launcher has the same folder, and will do so itself."""
-    if run_spec.directory is not None and (launcher or not (Path(run_spec.directory) / LAUNCHER).exists()):
+def release_disk(run_spec: RunSpec, beside_launcher: bool = True) -> None:
+    """Release the space that `reserve_disk` took.
+
+    beside_launcher: do so even if the launcher uses the same folder, and will release the space itself.
+    """
+    if run_spec.directory is not None and (beside_launcher or not (Path(run_spec.directory) / LAUNCHER).exists()):
         release(Path(run_spec.directory))
 
 
 def state_folder(run_spec: RunSpec) -> Path:
-    """The run's own, whatever else is kept in engine.store."""
+    """The folder of this run's client states; no other run uses it."""
     store = run_spec.experiment.engine.store
     if store:
         return Path(store) / f"state-{run_spec.run_id}"
-    return (
-        Path(run_spec.directory) / "state"
-        if run_spec.directory
-        else Path(tempfile.gettempdir()) / f"fedfleet-{run_spec.run_id}"
-    )
+    if run_spec.directory:
+        return Path(run_spec.directory) / "state"
+    return Path(tempfile.gettempdir()) / f"fedfleet-{run_spec.run_id}"
 
 
 def discard(run_spec: RunSpec, complete: bool = True) -> None:
-    """Remove what a run would be resumed from: one that is complete, or that has no checkpoint."""
+    """Remove the client states and checkpoints of a run that is complete, or that has no checkpoint to resume from."""
     if run_spec.experiment.engine.keep_state or (not complete and run_spec.directory and written(run_spec.directory)):
         return
     remove_files(str(state_folder(run_spec)))
     if run_spec.directory:
         remove_all(run_spec.directory)
     if run_spec.directory and complete and (folder := run_spec.experiment.checkpoint.folder):
-        with suppress(OSError):  # what it costs is room there
+        with suppress(OSError):  # copies that stay cost space, nothing else
             Folder(folder).remove(run_spec.run_id)
 
 
-def usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
-    """The snapshot, or ConfigError: none is sound, it is of another configuration, or there is no round left."""
+def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
+    """The checkpoint that was loaded.
+
+    Raises ConfigError if there is none, if it is of another configuration or execution plan, or if no round is left.
+    events: what was wrong with the checkpoints that were skipped.
+    """
     rounds = run_spec.experiment.federation.rounds
     if snapshot is None:
         why = f" ({'; '.join(events)})" if events else ""
@@ -106,39 +124,42 @@ def usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> S
     if keys := differences(snapshot.config, run_spec.experiment.plain()):
         raise ConfigError(f"the checkpoint is of another configuration: {'; '.join(keys)}; undo these changes")
     if snapshot.plan != (plan := run_spec.plan_for_checkpoint()):
-        raise ConfigError(f"the checkpoint is of a run by {told(snapshot.plan)}, this one goes by {told(plan)}")
+        raise ConfigError(
+            f"the checkpoint is of a run with {describe_plan(snapshot.plan)}, this run has {describe_plan(plan)}; "
+            "start the run anew"
+        )
     before = snapshot.config["federation"]["rounds"]
-    if resized(run_spec, before):
+    if rounds_change_method(run_spec, before):
         raise ConfigError(
             f"federation.rounds must stay {before} to resume, got {rounds}: the method's own settings follow from it"
         )
     if snapshot.round >= rounds:
-        raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}")
+        raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}; set it higher")
     return snapshot
 
 
-def told(plan: dict[str, Any]) -> str:
-    """A plan for a sentence."""
+def describe_plan(plan: dict[str, Any]) -> str:
+    """An execution plan in words, for an error message."""
     return f"blocks of {plan.get('block')} clients and {plan.get('kernels')} kernels"
 
 
-def resized(run_spec: RunSpec, rounds: int) -> bool:
-    """Whether the method would have other settings in a run of so many rounds."""
+def rounds_change_method(run_spec: RunSpec, rounds: int) -> bool:
+    """Whether the method would have other settings in a run with this number of rounds."""
     federation = run_spec.experiment.federation.model_copy(update={"rounds": rounds})
     other = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"federation": federation}))
-    here, again, there = run_spec.method(), run_spec.method(), other.method()
-    return here == again != there  # one without equality is none that can be asked
+    method, same_method, other_method = run_spec.method(), run_spec.method(), other.method()
+    return method == same_method != other_method  # a method that does not equal itself cannot be compared
 
 
-def wrong_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> str:
-    """What is wrong with the rows of a checkpoint, or ""."""
+def verify_rows(snapshot: Snapshot, table: Table, state_spec: StateSpec) -> str:
+    """What is wrong with the rows of a checkpoint in the store, or ""."""
     if len(snapshot.row) != len(table.row):
-        return ""  # another configuration: said so later
-    held = np.flatnonzero(snapshot.row >= 0)
-    if not table.place.folder or not len(held):
+        return ""  # the configuration differs, which `check_usable` reports
+    clients = np.flatnonzero(snapshot.row >= 0)
+    if not table.layout.folder or not len(clients):
         return ""
     if int(snapshot.row.max()) >= table.capacity:
-        return "rows beyond the store"
-    found = RowFiles(table.place, state_spec.client).digests(snapshot.row[held])
-    bad = int((found != snapshot.digest[held]).any(1).sum())
+        return "the store has too few rows"
+    digests = RowFiles(table.layout, state_spec.client).digests(snapshot.row[clients])
+    bad = int((digests != snapshot.digest[clients]).any(1).sum())
     return f"the states of {bad} clients do not match their digests" if bad else ""

@@ -286,6 +286,8 @@ def digest(data: bytes) -> str:
 
 
 def small_files(folder: Path) -> dict[str, str]:
-    """The texts of the small JSON files in a run's folder, by name: the run's id, its execution plan, notes of trackers.
-    Another machine needs them to continue the run to the same bits."""
+    """name -> text of the small JSON files in a run's folder: the run's id, its execution plan, notes of trackers.
+
+    Another machine needs them to continue the run to the same bits.
+    """
     return {path.name: path.read_text("utf-8") for path in sorted(folder.glob("[!.]*.json"))}

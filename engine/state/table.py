@@ -1,8 +1,8 @@
-"""Who has which row of the files of clients' states (row_files.py).
+"""The table that says which row of the files of client states (row_files.py) belongs to which client.
 
-The driver owns the table client -> row. A round reads committed rows and writes fresh ones; the commit flips the table.
-Until then nothing that was committed has been touched, so a round that is given up costs nothing. A checkpoint is the
-table and a digest of every row: it pins its rows, which are not written again while it is kept, and copies none.
+Only the driver has the table. A round reads committed rows and writes fresh ones; the commit makes the fresh rows the
+clients' rows. Before the commit no committed row is touched, so a round can be abandoned at no cost. A checkpoint is
+the table and the digest of every row. It copies no rows but pins them: they are not overwritten while it is kept.
 """
 
 from __future__ import annotations
@@ -20,100 +20,118 @@ from .row_files import DIGEST, StateLayout, make_files, paths, positions_by_file
 
 
 class Table:
-    """Which row holds which client; rows are taken at first use. Only the driver has one."""
+    """Which row holds the state of which client. A client gets a row when it takes part for the first time."""
 
-    def __init__(self, sample: Any, clients: int, spare: int, place: tuple[str | None, bool, bool]) -> None:
-        """spare: rows beyond one a client; place: (parent folder or None for a temporary one, narrow, digests)."""
-        parent, narrow, digests = place
+    def __init__(
+        self,
+        sample: Any,
+        clients: int,
+        spare: int,
+        folder: str | None = None,
+        narrow: bool = False,
+        digests: bool = False,
+    ) -> None:
+        """sample: a client state. spare: the number of rows besides one for each client. folder: where the files of
+        rows are made; None for a temporary folder. narrow, digests: see `StateLayout`."""
         self.capacity = clients + spare
-        self.row = np.full(clients, -1, dtype=np.int64)
-        self.digest = np.zeros((clients if digests else 0, DIGEST), dtype=np.uint8)
-        self.pins = np.zeros(self.capacity, dtype=np.int16)
-        self.free: list[int] = []
-        self.used = 0
-        self.pending: tuple[np.ndarray, np.ndarray] | None = None
+        self.row = np.full(clients, -1, dtype=np.int64)  # of each client, -1 before its first visit
+        self.digest = np.zeros((clients if digests else 0, DIGEST), dtype=np.uint8)  # of each client's row
+        self.pins = np.zeros(self.capacity, dtype=np.int16)  # how many checkpoints pin each row
+        self.free: list[int] = []  # rows below `used` that may be written
+        self.used = 0  # the number of rows that have been taken at least once
+        self.pending: tuple[np.ndarray, np.ndarray] | None = None  # (clients, fresh rows) of the round under way
         leaves = pytree.tree_leaves(sample)
         self.width = width(leaves, narrow)
-        self.place = StateLayout(self._make(parent) if leaves else "", self.capacity, narrow, digests)
-        self.gather: Callable[[np.ndarray], None] = lambda rows: None
-        self.brought: Callable[[np.ndarray], None] = lambda rows: None  # is told of rows that come from a checkpoint
+        self.layout = StateLayout(self._make_files(folder) if leaves else "", self.capacity, narrow, digests)
+        # A cluster pool replaces these callbacks; both receive rows (n,).
+        self.fetch_rows: Callable[[np.ndarray], None] = lambda rows: None  # copy rows of other nodes to this node
+        self.on_restored: Callable[[np.ndarray], None] = lambda rows: None  # rows of a copy were written to this node
 
-    def _make(self, parent: str | None) -> str:
-        folder = tempfile.mkdtemp(prefix="fedfleet-state-") if parent is None else parent
+    def _make_files(self, folder: str | None) -> str:
+        folder = tempfile.mkdtemp(prefix="fedfleet-state-") if folder is None else folder
         make_files(folder, self.capacity, self.width)
         return folder
 
     def reserve(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows to read, -1 for a client's first visit; fresh rows to write), both (c,)."""
+        """Begin a round of these clients (c,).
+
+        Returns (the rows to read, -1 for a client's first visit; the fresh rows to write), both (c,). Raises StoreFull.
+        """
         reused = self.free[: len(clients)]
-        grown = range(self.used, self.used + len(clients) - len(reused))
-        self._allocate(grown)
+        new = range(self.used, self.used + len(clients) - len(reused))
+        self._allocate(new)
         del self.free[: len(reused)]
-        self.used += len(grown)
-        fresh = np.array([*reused, *grown], dtype=np.int64)
+        self.used += len(new)
+        fresh = np.array([*reused, *new], dtype=np.int64)
         self.pending = (clients, fresh)
         return self.row[clients], fresh
 
     def _allocate(self, rows: range) -> None:
-        """Blocks on the disk for new rows, now: a full disk is met before any work is done."""
+        """Reserve disk space for new rows, so that a full disk is noticed before any work is done."""
         if not self.width:
             return
-        files = paths(self.place.folder)
+        files = paths(self.layout.folder)
         try:
-            for number, inside in positions_by_file(rows):
+            for number, positions in positions_by_file(rows):
                 with open(files[number], "r+b") as file:
-                    os.posix_fallocate(file.fileno(), inside.start * self.width, len(inside) * self.width)
+                    os.posix_fallocate(file.fileno(), positions.start * self.width, len(positions) * self.width)
         except OSError as error:
             raise StoreFull(
                 f"no room for the states of {len(rows)} more clients, {len(rows) * self.width:,} bytes, in "
-                f"{self.place.folder} ({error.strerror}); make room or set engine.store to a larger disk"
+                f"{self.layout.folder} ({error.strerror}); make room or set engine.store to a larger disk"
             ) from error
 
     def commit(self, digests: np.ndarray | None = None, without: tuple[int, ...] = ()) -> None:
-        """The fresh rows become the clients' rows, but for those of clients `without`; the old ones are free.
+        """End the round: the fresh rows become the clients' rows, and their old rows are free.
 
-        digests: (c, DIGEST), of the fresh rows in the order of the clients that were reserved for.
+        digests: (c, DIGEST) of the fresh rows, in the order of the clients that `reserve` got. without: clients that
+        were dropped; they keep their old rows.
         """
         assert self.pending is not None
         clients, fresh = self.pending
-        kept = ~np.isin(clients, without)
-        old = self.row[clients[kept]]
-        self.row[clients[kept]] = fresh[kept]
+        took_part = ~np.isin(clients, without)
+        old = self.row[clients[took_part]]
+        self.row[clients[took_part]] = fresh[took_part]
         if digests is not None and len(self.digest):
-            self.digest[clients[kept]] = digests[kept]
-        self._release(np.concatenate([old[old >= 0], fresh[~kept]]))
+            self.digest[clients[took_part]] = digests[took_part]
+        self._release(np.concatenate([old[old >= 0], fresh[~took_part]]))
         self.pending = None
 
     def _release(self, rows: np.ndarray) -> None:
         self.free += rows[self.pins[rows] == 0].tolist()
 
     def abort(self) -> None:
+        """Abandon the round under way, if there is one: its fresh rows are free."""
         if self.pending is not None:
             self._release(self.pending[1])
             self.pending = None
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def pin(self, row: np.ndarray) -> None:
-        """Keep what these rows hold; row: (N,), -1 for none."""
+        """Do not overwrite the rows of a checkpoint. row: (N,), -1 for clients without one."""
         self.pins[row[row >= 0]] += 1
 
     def unpin(self, row: np.ndarray) -> None:
-        held = row[row >= 0]
-        self.pins[held] -= 1
-        mine = np.zeros(self.capacity, dtype=bool)
-        mine[self.row[self.row >= 0]] = True
+        """Undo `pin`. Rows that nothing uses any more are free."""
+        unpinned = row[row >= 0]
+        self.pins[unpinned] -= 1
+        in_use = np.zeros(self.capacity, dtype=bool)
+        in_use[self.row[self.row >= 0]] = True
         if self.pending is not None:
-            mine[self.pending[1]] = True
-        self._release(held[~mine[held]])
+            in_use[self.pending[1]] = True
+        self._release(unpinned[~in_use[unpinned]])
 
     def clear(self) -> None:
-        """As before the first round; what is pinned is no more."""
+        """Return to the state before round 1, without any pins."""
         self.row.fill(-1)
         self.pins.fill(0)
         self.free, self.used, self.pending = [], 0, None
 
     def restore(self, row: np.ndarray, digest: np.ndarray, pinned: list[np.ndarray]) -> None:
-        """The table of a checkpoint; `pinned`: of this and the other checkpoints that are kept."""
+        """Load the table of a checkpoint.
+
+        row: (N,). digest: (N, DIGEST). pinned: the rows (N,) of each checkpoint that is kept, this one included.
+        """
         self.row, self.digest = row.copy(), digest.copy()
         for other in pinned:
             self.pin(other)
@@ -123,11 +141,12 @@ class Table:
         self.free = np.flatnonzero(~taken[: self.used]).tolist()
 
     def sync(self, row: np.ndarray) -> None:
-        """These rows, pinned, on this node's disk, whatever becomes of the machines; row: (N,), -1 for none."""
-        self.gather(row[row >= 0])  # from other nodes, where there are any
-        for path in paths(self.place.folder):
+        """Have the rows of a checkpoint on the disk of this node. row: (N,), pinned, -1 for clients without one."""
+        self.fetch_rows(row[row >= 0])
+        for path in paths(self.layout.folder):
             with open(path, "r+b") as file:
                 os.fsync(file.fileno())
 
     def remove(self) -> None:
-        remove_files(self.place.folder)
+        """Remove the files of rows."""
+        remove_files(self.layout.folder)

@@ -28,8 +28,8 @@ def worker_and_task(tmp_path_factory):
     """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
     run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
     split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
-    table = Table(StateSpec(method, x).client, 30, 30, (str(tmp_path_factory.mktemp("state")), False, True))
-    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+    table = Table(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
+    worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
     everyone = np.arange(30)
     sizes = split.client_index.sizes_of(everyone)
     steps = steps_of(sizes, run_spec.experiment.federation.local)

@@ -36,7 +36,7 @@ def test_a_worker_is_light(ray_here):
         groups = run_spec.experiment.engine.groups()
         requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
         hooks = Hooks(lambda: None, driver.tell)
-        driver.start(lambda table: WorkerPool(run_spec, data, table.place, hooks, requests))
+        driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
         assert len(list(driver.rounds())) == 3
         pid = ray.get(driver.pool.workers[0].pid)
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20

@@ -33,7 +33,7 @@ class Federation:
     def __init__(self, clients: int, folder: str) -> None:
         self.clients, self.number = clients, 0
         self.parts = ClientIndex.equal(np.arange(3 * clients), clients)
-        self.table = Table(SAMPLE, clients, COHORT, (folder, False, True))
+        self.table = Table(SAMPLE, clients, COHORT, folder, digests=True)
         self.visits = np.zeros(clients, dtype=np.int64)
 
     def round(self) -> list[TrainingTask]:

@@ -29,7 +29,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     found = []
     tracemalloc.start()
     try:
-        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.place, lambda: None))
+        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
         done = 0
         for told in driver.rounds():
             if not isinstance(told, dict):

@@ -22,20 +22,20 @@ SAMPLE = State(torch.zeros(3, 2), torch.zeros((), dtype=torch.int64))
 
 @pytest.fixture
 def table(tmp_path):
-    table = Table(SAMPLE, 10, 4, (str(tmp_path / "state"), False, True))
+    table = Table(SAMPLE, 10, 4, str(tmp_path / "state"), digests=True)
     yield table
     table.remove()
 
 
 def write(table: Table, clients: list[int], value: int) -> None:
-    rows = RowFiles(table.place, SAMPLE)
+    rows = RowFiles(table.layout, SAMPLE)
     _, fresh = table.reserve(np.array(clients))
     states = State(torch.full((len(clients), 3, 2), float(value)), torch.full((len(clients),), value))
     rows.write(torch.from_numpy(fresh), states)
 
 
 def read(table: Table, client: int) -> int:
-    rows = RowFiles(table.place, SAMPLE)
+    rows = RowFiles(table.layout, SAMPLE)
     state = rows.read(torch.tensor([int(table.row[client])]), SAMPLE)
     assert (state.vector == state.count).all()
     return int(state.count)
@@ -62,8 +62,8 @@ def test_rows_are_reused_and_never_outgrow_the_file(table):
 
 
 def test_the_file_is_sparse_and_goes_away(tmp_path):
-    big = Table((torch.zeros(1_000_000),), 1000, 10, (str(tmp_path / "state"), False, False))
-    files = list(Path(big.place.folder).iterdir())
+    big = Table((torch.zeros(1_000_000),), 1000, 10, str(tmp_path / "state"))
+    files = list(Path(big.layout.folder).iterdir())
     assert sum(f.stat().st_size for f in files) == 4 * 1_000_000 * 1010
     assert sum(f.stat().st_blocks * 512 for f in files) < 1_000_000
     big.remove()
@@ -71,8 +71,8 @@ def test_the_file_is_sparse_and_goes_away(tmp_path):
 
 
 def test_a_stateless_method_has_no_store():
-    table = Table((), 10, 4, (None, False, False))
-    assert table.place.folder == ""
+    table = Table((), 10, 4)
+    assert table.layout.folder == ""
     table.reserve(np.array([1, 2]))
     table.commit()
 
@@ -81,11 +81,11 @@ def test_a_stateless_method_has_no_store():
 def test_what_is_written_is_read(tmp_path, narrow):
     """Scalars, empty leaves, whole numbers and floats, any order of rows; from another view of the files."""
     sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
-    table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
+    table = Table(sample, 6, 0, str(tmp_path / "state"), narrow, digests=True)
     order = torch.tensor([4, 0, 3])
     states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
-    told = RowFiles(table.place, sample).write(order, states)
-    other = RowFiles(table.place, sample)
+    told = RowFiles(table.layout, sample).write(order, states)
+    other = RowFiles(table.layout, sample)
     floats, *whole = other.read(order.flip(0), sample)
     kept = states[0].to(torch.bfloat16).to(torch.float32) if narrow else states[0]
     assert (floats == kept.flip(0)).all()
@@ -102,8 +102,8 @@ def test_what_is_written_is_read(tmp_path, narrow):
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_client_alone_has_the_row_of_one_in_a_block(tmp_path, narrow):
     sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
-    table = Table(sample, 6, 0, (str(tmp_path / "state"), narrow, True))
-    rows = RowFiles(table.place, sample)
+    table = Table(sample, 6, 0, str(tmp_path / "state"), narrow, digests=True)
+    rows = RowFiles(table.layout, sample)
     states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
     told = rows.write(torch.tensor([0, 1, 2]), states)
     for client in range(3):
@@ -116,16 +116,16 @@ def test_a_client_alone_has_the_row_of_one_in_a_block(tmp_path, narrow):
 
 
 def test_a_file_that_ends_is_told(table):
-    rows = RowFiles(table.place, SAMPLE)
-    for path in paths(table.place.folder):
+    rows = RowFiles(table.layout, SAMPLE)
+    for path in paths(table.layout.folder):
         Path(path).write_bytes(b"")
     with pytest.raises(OSError, match="row 3 of"):
         rows.read(torch.tensor([3]), SAMPLE)
 
 
 def test_a_row_on_a_first_visit_is_the_fresh_state_unrounded(tmp_path):
-    table = Table((torch.zeros(3),), 4, 0, (str(tmp_path / "state"), True, False))
-    rows, fresh = RowFiles(table.place, (torch.zeros(3),)), (torch.tensor([1 / 3, 2 / 3, 1.0]),)
+    table = Table((torch.zeros(3),), 4, 0, str(tmp_path / "state"), narrow=True)
+    rows, fresh = RowFiles(table.layout, (torch.zeros(3),)), (torch.tensor([1 / 3, 2 / 3, 1.0]),)
     rows.write(torch.tensor([2]), (torch.full((1, 3), 0.5),))
     (states,) = rows.read(torch.tensor([-1, 2, -1]), fresh)
     assert torch.equal(states, torch.stack([fresh[0], torch.full((3,), 0.5), fresh[0]]))

@@ -40,7 +40,7 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     split = run_spec.split()
     data = Data.of(split.train, split.test, split.client_index)
     driver = Driver(run_spec, DataSummary(split.client_index, 1))
-    driver.start(lambda table: LocalPool(run_spec, data, table.place, lambda: None))
+    driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
     try:
         assert driver._opening()
         worker: Any = driver.fleet.worker

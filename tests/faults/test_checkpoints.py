@@ -167,7 +167,8 @@ def test_pinned_rows_are_never_written(tmp_path):
     """Random rounds and checkpoints against plain dictionaries: client -> value, and a copy of it per checkpoint."""
     random, clients, keep = np.random.default_rng(0), 12, 3
     for trial in range(40):
-        table = Table((np_state(0),), clients, 5 + (keep + 1) * clients, (str(tmp_path / str(trial)), False, True))
+        spare = 5 + (keep + 1) * clients
+        table = Table((np_state(0),), clients, spare, str(tmp_path / str(trial)), digests=True)
         content = np.full(table.capacity, -1)  # what the rows hold
         model: dict[int, int] = {}
         kept: list[tuple[np.ndarray, dict[int, int]]] = []

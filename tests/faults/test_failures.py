@@ -117,9 +117,9 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
     run_spec = prepare(chosen, new_run_id())
     split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     state_spec, server, sampled = StateSpec(method, x), method.server_init(x), cohort_of(1)
-    table = Table(state_spec.client, CLIENTS, CLIENTS, (None, False, False))
+    table = Table(state_spec.client, CLIENTS, CLIENTS)
     try:
-        worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.place, lambda: None)
+        worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
         sizes = np.diff(split.client_index.offsets)[sampled]
         tasks = plan_tasks(sampled, sizes, chosen.federation.local, 4)
         _, fresh = table.reserve(sampled)

@@ -106,7 +106,7 @@ def test_checkpoints_of_two_plans_are_not_mixed(out, broken_off):
         (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": seal(manifest)}))
     newest = sorted((out / "checkpoints").iterdir())[-1]
     (newest / "server.safetensors").write_bytes(b"")  # so that one before it is used
-    with pytest.raises(ConfigError, match="by blocks of 9 clients and torch kernels, this one goes by blocks"):
+    with pytest.raises(ConfigError, match="with blocks of 9 clients and torch kernels, this run has blocks"):
         resume(chosen(broken_off), out)
 
 

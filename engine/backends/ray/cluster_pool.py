@@ -109,8 +109,8 @@ class ClusterPool(Pool):
         self.phases = self.deaths = 0
         self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
         self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
-        table.gather = self.gather
-        table.brought = lambda rows: self.locations.wrote(DRIVER, rows)
+        table.fetch_rows = self.gather
+        table.on_restored = lambda rows: self.locations.wrote(DRIVER, rows)
 
     # --- agents -----------------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -154,7 +154,7 @@ class ClusterPool(Pool):
     def _start_agent(self, node: Node, group: WorkerGroup, worker_requests: Sequence[WorkerRequest]) -> None:
         if node.id not in self.numbers:
             self.numbers[node.id] = self.locations.add()
-        number, layout = self.numbers[node.id], self.table.place
+        number, layout = self.numbers[node.id], self.table.layout
         beside = next((agent for agent in self.agents + self.coming if agent.node == number), None)
         if layout.folder and number != DRIVER:
             parent = self.run_spec.experiment.engine.store or tempfile.gettempdir()
@@ -376,7 +376,7 @@ class ClusterPool(Pool):
         assert self.progress is not None
         agent.given[key_of(task)] = task
         moves = []
-        for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.place.folder else []:
+        for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.layout.folder else []:
             packed = self._on(source).actor.read.remote(rows)
             moves.append(agent.actor.write.remote(rows, packed))
             self.counts["rows"] += len(rows)
@@ -404,7 +404,7 @@ class ClusterPool(Pool):
 
         The checkpoint's thread calls this. The rows are pinned, so nobody writes to them meanwhile.
         """
-        if not self.table.place.folder:
+        if not self.table.layout.folder:
             return
         for source, theirs in self.locations.missing(DRIVER, rows):
             for begin in range(0, len(theirs), CHUNK):
@@ -440,14 +440,14 @@ class ClusterPool(Pool):
         if not on_driver:
             self.locations.lose(lost.node)
             del self.numbers[lost.id]
-        again = self._run_again(gone, rows=bool(self.table.place.folder) and not on_driver)
+        again = self._run_again(gone, rows=bool(self.table.layout.folder) and not on_driver)
         given = sum(len(agent.given) for agent in gone)
         self.hooks.log(
             f"node {lost.name} is lost: {given} tasks under way go elsewhere, {again} of this round run again for the "
             "states and sums that are lost"
         )
         committed = self.table.row[self.table.row >= 0]
-        if self.table.place.folder and len(rows := self.locations.gone(committed)):
+        if self.table.layout.folder and len(rows := self.locations.gone(committed)):
             self._drop()
             raise RowsLost(f"the states of {len(rows)} clients were lost with node {lost.name}")
         if on_driver:

@@ -85,14 +85,14 @@ class DriverProcess:
         here_all = (alike and not engine.address) or get_current_placement_group() is not None
         if here_all:
             worker_requests = [WorkerRequest(group, here()) for group in engine.groups() for _ in range(group.count)]
-            return WorkerPool(self.run_spec, data, table.place, hooks, worker_requests)
+            return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests)
         placement = take(engine, self._check, self.news.append)  # the log is written now, not at the end of a round
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.workers != "auto" and all(spot.node == mine for spot in placement.spots):
             worker_requests = [
                 WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
             ]
-            return WorkerPool(self.run_spec, data, table.place, hooks, worker_requests, placement)
+            return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests, placement)
         steps = steps_of(setup.client_index.sizes, self.run_spec.experiment.federation.local)
         pool = ClusterPool(self.run_spec, data, table, hooks, steps, placement)
         try:
