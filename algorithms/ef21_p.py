@@ -1,25 +1,26 @@
-"""EF21-P: random entries up, the largest down, and what was left out is remembered.
+"""EF21-P: random entries are sent up, the largest ones down, and the server remembers what it left out.
 
 Gruntkowska, Tyurin, Richtarik, ICML 2023 ("EF21-P and Friends"), arXiv:2209.15218; with local steps as Li et al. 2025
 (FedMUD) compare it.
 
-    all hold x_hat;  sampled clients take K local steps from x_hat;  up  Rand-k(y - x_hat)
+    all hold x_hat;  sampled clients take K local steps from x_hat;  up  Rand-k(y_K - x_hat)
     x <- x + mean of what came up;  down  q = Top-k(x - x_hat);  x_hat <- x_hat + q
 
-k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, error feedback of the way down.
-memory is what clients remember of the way up: "none", as in its table of states; "error", what was left out is added
-next time; "shift", DIANA's: C(delta - h_i) goes up, h_i <- h_i + beta C(.), and x moves by h and the mean of what came
-up, h the mean of h_i. unbiased multiplies Rand-k by d / k, which explodes with local steps at 1/32. evaluate: x_hat,
-which clients hold, or the server's x.
+k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, which is error feedback on the
+way down. memory is what clients remember of the way up. With "none" it is nothing, as in the paper's table of states.
+With "error" a client adds what it left out to its next message. With "shift" it is DIANA's: C(delta - h_i) is sent up,
+h_i <- h_i + beta C(.), and x moves by h plus the mean of what came up, where h is the mean of h_i. unbiased multiplies
+Rand-k by d / k, which diverges with local steps at 1/32. evaluate chooses x_hat, which clients hold, or the server's x.
 
-budget says of what ratio is a share. "compressed", as above: of the compressed numbers, values alone being counted,
-which is how "3 % of the parameters" is read; with all else in full and with the places of what goes down, that is more.
-On CNN4 for FashionMNIST 1/32 comes to 0.041 of the model's bytes up and 0.059 down, where FedMUD at 1/32 sends 0.030
-each way. "model": of all that is sent, each way, as FedMUD and the other factored methods count; k follows from what
-all else and the places leave, with numbers of 32 bits. `fedfleet show` has the shares of both for every method.
+budget says what ratio is a fraction of. "compressed", as above: of the compressed numbers, where only values are
+counted, which is how "3 % of the parameters" is read. With all that is sent in full and with the indices of what is
+sent down, that is more: on CNN4 for FashionMNIST 1/32 comes to 0.041 of the model's bytes up and 0.059 down, where
+FedMUD at 1/32 sends 0.030 each way. "model": all that is sent, each way, is a fraction of the model, as FedMUD and the
+other factored methods count; k follows from what everything else and the indices leave, with numbers of 32 bits.
+`fedfleet show` prints the fractions of both ways for every method.
 
 Departures:
-- The original takes one gradient a round of all clients; how Li et al. adapted it to local steps and a cohort is not
+- The original takes one gradient per round of all clients; how Li et al. adapted it to local steps and a cohort is not
   published, so that this is a reconstruction.
 - Rand-k is not multiplied by d / k unless `unbiased` says so.
 - The first and the last weight, and vectors, are sent in full (layers = "all" compresses all weights).
@@ -37,7 +38,7 @@ from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .fedavg import Plain
 from .local import LocalMethod, Rule, with_decoded_norm2
-from .parts.checks import positive, refuse
+from .parts.checks import one_of, positive, positive_fraction, refuse
 from .parts.codecs import Codec, Identity, RandK, TopK
 from .parts.compression import RATIO, Compressed, Compression
 from .parts.downlink import Change, Downlink, Halves
@@ -53,9 +54,9 @@ Evaluated = Literal["x_hat", "x"]
 
 
 class Broadcast(NamedTuple):
-    method: Any  # the method's public state, () in x's place
-    change: Change
-    known: Known  # x_hat before it, the compressed half
+    method: Any  # the method's public state, with () in place of x
+    change: Change  # q, and all that is not compressed
+    known: Known  # the compressed half of x_hat before q
 
 
 class Private(NamedTuple):
@@ -65,18 +66,19 @@ class Private(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    method: Any
+    method: Any  # the method's local state
     key: Tensor  # of the last step
 
 
 class Encoded(NamedTuple):
-    codes: tuple[Any, ...]
-    rest: Tensor
+    codes: tuple[Any, ...]  # of the compressed half
+    rest: Tensor  # the other half
 
 
 @dataclass(frozen=True)
 class Sparsified(Compressing):
-    """`method`: a LocalMethod that keeps nothing on clients; client state: (c,), the error or h_i, or ()."""
+    """`method`: a LocalMethod whose clients keep nothing; `up`, `down`: how the two ways are compressed. The client's
+    state is a vector (c,), the error or h_i, or ()."""
 
     method: LocalMethod
     up: Codec
@@ -88,7 +90,7 @@ class Sparsified(Compressing):
 
     @property
     def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """h is a plain mean, and what it stands for must be one too."""
+        """With shifts h is a plain mean, so that the mean displacement must be one too."""
         return self.memory != "shift"
 
     @property
@@ -131,8 +133,8 @@ class Sparsified(Compressing):
         return with_decoded_norm2(message._replace(delta=self.halves.join(self.halves.decode(self.up, codes), rest)))
 
     def _inner(self, server: Server, mean: Message) -> tuple[Server, Message]:
-        """The method's server and mean message. With shifts what stands for a client's displacement is h + C(.): the
-        mean of these is the server's direction, and the mean of their squared norms follows from the two means."""
+        """The method's server state and mean message. With shifts, h + C(.) takes the place of a client's displacement:
+        the mean of these is the server's direction, and the mean of their squared norms follows from the two means."""
         held: Private = server.private
         if self.memory == "shift":
             sent, rest = self.halves.split(mean.delta)
@@ -165,7 +167,7 @@ class Sparsified(Compressing):
 
 @dataclass(frozen=True)
 class Sparsification(Compression):
-    """a share of the entries each way: random ones up, the largest of what is missing down, as in EF21-P"""
+    """a fraction of the entries each way: random ones up, the largest missing ones down, as in EF21-P"""
 
     ratio: float = RATIO
     memory: Memory = "none"
@@ -179,30 +181,22 @@ class Sparsification(Compression):
     budget: Counted = "compressed"
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"0 < ratio <= 1 must hold, got ratio={self.ratio}")
+        positive_fraction(ratio=self.ratio)
         if self.beta is not None:
             positive(beta=self.beta)
         if self.memory != "shift":
             refuse({"beta": self.beta}, f"memory is {self.memory}", "leave it out, or choose memory: shift")
         if self.up == "identity":
             refuse({"unbiased": self.unbiased or None}, "everything is sent up", "leave it out, or choose up: random")
-        choices = {
-            "memory": ("none", "error", "shift"),
-            "masks": ("global", "layer"),
-            "evaluate": ("x_hat", "x"),
-            "up": ("random", "identity"),
-            "down": ("top", "identity"),
-            "budget": ("compressed", "model"),
-        }
-        for key, allowed in choices.items():
-            if getattr(self, key) not in allowed:
-                raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {getattr(self, key)!r}")
+        one_of("none", "error", "shift", memory=self.memory)
+        one_of("global", "layer", masks=self.masks)
+        one_of("x_hat", "x", evaluate=self.evaluate)
+        one_of("random", "identity", up=self.up)
+        one_of("top", "identity", down=self.down)
+        one_of("compressed", "model", budget=self.budget)
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
-        refuse_states(
-            method, "nothing but x is compressed; choose fedavg or fedprox, carry: reset, local: plain or prox"
-        )
+        refuse_states(method, "only x is compressed; choose fedavg or fedprox, carry: reset, local: plain or prox")
         weights = tuple(compressible(layout, self.layers))
         halves = Halves(layout, tuple(w.name for w in weights), self.masks == "global")
         up = RandK(self._share(halves, RandK), self.unbiased) if self.up == "random" else Identity()
@@ -212,7 +206,7 @@ class Sparsification(Compression):
         return Sparsified(method, up, down, self.memory, beta, self.evaluate, weights)
 
     def _share(self, halves: Halves, codec: type[RandK] | type[TopK]) -> float:
-        """The share of the compressed numbers that is chosen one way."""
+        """The fraction of the compressed numbers that is sent one way."""
         if self.budget == "compressed":
             return self.ratio
         total, compressed = sum(halves.layout.sizes), sum(halves.sizes)
@@ -222,7 +216,7 @@ class Sparsification(Compression):
         if not all(share * n >= 1 for n in halves.sizes):
             raise ValueError(
                 f"ratio={self.ratio:g} of the whole model cannot be reached: what is not compressed is "
-                f"{beside / total:.4f} of it; raise ratio, or count the compressed numbers by budget: compressed"
+                f"{beside / total:.4f} of it; raise ratio, or choose budget: compressed"
             )
         return min(1.0, share)
 
@@ -239,11 +233,12 @@ def ef21_p(
     server_lr: float = 1.0,
     budget: Counted = "compressed",
 ) -> Compressed:
-    """rule: the local optimiser; ratio: entries sent over numbers that are compressed, each way, or as `budget` has it;
-    budget: ratio is a share of the compressed numbers (compressed), or all that is sent is one of the model (model), as
-    other methods count; memory: what clients remember of what they did not send: none, error or shift; beta: rate of
-    the shift, unless given the ratio; unbiased: random entries are multiplied by 1 / ratio; masks: entries are chosen
-    in all of the model or layer by layer; layers: inner leaves out the first and the last weight, or all; evaluate:
-    x_hat, what clients hold, or x."""
+    """rule: the local optimiser; ratio: the fraction that is sent each way, of what `budget` says; memory: what clients
+    remember of what they did not send: nothing (none), the error, which they add to the next message (error), or
+    DIANA's shift h_i (shift); beta: step size of the shift, the ratio unless given; unbiased: random entries are
+    multiplied by 1 / ratio; masks: entries are chosen in the whole model (global) or layer by layer (layer); layers:
+    inner leaves out the first and the last weight, all compresses every weight; evaluate: x_hat, which clients hold, or
+    x, which the server holds; budget: ratio is a fraction of the compressed numbers (compressed), or of the whole model
+    for all that is sent (model), as other methods count."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Sparsification(ratio, memory, beta, unbiased, masks, layers, evaluate, budget=budget))

@@ -1,4 +1,4 @@
-"""FedBAT: clients learn to send one bit a weight.
+"""FedBAT: clients learn to send one bit per weight.
 
 Li, Xu, Wang, Tang, Qi, Xu, Luo, Li, He, Li, ICML 2024 ("FedBAT: Communication-Efficient Federated Learning via
 Learnable Binarization"), and the authors' code.
@@ -13,13 +13,13 @@ Per compressed weight, with u = y - x the update and b = +1 or -1, drawn anew at
     up       the bits of a last B(u, alpha), and alpha;  x <- x + server's step on the mean of B
     down     x, as it is;  or both_ways: Q(x - x_hat) = B(., mean |.|), as Li et al. 2025 (FedMUD) compare it
 
-lo, hi are the code's 5e-4 and 5e-2. The rule sees u as y, so that weight decay is of y.
+lo and hi are the code's 5e-4 and 5e-2. The rule sees y, so that weight decay is that of y.
 
-phi = 0 binarises from the first step on, at which u = 0: alpha0 = mean |u| = 0, alpha is clipped to lo, and theta,
-whose gradient is 0 at a bound, stays 0. So clients then learn no scale, whatever rho is, and send + or - 5e-4.
+phi = 0 binarises from the first step on, where u = 0. Then alpha0 = mean |u| = 0, alpha is clipped to lo, and theta,
+whose gradient is 0 at a bound, stays 0. So clients learn no scale, whatever rho is, and send + or - 5e-4.
 
-Of the model's bytes on CNN4 for FashionMNIST, a bit a weight and all else in full are 0.041, up, and down with
-both_ways, where FedMUD at 1/32 sends 0.030 each way; without both_ways the whole model goes down.
+Of the model's bytes on CNN4 for FashionMNIST, one bit per weight and everything else in full are 0.041: up, and with
+both_ways also down, where FedMUD at 1/32 sends 0.030 each way. Without both_ways the whole model is sent down.
 
 Departures:
 - The first and the last weight, and vectors, are sent in full; layers = "all" binarises all weights, as the paper does.
@@ -41,7 +41,7 @@ from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .fedavg import Plain
 from .local import Averaged, LocalMethod, PublicState, Rule, with_decoded_norm2
-from .parts.checks import nonnegative, refuse
+from .parts.checks import closed_fraction, nonnegative, refuse
 from .parts.codecs import Bits, Signs, pack, signs
 from .parts.compression import Compressed, Compression
 from .parts.downlink import Change, Downlink, Halves
@@ -52,12 +52,12 @@ from .parts.servers import Mean
 from .tree import Layout, Tree
 
 THETA = "binarisation"
-"""The name under which the local rule sees theta, (L,)."""
+"""The name of theta, (L,), among the tensors that the local rule sees."""
 
 
 class Broadcast(NamedTuple):
     change: Change
-    known: Known  # x_hat before it, where that is how x goes down
+    known: Known  # the compressed half of x_hat before the change, where the server's change is binarised
 
 
 class Private(NamedTuple):
@@ -67,20 +67,21 @@ class Private(NamedTuple):
 
 class LocalState(NamedTuple):
     y: Tree  # with theta
-    rule: Any
-    alpha0: Tensor  # (L,)
-    begun: Tensor  # (), bool: binarising
+    rule: Any  # the rule's state
+    alpha0: Tensor  # (L,), one number per compressed weight
+    begun: Tensor  # (), bool: whether weights are binarised already
     key: Tensor  # of the last step
 
 
 class Upload(NamedTuple):
-    codes: tuple[Bits, ...]
-    rest: Tensor  # of y_K - x
+    codes: tuple[Bits, ...]  # one per compressed weight
+    rest: Tensor  # the half of y_K - x that is not compressed
 
 
 @dataclass(frozen=True)
 class FedBat(Compressing):
-    """`method`: rule and server rule. Public for clients: x_hat."""
+    """`method`: gives the local rule and the server rule; `bounds`: lo and hi. Clients see x_hat as the public
+    state."""
 
     method: LocalMethod
     down: Downlink
@@ -110,7 +111,7 @@ class FedBat(Compressing):
         return LocalState(y, self.method.rule.init(y), none, begun, torch.zeros_like(begun, dtype=torch.int64))
 
     def spread(self, alpha: Tensor) -> Tensor:
-        """(L,) -> (c,), each weight's for all of its entries."""
+        """(L,) -> (c,): each weight's number, repeated for all of its entries."""
         return torch.cat([a.expand(n) for a, n in zip(alpha.unbind(), self.halves.sizes, strict=True)])
 
     def means(self, u: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ class FedBat(Compressing):
 
 @dataclass(frozen=True)
 class Binarisation(Compression):
-    """one bit a weight, with scales that clients learn, up or both ways, as in FedBAT"""
+    """one bit per weight, with scales that clients learn, up or both ways, as in FedBAT"""
 
     phi: float = 0.5
     rho: float | None = None
@@ -186,19 +187,18 @@ class Binarisation(Compression):
     layers: Layers = "inner"
 
     def __post_init__(self) -> None:
-        nonnegative(phi=self.phi, rho=self.rho or 0.0)
-        if self.phi > 1:
-            raise ValueError(f"0 <= phi <= 1 must hold, got phi={self.phi}")
+        closed_fraction(phi=self.phi)
+        nonnegative(rho=self.rho or 0.0)
         if self.phi in (0, 1):
             refuse({"rho": self.rho}, f"with phi={self.phi:g} no scale is learned", "leave it out, or give 0 < phi < 1")
         if not self.both_ways:
             given = {"feedback": self.feedback or None}
-            refuse(given, "the model goes down whole", "leave it out, or give both_ways: true")
+            refuse(given, "the whole model is sent down", "leave it out, or give both_ways: true")
 
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
-        refuse_states(method, "nothing but x is binarised; choose fedavg, carry: reset, local: plain")
+        refuse_states(method, "only x is binarised; choose fedavg, carry: reset, local: plain")
         if not isinstance(method.estimator, Plain):
-            raise ValueError("binarisation has clients train on gradients alone; choose fedavg, or local: plain")
+            raise ValueError("binarisation works with plain gradients alone; choose fedavg, or local: plain")
         weights = tuple(compressible(layout, self.layers))
         halves = Halves(layout, tuple(w.name for w in weights), whole=False)
         down = Downlink(halves, Signs() if self.both_ways else None, self.feedback, seed)
@@ -214,9 +214,9 @@ def fedbat(
     layers: Layers = "inner",
     server_lr: float = 1.0,
 ) -> Compressed:
-    """rule: the local optimiser; phi: share of the local steps before weights are binarised, at 0 and at 1 no scale is
-    learned; rho: how fast scales are learned, 6 unless given, 0 freezes them; both_ways: the server's change is
-    binarised too; feedback: with both_ways, what that loses is sent later; layers: inner leaves out the first and the
-    last weight, or all."""
+    """rule: the local optimiser; phi: fraction of the local steps before weights are binarised, at 0 and at 1 no scale
+    is learned; rho: how fast scales are learned, 6 unless given, 0 freezes them; both_ways: the server's change is
+    binarised too; feedback: with both_ways, what the binarisation of the server's change loses is sent later; layers:
+    inner leaves out the first and the last weight, all binarises every weight."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Binarisation(phi, rho, both_ways, feedback, layers))

@@ -7,10 +7,10 @@ Low-rank Factorization").
     clients  K local steps on U, V and all that is not compressed
     server   W <- mean of U_i V_i^T, the rest averaged
 
-The mean is of products, so a message is multiplied out before it is added; what was sent are factors. Server rules act
-on whole models, with x the model that was sent, U V^T of the truncation: without a local step the model is truncated
-once and then stays. The first W is the model's own start. States on variables that are decomposed anew every round
-would mean nothing, so estimators and rules that keep any between rounds are refused.
+The mean is of products, so that a message is multiplied out before it is added; what is sent are factors. Server rules
+act on whole models, where x is the model that was sent, U V^T of the truncation: without any local step the model is
+truncated once and then stays. The first W is the model's own start. States of variables that are decomposed anew every
+round would mean nothing, so that estimators and rules that keep a state between rounds are refused.
 
 Departures:
 - All clients have one rank, from the ratio; the paper's ranks differ by client, which is its point, and Li et al. 2025
@@ -34,28 +34,27 @@ from .parts.compression import RATIO, Budget, Compressed, Compression
 from .parts.factors import Pair
 from .parts.matrices import Layers, Reshape, Sized, to_matrix
 from .parts.products import LowRank
-from .parts.reparameterisation import Factored, Report, Unpacked, Within, refuse_states
+from .parts.reparameterisation import Factored, InSpace, Report, Unpacked, refuse_states
 from .parts.rules import Sgd
 from .parts.servers import Mean
 from .tree import Layout, Tree
 
 
-class Halved(NamedTuple):
-    """The method's public state, its x factors and all else."""
-
-    method: Any
+class PublicState(NamedTuple):
+    method: Any  # the method's public state; its x has the factors in place of the compressed weights
 
 
 @dataclass(frozen=True)
-class Truncated(Within):
-    """Private: x, whole, and the server rule's state."""
+class Truncated(InSpace):
+    """The method in the factors of truncated decompositions. The server's private state is the whole x and the state of
+    the server rule."""
 
     method: LocalMethod
     space: Factored
     reshape: Reshape
 
     def split(self, x: Tree) -> Tree:
-        """z: every compressed weight's best factors."""
+        """z: x with the best factors of every compressed weight in its place."""
         leaves = dict(x.items())
         parts: dict[str, Tensor] = {}
         ranks = {s.weight.name: s for s in self.space.sized}
@@ -74,9 +73,9 @@ class Truncated(Within):
 
     def _sent(self, inner: Server) -> Server:
         x = inner.public.x
-        return Server(Halved(inner.public._replace(x=self.split(x))), (x, inner.private))
+        return Server(PublicState(inner.public._replace(x=self.split(x))), (x, inner.private))
 
-    def unpack(self, public: Halved) -> Unpacked:
+    def unpack(self, public: PublicState) -> Unpacked:
         return Unpacked(public.method, (), {})
 
     def decode(self, public: Unpacked, message: Message) -> Message:
@@ -84,16 +83,16 @@ class Truncated(Within):
         delta = self.space.lift(z + message.delta, {}) - self.space.lift(z, {})
         return with_decoded_norm2(message._replace(delta=delta))
 
-    def _truncated(self, server: Server) -> Server:
-        """The method's, at the model that was sent."""
+    def _at_truncation(self, server: Server) -> Server:
+        """The method's server state at the model that was sent down."""
         public = server.public.method
         return Server(public._replace(x=self.space.lift(public.x, {})), server.private[1])
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
-        return self._sent(self.method.server_update(self._truncated(server), mean, round))
+        return self._sent(self.method.server_update(self._at_truncation(server), mean, round))
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:
-        return self.method.server_metrics(self._truncated(server), mean, round)
+        return self.method.server_metrics(self._at_truncation(server), mean, round)
 
     def model(self, server: Server) -> Tree:
         x, private = server.private
@@ -106,7 +105,7 @@ class Truncated(Within):
 
 @dataclass(frozen=True)
 class Decomposition(Compression):
-    """truncated singular value decompositions of whole weights, made anew every round, as in FedHM"""
+    """truncated singular value decompositions of whole weights, computed anew every round, as in FedHM"""
 
     ratio: float = RATIO
     reshape: Reshape = "permuted"
@@ -128,8 +127,9 @@ def fedhm(
     nearest: bool = False,
     server_lr: float = 1.0,
 ) -> Compressed:
-    """rule: the local optimiser, of the factors and all else; ratio: numbers sent over numbers of the model; reshape:
-    of convolutions to matrices, raw or permuted; layers: inner leaves out the first and the last weight, or all;
-    nearest: where the ratio cannot be reached, the least that can."""
+    """rule: the local optimiser of the factors and of all that is not compressed; ratio: numbers sent over numbers of
+    the model; reshape: how a convolution becomes a matrix, raw or permuted; layers: inner leaves out the first and the
+    last weight, all compresses every weight; nearest: where the ratio cannot be reached, the smallest achievable one is
+    taken."""
     method = LocalMethod(rule, Plain(), Mean(server_lr))
     return Compressed(method, Decomposition(ratio, reshape, layers, nearest))

@@ -1,7 +1,7 @@
-"""The table of methods and parts that experiments choose by name. Light: importing it imports no torch.
+"""The tables of methods and parts that experiments choose by name. Importing this module imports no torch.
 
-A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS; WORKLOADS, MODELS, PARTITIONS;
-TRACKERS). A value is a callable, or where it is found and one line on what it is.
+A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS,
+TRACKERS). A value is a callable, or an entry that says where the callable is and, in one line, what it is.
 """
 
 from __future__ import annotations
@@ -158,14 +158,14 @@ RULES = {
 }
 
 COMPRESSIONS = {
-    "updates": Entry(_HERE + "parts.compression:updates", "factored changes of frozen weights, as in FedMUD"),
+    "updates": Entry(_HERE + "parts.compression:updates", "factored updates of frozen weights, as in FedMUD"),
     "factors": Entry(_HERE + "parts.compression:factors", "weights that are low-rank products, as in FedLMT"),
     "hadamard": Entry(
         _HERE + "parts.compression:hadamard", "weights that are entrywise low-rank products, as in FedPara"
     ),
     "decomposition": Entry(_HERE + "fedhm:Decomposition", "truncated decompositions of weights, as in FedHM"),
     "sparsification": Entry(_HERE + "ef21_p:Sparsification", "some entries each way, as in EF21-P"),
-    "binarisation": Entry(_HERE + "fedbat:Binarisation", "one bit a weight, scales learned, as in FedBAT"),
+    "binarisation": Entry(_HERE + "fedbat:Binarisation", "one bit per weight with learned scales, as in FedBAT"),
 }
 
 BALLS = {

@@ -28,11 +28,12 @@ class Layout:
 
     @cached_property
     def sizes(self) -> list[int]:
+        """The number of entries of each leaf."""
         return [math.prod(shape) for shape in self.shapes]
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int, tuple[int, ...]]]:
-        """name -> (start, length, shape)."""
+        """name -> (start on the flat vector, length, shape)."""
         spans, start = {}, 0
         for name, size, shape in zip(self.names, self.sizes, self.shapes, strict=True):
             spans[name] = (start, size, shape)
@@ -41,7 +42,7 @@ class Layout:
 
     @cached_property
     def sides(self) -> tuple[bool, ...]:
-        """Which groups of parameters there are: see `groups.sides`."""
+        """The groups of parameters that the leaves belong to, see `groups.sides`."""
         return sides(self.names)
 
     def pick(self, names: Iterable[str]) -> Layout:
@@ -52,7 +53,7 @@ class Layout:
 
 
 class Tree:
-    """`flat`: (P,) all leaves end to end; `layout`: their names and shapes."""
+    """Named tensors on one vector. `flat`: (P,), all leaves end to end; `layout`: their names and shapes."""
 
     __slots__ = ("flat", "layout")
 
@@ -61,12 +62,13 @@ class Tree:
 
     @staticmethod
     def of(leaves: Mapping[str, Tensor]) -> Tree:
-        """Lay named tensors of one dtype end to end."""
+        """The tree of named tensors, which must have one dtype."""
         layout = Layout(tuple(leaves), tuple(tuple(t.shape) for t in leaves.values()))
         return Tree.join(layout, leaves)
 
     @staticmethod
     def join(layout: Layout, leaves: Mapping[str, Tensor]) -> Tree:
+        """The tree with this layout; `leaves`: has a tensor for each of its names."""
         if not layout.names:
             raise ValueError("a tree needs at least one tensor, got none")
         return Tree(torch.cat([leaves[name].reshape(-1) for name in layout.names]), layout)
@@ -80,7 +82,7 @@ class Tree:
         return iter(self.layout.names)
 
     def views(self) -> list[Tensor]:
-        """All leaves, in order."""
+        """All leaves as views, in the layout's order."""
         parts = self.flat.split(self.layout.sizes)
         return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
@@ -88,7 +90,7 @@ class Tree:
         return zip(self.layout.names, self.views(), strict=True)
 
     def map(self, f: Callable[[str, Tensor], Tensor]) -> Tree:
-        """f(name, leaf) on each leaf; shapes must stay."""
+        """The tree of f(name, leaf) of every leaf; f must keep the shape."""
         return Tree.join(self.layout, {name: f(name, leaf) for name, leaf in self.items()})
 
     def pick(self, names: Iterable[str]) -> Tree:
@@ -118,7 +120,8 @@ class Tree:
         return self._with(self.flat / self._factor(divisor))
 
     def _factor(self, factor: Number | Tensor | Tree) -> float | Tensor:
-        """What to multiply the flat vector by; a number of each group becomes (P,)."""
+        """What to multiply the flat vector by. A number for each group becomes a vector (P,) where there are two
+        groups."""
         if isinstance(factor, Tree):
             return factor.flat
         if not isinstance(factor, PerGroup):
@@ -129,7 +132,7 @@ class Tree:
         return both(factor)[self.layout.sides[0]]
 
     def _spread(self, primal: Tensor, dual: Tensor) -> Tensor:
-        """(P,): at each place its group's number, () each."""
+        """(P,): the number of its group at each place; `primal`, `dual`: ()."""
         return torch.where(self._dual(), dual, primal)
 
     def _dual(self) -> Tensor:
@@ -167,7 +170,7 @@ class Tree:
         return self.norm2().sqrt()
 
     def norms(self) -> Tensor:
-        """(): the norm; where there are two groups, (P,): at each place the norm of its group."""
+        """(): the norm. Where there are two groups, (P,): the norm of its group at each place."""
         if self.layout.sides != (False, True):
             return self.norm()
         zero = self.flat.new_zeros(())

@@ -1,11 +1,11 @@
-"""A server's rule around any local training, as all server-adaptive methods are made.
+"""A server rule around any local training: how all server-adaptive methods are composed.
 
     local     plain: FedAvg's;  scaffold: SCAFFOLD's, option II;  prox: FedProx's, with weight mu
     evaluate  last: x;  last_two: the mean of the last two x, while training goes on from x
 
 SCAFFOLD's control variates are means of gradients, whatever step the server takes (Takakura et al. 2025, section on
-other local training). The mean of the last two iterates is how FedExP and FedDuA are evaluated (Jhunjhunwala et al.
-2023; Takakura et al. 2025): extrapolation makes x oscillate. It costs the server one tree more and nothing on the wire.
+other local training). FedExP and FedDuA are evaluated at the mean of the last two iterates (Jhunjhunwala et al. 2023;
+Takakura et al. 2025), because extrapolation makes x oscillate. That costs the server one tree more and no traffic.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ Work = Literal["plain", "scaffold", "prox"]
 Shown = Literal["last", "last_two"]
 
 
-class Before(NamedTuple):
-    x: Tree
-    rule: Any
+class LastTwoState(NamedTuple):
+    x: Tree  # before the last step
+    rule: Any  # the wrapped rule's state
 
 
 @dataclass(frozen=True)
 class LastTwo(ServerRule):
-    """The wrapped rule; evaluated is (x_t + x_{t-1}) / 2. State: the previous x and the rule's."""
+    """The wrapped rule, where the model that is evaluated is (x_t + x_{t-1}) / 2. State: x_{t-1} and the rule's
+    state."""
 
     rule: ServerRule
 
@@ -43,24 +44,25 @@ class LastTwo(ServerRule):
     def uses_norm2(self) -> bool:
         return self.rule.uses_norm2
 
-    def init(self, x: Tree) -> Before:
-        return Before(x, self.rule.init(x))
+    def init(self, x: Tree) -> LastTwoState:
+        return LastTwoState(x, self.rule.init(x))
 
-    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: Before, round: Round) -> tuple[Tree, Before]:
+    def step(self, x: Tree, delta: Tree, norm2: Tensor, state: LastTwoState, round: Round) -> tuple[Tree, LastTwoState]:
         new, inner = self.rule.step(x, delta, norm2, state.rule, round)
-        return new, Before(x, inner)
+        return new, LastTwoState(x, inner)
 
-    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: Before, round: Round) -> Tensor | float:
+    def rate(self, x: Tree, delta: Tree, norm2: Tensor, state: LastTwoState, round: Round) -> Tensor | float:
         return self.rule.rate(x, delta, norm2, state.rule, round)
 
-    def model(self, x: Tree, state: Before) -> Tree:
+    def model(self, x: Tree, state: LastTwoState) -> Tree:
         return self.rule.model(x, state.rule).lerp(self.rule.model(state.x, state.rule), 0.5)
 
 
 def adapted(
     server: ServerRule, rule: Rule, local: Work, mu: float | None, evaluate: Shown, compression: Compression | None
 ) -> LocalMethod | Compressed:
-    """mu: 0.1 unless given, and refused where `local` is not prox."""
+    """A server rule around the local training that `local` names. `rule`: the local optimiser; `mu`: weight of prox,
+    0.1 unless given, refused where `local` is not prox; `evaluate`: last or last_two."""
     works: dict[str, Estimator] = {
         "plain": Plain(),
         "scaffold": ControlVariates(),

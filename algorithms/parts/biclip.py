@@ -7,10 +7,10 @@ Lee, Zaheer, Li, ICML 2025 ("Efficient distributed optimization under heavy-tail
     y <- (1 - lr weight_decay) (y - lr BiClip(v; d, u))
 
 d = 0 and u = .inf is plain SGD; d = u is u sign(z), or u z / |z|; d = 0 in norm mode is gradient clipping. The paper
-tunes the thresholds per task; its schedules over the rounds t = 1, 2, …, lr t^power and so for d and u, default to
-powers of 0 (here u: {schedule: polynomial, start: 0.1, power: 0.25}). d = 0 and u = 0.1 are ours, mode = "coordinate"
-too: which mode others ran in comparisons is not known. Departures: none; the decay comes after the step, as in the
-algorithm.
+tunes the thresholds by task. Its schedules over the rounds t = 1, 2, …, which are lr t^power and likewise for d and u,
+have powers of 0 by default (here u: {schedule: polynomial, start: 0.1, power: 0.25}). d = 0, u = 0.1 and mode =
+"coordinate" are ours: the mode that others ran in comparisons is not known. The decay comes after the step, as in the
+paper's algorithm; there are no departures from it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import torch
 
 from ..local import Rule
 from ..tree import Tree
-from .checks import nonnegative, positive
+from .checks import nonnegative, one_of, positive
 
 Mode = Literal["coordinate", "norm"]
 Threshold = Annotated[float, "may be infinite"]
-"""A setting for which .inf has a meaning; the configuration refuses infinite numbers everywhere else."""
+"""A setting that may be .inf; the configuration refuses infinite numbers everywhere else."""
 
 
 def biclip(z: Tree, d: float, u: float, mode: Mode) -> Tree:
+    """z with its magnitudes, or its norm, kept between d and u."""
     if mode == "coordinate":
         return z.sign() * Tree(z.flat.abs().clamp(d, u), z.layout)
     size = z.norm()
@@ -37,13 +38,12 @@ def biclip(z: Tree, d: float, u: float, mode: Mode) -> Tree:
 
 
 def check_thresholds(d: float, u: float, mode: Mode, where: str = "") -> None:
-    """where: a prefix of the settings' names."""
+    """Check 0 <= d <= u; `where`: prefix of the settings' names in messages."""
     nonnegative(**{f"{where}d": d})
     positive(**{f"{where}u": u})
     if not d <= u:
         raise ValueError(f"{where}d <= {where}u must hold, got {where}d={d}, {where}u={u}; raise {where}u")
-    if mode not in ("coordinate", "norm"):
-        raise ValueError(f"{where}mode must be coordinate or norm, got {mode!r}")
+    one_of("coordinate", "norm", **{f"{where}mode": mode})
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""What survives the wire, and in how many bytes: encoders of a flat vector, and their decoders.
+"""Codecs: how a flat vector is encoded before it is sent, and decoded where it arrives.
 
-A code is made of tensors of the width that is sent, so bytes are counted, not declared. Codecs are pure and run under
-vmap; `key`, (), is the randomness.
+A code consists of tensors of the width that is sent, so that its bytes are counted and not declared. Codecs are pure
+functions and run under vmap; `key`, (), is the randomness.
 
-    TopK    the k largest magnitudes, and their places in ceil(log2 n) bits each; a contraction, biased
-    RandK   k random entries, places from a key that is sent in their stead, 8 bytes; times n / k it is unbiased
-    Signs   + or - alpha entry by entry, 1 bit each and alpha; at random, of mean clip(v, -alpha, alpha)
+    TopK    the k largest magnitudes, and their indices in ceil(log2 n) bits each; a contraction, biased
+    RandK   k random entries; a key of 8 bytes is sent instead of their indices; times n / k it is unbiased
+    Signs   + or - alpha entry by entry, 1 bit each and alpha; random, with mean clip(v, -alpha, alpha)
 """
 
 from __future__ import annotations
@@ -21,55 +21,58 @@ from ...workloads import counted
 
 
 def pack(bits: Tensor) -> Tensor:
-    """(n,) of 0 and 1 -> (ceil(n / 8),) uint8, the first bit lowest."""
+    """(n,) of 0 and 1 -> (ceil(n / 8),) uint8; the first bit is the lowest of its byte."""
     padded = torch.cat([bits.to(torch.uint8), bits.new_zeros(-len(bits) % 8, dtype=torch.uint8)]).view(-1, 8)
     weights = torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=bits.device)
     return (padded * weights).sum(-1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, count: int) -> Tensor:
-    """(count,) uint8 of 0 and 1."""
+    """The inverse of `pack`: (count,) uint8 of 0 and 1."""
     places = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> places) & 1).reshape(-1)[:count]
 
 
 def width(n: int) -> int:
-    """Bits that number n places."""
+    """Bits that one index below n needs."""
     return max(1, (n - 1).bit_length())
 
 
 def pack_places(places: Tensor, n: int) -> Tensor:
-    """(k,) int64 below n -> (ceil(k width / 8),) uint8."""
+    """Indices (k,) int64 below n -> (ceil(k width(n) / 8),) uint8."""
     shifts = torch.arange(width(n), device=places.device)
     return pack(((places.unsqueeze(-1) >> shifts) & 1).reshape(-1))
 
 
 def unpack_places(packed: Tensor, count: int, n: int) -> Tensor:
+    """The inverse of `pack_places`: (count,) int64."""
     bits = unpack(packed, count * width(n)).view(count, width(n)).to(torch.int64)
     return (bits << torch.arange(width(n), device=packed.device)).sum(-1)
 
 
 class Codec(ABC):
+    """An encoder of flat vectors and its decoder."""
+
     @abstractmethod
     def describe(self, n: int) -> tuple[str, float]:
-        """(what is sent of n numbers, how many it counts as, places not counted)."""
+        """For tables: (what is sent of n numbers, in words; how many numbers that is, without indices)."""
 
     @abstractmethod
     def encode(self, v: Tensor, key: Tensor) -> Any:
-        """v: (n,)."""
+        """What is sent of v, (n,); `key`: (), the randomness."""
 
     @abstractmethod
     def decode(self, code: Any, n: int) -> Tensor:
-        """(n,)."""
+        """The vector (n,) that the code stands for."""
 
 
 def share(ratio: float, n: int) -> int:
-    """k of n for a ratio, 1 at least."""
+    """k, the number of entries that are sent of n; at least 1."""
     return max(1, int(ratio * n))
 
 
 class Identity(Codec):
-    """All of it."""
+    """The vector as it is."""
 
     def describe(self, n: int) -> tuple[str, float]:
         return "all", n
@@ -83,19 +86,21 @@ class Identity(Codec):
 
 class Sparse(NamedTuple):
     values: Tensor  # (k,)
-    places: Tensor  # (bytes,) uint8
+    places: Tensor  # (bytes,) uint8, packed indices
 
 
 @dataclass(frozen=True)
 class TopK(Codec):
+    """The largest magnitudes; `ratio`: k / n."""
+
     ratio: float
 
     cost_of_message = 0.25
-    """Numbers of 32 bits that a message costs beside its values: places are filled up to a byte."""
+    """What a message costs beside its entries, in numbers of 32 bits: the indices are padded to a whole byte."""
 
     @staticmethod
     def cost_of_value(n: int) -> float:
-        """Numbers of 32 bits that one of n entries costs, with its place."""
+        """What one of n entries costs with its index, in numbers of 32 bits."""
         return 1 + width(n) / 32
 
     def describe(self, n: int) -> tuple[str, float]:
@@ -117,22 +122,24 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class RandK(Codec):
+    """Random entries; `ratio`: k / n; `unbiased`: multiplied by n / k."""
+
     ratio: float
     unbiased: bool = False
 
     cost_of_message = 2.0
-    """Numbers of 32 bits that a message costs beside its values: the key."""
+    """What a message costs beside its entries, in numbers of 32 bits: the key."""
 
     @staticmethod
     def cost_of_value(n: int) -> float:
-        """Numbers of 32 bits that one of n entries costs; its place follows from the key."""
+        """What one of n entries costs, in numbers of 32 bits; its index follows from the key."""
         return 1.0
 
     def describe(self, n: int) -> tuple[str, float]:
         return f"{share(self.ratio, n):,} at random", share(self.ratio, n)
 
     def places(self, key: Tensor, n: int) -> Tensor:
-        """(k,) different ones: those of the largest of n draws."""
+        """(k,) different indices: those of the k largest of n random numbers."""
         return counted.uniform(key, n).topk(share(self.ratio, n), sorted=False).indices
 
     def encode(self, v: Tensor, key: Tensor) -> Sampled:
@@ -149,14 +156,14 @@ class Bits(NamedTuple):
 
 
 def signs(v: Tensor, alpha: Tensor, key: Tensor) -> Tensor:
-    """(n,) bool, true with probability clip((1 + v / alpha) / 2, 0, 1); a half where alpha is 0."""
+    """(n,) bool, true with probability clip((1 + v / alpha) / 2, 0, 1), which is 1/2 where v and alpha are 0."""
     tiny = torch.finfo(v.dtype).tiny
     return counted.uniform(key, len(v)) < (1 + v / alpha.clamp(min=tiny)) / 2
 
 
 @dataclass(frozen=True)
 class Signs(Codec):
-    """alpha is the mean magnitude."""
+    """Random signs times alpha, the mean magnitude."""
 
     def describe(self, n: int) -> tuple[str, float]:
         return "1 bit each", n / 32 + 1

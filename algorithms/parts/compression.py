@@ -1,7 +1,8 @@
-"""Compressions: parts that take a method of local steps and make what it sends smaller. None is all of it, in full.
+"""Compressions: parts that take a method of local steps and make what it sends smaller.
 
-A compression is planned from the model's shapes and the run's seed, so that a method with one is `Deferred`. See
-`spaces` (other variables than the weights), `fedhm`, `ef21_p` and `fedbat`.
+A compression follows from the model's shapes and the run's seed, so that a method with one is `Deferred`. The
+compressions `updates`, `factors` and `hadamard` are here, see `reparameterisation`; the others are in `fedhm`, `ef21_p`
+and `fedbat`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ RATIO = 1 / 32
 
 
 class Compression(ABC):
+    """A part that makes a smaller method of a `LocalMethod`."""
+
     table: ClassVar[str] = "COMPRESSIONS"
 
     @abstractmethod
     def around(self, method: LocalMethod, layout: Layout, seed: int) -> Algorithm:
-        """The method, compressed; layout: of the model."""
+        """The compressed method. `layout`: the model's; `seed`: the run's."""
 
 
 @dataclass(frozen=True)
 class Compressed(Deferred):
+    """A method with a compression, before the model's shapes are known."""
+
     method: LocalMethod
     compression: Compression
 
@@ -42,25 +47,29 @@ class Compressed(Deferred):
 
 
 def compressed(method: LocalMethod, compression: Compression | None) -> LocalMethod | Compressed:
+    """The method with a compression, or as it is where that is None."""
     return method if compression is None else Compressed(method, compression)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is sent, of what; see `matrices`."""
+    """How much is sent. `ratio`: numbers sent over numbers of the model; `layers`: which weights are compressed;
+    `nearest`: take the smallest achievable ratio where `ratio` cannot be reached; see `matrices`."""
 
     ratio: float = RATIO
     layers: Layers = "inner"
     nearest: bool = False
 
     def fit(self, layout: Layout, form: Form) -> tuple[Sized, ...]:
+        """The sizes of all compressed weights in this form."""
         return fit(layout, compressible(layout, self.layers), self.ratio, form.sized, self.nearest)
 
 
 @dataclass(frozen=True)
 class Factoring(Compression):
-    """A space of factors: `based` ones make an update on the weights, folded in every `reset` rounds (0: never); the
-    others are the weights. `draw`, `spread`: of what starts at random."""
+    """Factors are trained instead of weights. `based`: the factors make an update of frozen weights, which is folded in
+    every `reset` rounds (0: never); else they make the weights. `draw`, `spread`: the distribution of what starts at
+    random, see `Factored`."""
 
     form: Form
     budget: Budget = Budget()
@@ -120,9 +129,9 @@ def factors(
 
 
 def _spread(a: float | None, draw: Draw, default: float) -> float:
-    """a of U(-a, a); refused where nothing is drawn so."""
+    """a of U(-a, a); refused where factors are drawn from another distribution."""
     if draw != "uniform":
-        refuse({"a": a}, f"draw={draw} is normal, of a variance of its own", "leave it out, or choose draw: uniform")
+        refuse({"a": a}, f"draw={draw} is normal, with a variance of its own", "leave it out, or choose draw: uniform")
     a = default if a is None else a
     positive(a=a)
     return a

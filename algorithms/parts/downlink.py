@@ -1,10 +1,10 @@
-"""The two halves of a model, compressed and in full, and a server that sends the compressed half's change.
+"""The way down for methods that compress a part of the model: the server sends the change of the compressed half.
 
     all parties hold x_hat;  the server has x, makes q = C(x - x_hat), sends q;  x_hat <- x_hat + q
 
-With feedback what q lacks stays in x - x_hat and is sent later, as in EF21-P; without, it is forgotten, x <- x_hat.
-The other half is sent as it is. Clients follow all broadcasts, also those that are not sampled, so x_hat before q is
-`Known`.
+With feedback what q lacks stays in x - x_hat and is sent later, as in EF21-P; without feedback it is forgotten, x <-
+x_hat. The other half of the model is sent as it is. Clients follow all broadcasts, also those that are not sampled, so
+that the x_hat before q is `Known`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .reparameterisation import Report
 
 @dataclass(frozen=True)
 class Halves:
-    """`names`: the compressed tensors; `whole`: as one vector, else tensor by tensor."""
+    """The model in two halves. `names`: the compressed tensors; `whole`: whether they are encoded as one vector, or
+    each tensor as a vector of its own."""
 
     layout: Layout
     names: tuple[str, ...]
@@ -34,12 +35,12 @@ class Halves:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of the vectors that are encoded."""
+        """The lengths of the vectors that are encoded."""
         sizes = self.layout.pick(self.names).sizes
         return [sum(sizes)] if self.whole else sizes
 
     def split(self, x: Tree) -> tuple[Tensor, Tensor]:
-        """(all compressed tensors (c,), all others (P - c,)), end to end."""
+        """(compressed, rest): all compressed tensors end to end, (c,), and all others, (P - c,)."""
         return self._flat(x, True), self._flat(x, False)
 
     def _flat(self, x: Tree, compressed: bool) -> Tensor:
@@ -55,21 +56,24 @@ class Halves:
         return zip(self.layout.names, self.layout.sizes, strict=True)
 
     def report(self, codec: Codec, weights: Iterable[Weight]) -> Report:
-        """Of what goes up."""
+        """What becomes of each compressed weight on the way up."""
         total, sent = sum(self.layout.sizes), sum(codec.describe(n)[1] for n in self.sizes)
-        told = [(Sized(w, (), round(codec.describe(w.numbers)[1])), codec.describe(w.numbers)[0]) for w in weights]
-        return Report(tuple(s for s, _ in told), [text for _, text in told], 1 - (sum(self.sizes) - sent) / total)
+        described = [(w, *codec.describe(w.numbers)) for w in weights]
+        sized = tuple(Sized(w, (), round(numbers)) for w, _, numbers in described)
+        return Report(sized, [text for _, text, _ in described], 1 - (sum(self.sizes) - sent) / total)
 
     def encode(self, codec: Codec, v: Tensor, key: Tensor) -> tuple[Any, ...]:
+        """The codes of the compressed half v, (c,)."""
         parts = enumerate(v.split(self.sizes))
         return tuple(codec.encode(part, counted.key(key, number)) for number, part in parts)
 
     def decode(self, codec: Codec, codes: Iterable[Any]) -> Tensor:
+        """The compressed half, (c,), that the codes stand for."""
         return torch.cat([codec.decode(code, n) for code, n in zip(codes, self.sizes, strict=True)])
 
 
 class Change(NamedTuple):
-    """What goes down."""
+    """What is sent down."""
 
     codes: Any  # of the compressed half's change; () where the model is sent as it is
     rest: Tensor  # the other half, or the whole model
@@ -77,7 +81,8 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Downlink:
-    """codec: None sends x as it is."""
+    """The server's side and the clients' side of the way down. `codec`: of the compressed half, None sends x as it is;
+    `feedback`: whether the server keeps what the code lost."""
 
     halves: Halves
     codec: Codec | None
@@ -85,7 +90,7 @@ class Downlink:
     seed: int
 
     def first(self, x: Tree) -> tuple[Change, Known]:
-        """Before round 1: nothing has changed."""
+        """(what is sent before round 1, what is known before): nothing has changed yet."""
         if self.codec is None:
             return Change((), x.flat), Known(())
         inside, rest = self.halves.split(x)
@@ -95,13 +100,13 @@ class Downlink:
         return self.halves.encode(codec, v, counted.key(self.seed, "downlink", turn).to(v.device))
 
     def follow(self, change: Change, known: Known) -> Tree:
-        """x_hat after the broadcast."""
+        """x_hat after the broadcast; `known`: its compressed half before."""
         if self.codec is None:
             return Tree(change.rest, self.halves.layout)
         return self.halves.join(known.value + self.halves.decode(self.codec, change.codes), change.rest)
 
     def next(self, x: Tree, x_hat: Tree, turn: int) -> tuple[Change, Known, Tree]:
-        """(what is sent before round `turn`, what is known till then, the server's x)."""
+        """(what is sent before round `turn`, what clients know until then, the server's next x)."""
         if self.codec is None:
             return Change((), x.flat), Known(()), x
         (inside, rest), (held, _) = self.halves.split(x), self.halves.split(x_hat)

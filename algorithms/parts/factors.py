@@ -1,4 +1,4 @@
-"""How one weight, or the change of one, is made of factors: the forms that spaces choose from.
+"""Forms: how one weight, or the change of one, is made of factors.
 
 Pair            P(U, V)                  both trained; FedMUD, FedLMT
 Anchored        P(U, V~) + P(U~, V)      U, V trained, U~, V~ fixed at random; aggregation-aware, AAD
@@ -6,8 +6,8 @@ Frozen          P(U~, V)                 V trained, U~ fixed at random; +F
 Hadamard        P(U1, V1) * P(U2, V2)    entry by entry; FedPara, all four trained
 TensorHadamard  the same of a convolution's tensor: a core (R, R, h, w) with (R, o) and (R, i) on each side
 
-P is a product of `products`. Anchored and Frozen are linear in what is trained, so that the mean of factors makes the
-mean of the weights.
+P is a product of `products`. Anchored and Frozen are linear in what is trained, so that the mean of the factors makes
+the mean of the weights.
 """
 
 from __future__ import annotations
@@ -29,40 +29,49 @@ Shapes = dict[str, Shape]
 
 
 class Form(ABC):
+    """How one weight, or its change, is made of factors. Factors have names; `trained` and `fixed` give their
+    shapes."""
+
     starts: ClassVar[tuple[str, ...]] = ("u",)
-    """The trained factors that start at random, the others at zero."""
+    """The trained factors that start at random; the others start at zero."""
 
     @abstractmethod
-    def size(self, weight: Weight, ratio: float) -> Size: ...
+    def size(self, weight: Weight, ratio: float) -> Size:
+        """The size, as a rank, with which about `ratio` times the weight's numbers are sent."""
 
     @abstractmethod
-    def trained(self, weight: Weight, size: Size) -> Shapes: ...
+    def trained(self, weight: Weight, size: Size) -> Shapes:
+        """The factors that are trained and sent."""
 
     def fixed(self, weight: Weight, size: Size) -> Shapes:
+        """The factors that are drawn at random and not trained."""
         return {}
 
     def fans(self, factor: str, weight: Weight, size: Size) -> tuple[int, int]:
-        """(fan-in, fan-out) of a factor that is drawn with a variance of 2 / fan. Here each factor counts as torch
-        counts a parameter of its shape: the axes behind the second one of a core are its receptive field."""
+        """(fan-in, fan-out) of a factor that is drawn with a variance of 2 / fan. By default they are what torch takes
+        for a parameter of the factor's shape: the axes after the second one are the receptive field."""
         shape = {**self.trained(weight, size), **self.fixed(weight, size)}[factor]
         field = prod(shape[2:])
         return shape[1] * field, shape[0] * field
 
     @abstractmethod
     def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
-        """In the weight's own shape, from factors by name."""
+        """The tensor in the weight's own shape, from factors by name; those of `fixed` are called "fixed.NAME"."""
 
     @abstractmethod
     def text(self, size: Size) -> str:
-        """For a table."""
+        """The size in words, for a table."""
 
     def sized(self, weight: Weight, ratio: float) -> Sized:
+        """The weight with its size and the numbers that are sent in its place."""
         size = self.size(weight, ratio)
         return Sized(weight, size, sum(prod(shape) for shape in self.trained(weight, size).values()))
 
 
 @dataclass(frozen=True)
 class OfProduct(Form):
+    """A form of one product of two factors, U and V."""
+
     product: Product = LowRank()
     reshape: Reshape = "raw"
 
@@ -76,6 +85,7 @@ class OfProduct(Form):
         return dict(zip(("u", "v"), self.product.shapes(weight, size), strict=True))
 
     def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
+        """P(u, v) in the weight's own shape."""
         return to_weight(self.product.of(u, v, weight), weight, self.reshape)
 
     def text(self, size: Size) -> str:
@@ -83,12 +93,14 @@ class OfProduct(Form):
 
 
 class Pair(OfProduct):
+    """P(U, V), both trained; U starts at random and V at zero."""
+
     def weight(self, weight: Weight, f: Mapping[str, Tensor]) -> Tensor:
         return self.of(f["u"], f["v"], weight)
 
 
 class BothRandom(Pair):
-    """A pair neither of which starts at zero, for a weight that is nothing but their product."""
+    """A pair of which no factor starts at zero, for a weight that is their product."""
 
     starts = ("u", "v")
 
@@ -101,6 +113,8 @@ class BothRandom(Pair):
 
 
 class Anchored(OfProduct):
+    """P(U, V~) + P(U~, V); U and V are trained and start at zero, U~ and V~ are fixed at random."""
+
     starts = ()
 
     def fixed(self, weight: Weight, size: Size) -> Shapes:
@@ -111,6 +125,8 @@ class Anchored(OfProduct):
 
 
 class Frozen(OfProduct):
+    """P(U~, V); V is trained and starts at zero, U~ is fixed at random."""
+
     starts = ()
 
     def size(self, weight: Weight, ratio: float) -> Size:
@@ -127,7 +143,7 @@ class Frozen(OfProduct):
 
 
 class Hadamard(OfProduct):
-    """2 R (m + n) numbers, R = floor(ratio m n / (2 (m + n))), 1 at least."""
+    """P(U1, V1) * P(U2, V2), entry by entry: 2 R (m + n) numbers, R = floor(ratio m n / (2 (m + n))), at least 1."""
 
     starts = ("u1", "v1", "u2", "v2")
 
@@ -143,12 +159,12 @@ class Hadamard(OfProduct):
 
 
 class TensorHadamard(Hadamard):
-    """2 (R (o + i) + R^2 h w) numbers of a convolution; other weights as `Hadamard`."""
+    """The same of a convolution's tensor, 2 (R (o + i) + R^2 h w) numbers; other weights as in `Hadamard`."""
 
     starts = ("u1", "v1", "u2", "v2", "core1", "core2")
 
     def size(self, weight: Weight, ratio: float) -> Size:
-        """The larger root of R^2 h w + R (o + i) = ratio o i h w / 2, rounded up, 1 at least."""
+        """The larger root of R^2 h w + R (o + i) = ratio o i h w / 2, rounded up, at least 1."""
         if len(weight.shape) != 4:
             return super().size(weight, ratio)
         o, i, h, w = weight.shape
@@ -172,7 +188,7 @@ class TensorHadamard(Hadamard):
 
 
 def _tucker(core: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """(o, i, h, w): sum over a, b of core[a, b] u[a, o] v[b, i]."""
+    """(o, i, h, w): the sum over a, b of core[a, b] u[a, o] v[b, i]."""
     r, _, h, w = core.shape
     half = (v.mT @ core.reshape(r, r, h * w)).reshape(r, -1)  # (a, i h w)
     return (u.mT @ half).reshape(u.shape[1], v.shape[1], h, w)

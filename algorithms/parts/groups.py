@@ -1,10 +1,10 @@
 """Two groups of parameters, for min-max problems: min over the primal, max over the dual.
 
-Names decide. A tensor whose name begins with `dual.` is dual; any other, as `primal.net.weight`, is primal. Min-max is
-a sign, and the workload has it: its gradient is a descent direction on both groups (on the dual, minus the gradient of
-the objective). So a method needs to know nothing of groups, but that a number of its settings may be one for each,
-`lr: {primal: 0.01, dual: 0.1}`. Where there is one group only, the other's number has no effect and the arithmetic is
-that of a plain number, to the bit: a method without a dual group is its minimisation.
+The name decides. A tensor whose name begins with `dual.` is dual; any other one, as `primal.net.weight`, is primal. The
+workload reverses the sign of the dual's gradient, so that its gradient is a descent direction on both groups. So a
+method needs no code for groups. Only a setting may be one number for each group, `lr: {primal: 0.01, dual: 0.1}`. For a
+model with one group alone the other group's number has no effect, and the arithmetic is that of a plain number, to the
+bit: a min-max method without a dual group is its minimisation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DUAL = "dual."
 
 @dataclass(frozen=True)
 class PerGroup:
-    """A number for each group; with the arithmetic of numbers."""
+    """A number for each group of parameters, with the arithmetic of numbers."""
 
     primal: float
     dual: float
@@ -50,7 +50,7 @@ Number = float | PerGroup
 
 
 def both(number: Number) -> tuple[float, float]:
-    """(primal, dual)."""
+    """(primal, dual): the numbers of the two groups; a plain number is that of both."""
     return (number.primal, number.dual) if isinstance(number, PerGroup) else (number, number)
 
 
@@ -59,16 +59,17 @@ def is_dual(name: str) -> bool:
 
 
 def at(number: Number, name: str) -> float:
-    """The number for a tensor of this name."""
+    """The number for the tensor of this name."""
     return both(number)[is_dual(name)]
 
 
 def sides(names: Iterable[str]) -> tuple[bool, ...]:
-    """Which groups there are: (False,) the primal alone, (True,) the dual alone, (False, True)."""
+    """Which groups the names belong to: (False,) for the primal alone, (True,) for the dual alone, (False, True) for
+    both."""
     return tuple(sorted({is_dual(name) for name in names}))
 
 
 @lru_cache(maxsize=8)
 def dual_places(names: tuple[str, ...], sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(P,) bool: which numbers of a flat vector are dual."""
+    """(P,) bool: whether each number of a flat vector is dual; `sizes`: of the named tensors."""
     return torch.cat([torch.full((n,), is_dual(name), device=device) for name, n in zip(names, sizes, strict=True)])

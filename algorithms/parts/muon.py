@@ -1,4 +1,4 @@
-"""Steps along -lmo of a norm's unit ball, and Muon, which is such a step on an averaged gradient.
+"""Steps along -lmo of a norm's unit ball (linear minimisation oracle), and Muon, such a step on an averaged gradient.
 
     lmo(v) = argmin over |d| <= 1 of <v, d>
     spectral    per matrix, U V^T of v = U S V^T, scaled per layer; vectors and scalars take a rule of their own
@@ -29,8 +29,9 @@ from .rules import Averaged, Normalised, Sgd
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """THE rule for which tensors count as matrices: those of two or more axes, a convolution kernel (out, in, h, w)
-    as out x (in h w); biases, gains and scalars do not (None)."""
+    """(rows, cols) of a tensor that counts as a matrix, None for any other. Tensors of two or more axes are matrices, a
+    convolution kernel (out, in, h, w) as out x (in h w); biases, gains and scalars are not. All methods use this
+    rule."""
     return (shape[0], torch.Size(shape[1:]).numel()) if len(shape) >= 2 else None
 
 
@@ -47,10 +48,12 @@ SCALES = {
     "moonlight": lambda a, b: 0.2 * max(a, b) ** 0.5,
     "spectral": lambda a, b: (a / b) ** 0.5,
 }
-"""Factor on the step of an a x b matrix; a convolution counts as it is flattened."""
+"""name -> factor on the step of an a x b matrix; a convolution counts as its flattened matrix."""
 
 
 class Ball(ABC):
+    """How a matrix is orthogonalised."""
+
     table: ClassVar[str] = "BALLS"
 
     @abstractmethod
@@ -60,7 +63,8 @@ class Ball(ABC):
 
 @dataclass(frozen=True)
 class NewtonSchulz(Ball):
-    """`iterations` 0 to 10 of `scheme`, in `dtype` ("same" as the parameters, or "bfloat16")."""
+    """Newton-Schulz iterations: `iterations`, 0 to 10, with the coefficients of `scheme`, computed in `dtype`, the same
+    as the parameters' or bfloat16."""
 
     iterations: int = 5
     scheme: str = "classic"
@@ -78,13 +82,13 @@ class NewtonSchulz(Ball):
 
 
 UNNAMED = NewtonSchulz(scheme="jordan")
-"""Of every method whose paper says that Newton-Schulz iterations are run and not with which coefficients: Jordan's,
-with which Muon was published."""
+"""The coefficients of every method whose paper runs Newton-Schulz iterations without naming them: Jordan's, with which
+Muon was published."""
 
 
 @dataclass(frozen=True)
 class Svd(Ball):
-    """Exact, by singular value decomposition: the slow reference."""
+    """Exact, by a singular value decomposition; slow."""
 
     def orthogonal(self, m: Tensor) -> Tensor:
         return svd(m)
@@ -100,8 +104,8 @@ class Identity(Ball):
 
 @dataclass(frozen=True)
 class Spectral(Rule):
-    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vector_rule` is the rule for all else, and
-    for matrices whose names match one of `aux` (* and ? as in file names): a first layer, embeddings, an output
+    """W <- W (1 - lr weight_decay) - lr scale orthogonal(v) for matrices; `vector_rule` for everything else, and for
+    matrices whose names match one of `aux` (* and ? as in file names), such as a first layer, embeddings or an output
     head."""
 
     lr: Number = 0.001
@@ -127,11 +131,10 @@ class Spectral(Rule):
         for name, kind in kinds(y.layout, self.aux).items():
             groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
         for shape, names in groups.items():
-            moves = (
-                self.ball.orthogonal(vs[names[0]].reshape(shape))[None]
-                if len(names) == 1
-                else (self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names])))
-            )
+            if len(names) == 1:
+                moves = self.ball.orthogonal(vs[names[0]].reshape(shape))[None]
+            else:
+                moves = self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names]))
             for name, move in zip(names, moves, strict=True):
                 lr = at(self.lr, name)
                 w = ys[name] * (1 - lr * self.weight_decay) if self.weight_decay else ys[name]
@@ -144,7 +147,7 @@ class Spectral(Rule):
 
 @dataclass(frozen=True)
 class Sign(Rule):
-    """y <- y - lr sign(v): the max norm's ball."""
+    """y <- y - lr sign(v), which is -lmo of the max norm's ball."""
 
     lr: Number = 0.001
 
@@ -164,12 +167,12 @@ def lmo(
     scale: str | None = None,
     aux: tuple[str, ...] = (),
 ) -> Rule:
-    """The step of length `matrix_lr` along -lmo of a norm's ball.
+    """A step of length `matrix_lr` along -lmo of a norm's ball.
 
-    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrix_lr` alone, the
-    other arguments may not be given then. vector_lr: SGD step size, 0.1 unless given, or a rule, for what is not a
-    matrix. ball: how matrices are orthogonalised (default: five classic Newton-Schulz iterations). scale: none, jordan,
-    moonlight (unless given), spectral. aux: names of matrices that `vector_lr` is for too.
+    norm: spectral, euclidean or max; the latter two treat all parameters as one vector and use `matrix_lr` alone, and
+    the other arguments are refused. vector_lr: SGD step size of what is not a matrix, 0.1 unless given, or a rule for
+    it. ball: how matrices are orthogonalised, by default five classic Newton-Schulz iterations. scale: none, jordan,
+    moonlight or spectral, moonlight unless given. aux: names of matrices that `vector_lr` is for too.
     """
     positive(matrix_lr=matrix_lr)
     one_of("spectral", "euclidean", "max", norm=norm)
@@ -182,6 +185,7 @@ def lmo(
 
 
 def _on_vectors(vector_lr: Number | Rule) -> Rule:
+    """The rule for what is not a matrix, from an SGD step size or a rule."""
     if isinstance(vector_lr, Rule):
         return vector_lr
     positive(vector_lr=vector_lr)
@@ -199,8 +203,8 @@ def muon(
     weight_decay: float = 0.0,
     aux: tuple[str, ...] = (),
 ) -> Rule:
-    """Muon: orthogonalised momentum on matrices, `vector_lr` (an SGD step size or a rule) on the same momentum for all
-    else. The defaults are Jordan's but for the arithmetic, which stays in the parameters' dtype; with
-    ball = {name: newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
+    """Muon: orthogonalised momentum on matrices; `vector_lr`, an SGD step size or a rule, on the same momentum for
+    everything else. The defaults are Jordan's, but the arithmetic stays in the parameters' dtype; with ball = {name:
+    newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
     step = Spectral(lr, _on_vectors(vector_lr), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay, aux)
     return Averaged(step, mu, nesterov)

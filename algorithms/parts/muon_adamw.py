@@ -5,8 +5,8 @@ Jordan et al. 2024; Therien et al. 2025, arXiv:2505.23725.
     hidden matrix   m <- mu m + (1 - mu) g;  W <- W (1 - lr decay) - lr scale orth(m)
     the rest        AdamW on g
 
-The rest is every tensor of less than two axes and every one whose name matches a pattern of `aux`: by default
-embeddings and the output head, by their usual names. aux = [] leaves vectors alone to AdamW.
+The rest is every tensor with less than two axes and every one whose name matches a pattern of `aux`: by default
+embeddings and the output head, by their usual names. With aux = [] AdamW is for vectors alone.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from .rules import Adam, Averaged
 
 
 class Halves(NamedTuple):
+    """Something of the hidden matrices, and the same of the rest: names, or states of rules."""
+
     hidden: Any
     rest: Any
 
 
 @dataclass(frozen=True)
 class Split(Rule):
-    """`hidden` for matrices, `rest` for all else and for names that match one of `aux` (* and ? as in file names)."""
+    """The rule `hidden` for matrices, `rest` for everything else and for names that match one of `aux` (* and ? as in
+    file names)."""
 
     hidden: Rule
     rest: Rule
     aux: tuple[str, ...] = ()
 
     def names(self, layout: Layout) -> Halves:
+        """The names of the tensors that each rule is for."""
         hidden = [
             name
             for name, shape in zip(layout.names, layout.shapes, strict=True)
@@ -66,5 +70,6 @@ def muon_adamw(
     rest: Rule = Adam(3e-4, (0.9, 0.95), weight_decay=0.01),
     aux: tuple[str, ...] = ("*embed*", "*head*", "out.*"),
 ) -> Split:
-    """lr, mu, nesterov, ball, scale, weight_decay: of Muon; rest: the rule for vectors, and names that match `aux`."""
+    """lr, mu, nesterov, ball, scale, weight_decay: of Muon; rest: the rule for vectors and for tensors whose names
+    match one of `aux`."""
     return Split(Averaged(Spectral(lr, ball=ball, scale=scale, weight_decay=weight_decay), mu, nesterov), rest, aux)

@@ -1,9 +1,9 @@
 """Orthogonalisation of matrices: U V^T for M = U S V^T, by Newton-Schulz iterations or exactly.
 
 Jordan et al. 2024 (Muon); Amsel et al. 2025, arXiv:2505.16932 (Polar Express); "You" triples as in MuLoCo, Therien et
-al. 2025, arXiv:2505.23725. Each iteration maps every singular value s to a s + b s^3 + c s^5. None of the schemes but
-`svd` guarantees singular values of 1: `jordan` leaves them between 0.68 and 1.14 after five iterations, `classic`
-never exceeds 1 but is slow on small ones (0.01 becomes 0.23 after five).
+al. 2025, arXiv:2505.23725. Each iteration maps every singular value s to a s + b s^3 + c s^5. Only `svd` guarantees
+singular values of 1: `jordan` leaves them between 0.68 and 1.14 after five iterations, `classic` never exceeds 1 but is
+slow on small ones (0.01 becomes 0.23 after five).
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Scheme:
-    """Coefficients per iteration, the last one repeated, and what the input is divided by first: |M| (1 + cushion) +
-    eps, as the sources of Polar Express have it, or, where there is no eps, |M| that is at least 1e-7, as torch has
-    it."""
+    """The coefficients (a, b, c) of each iteration, of which the last are repeated, and what the input is divided by
+    first: |M| (1 + cushion) + eps, as in the sources of Polar Express, or, where eps is 0, |M| but at least 1e-7, as in
+    torch."""
 
     triples: tuple[Triple, ...]
     cushion: float = 0.0
     eps: float = 0.0
 
     def divisor(self, norm: Tensor) -> Tensor:
-        """norm: |M|, of any shape."""
+        """What a matrix is divided by; `norm`: |M|, of any shape."""
         norm = norm * (1 + self.cushion) if self.cushion else norm
         return norm + self.eps if self.eps else norm.clamp(min=EPS)
 
     def coefficients(self, iterations: int) -> tuple[Triple, ...]:
+        """The coefficients of so many iterations."""
         last = self.triples[-1]
         return self.triples[:iterations] + (last,) * (iterations - len(self.triples))
 
@@ -50,7 +51,7 @@ _POLAR_RAW: tuple[Triple, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# Divided by (1.01, 1.01^3, 1.01^5), all but the last, so that rounding cannot push a singular value out of range.
+# All but the last are divided by (1.01, 1.01^3, 1.01^5), so that rounding cannot push a singular value out of range.
 _POLAR_SAFE = tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_RAW[:-1]) + _POLAR_RAW[-1:]
 
 SCHEMES: dict[str, Scheme] = {
@@ -85,8 +86,8 @@ EPS = 1e-7
 def newton_schulz(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | None = None) -> Tensor:
     """Approximately U V^T on the last two axes of m (..., rows, cols); iterations = 0 gives M / |M|, zero gives zero.
 
-    Computed in `dtype` (bfloat16 for Jordan's and torch's), returned in m's. On two axes the order of operations is
-    that of `torch.optim.Muon`.
+    It is computed in `dtype` (bfloat16 in Jordan's program and in torch) and returned in m's dtype. On two axes the
+    order of operations is that of `torch.optim.Muon`.
     """
     chosen = SCHEMES[scheme]
     x = m.to(dtype) if dtype is not None else m
@@ -101,7 +102,7 @@ def newton_schulz(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | 
 
 
 FASTER: ContextVar[Callable[[Tensor, tuple[Triple, ...]], Tensor | None] | None] = ContextVar("FASTER", default=None)
-"""A kernel that `iterate` asks first, and that answers None for what it does not have; the engine knows of one."""
+"""A faster kernel for `iterate`, which the engine may set. It returns None for inputs that it does not support."""
 
 
 def iterate(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
@@ -122,7 +123,8 @@ def iterate(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
 
 
 class _Iterate(torch.autograd.Function):
-    """Fused products keep their fusion under vmap, whose own rule for `baddbmm` takes them apart (1.3 times slower)."""
+    """`iterate` under vmap. It keeps products fused, which vmap's own rule for `baddbmm` takes apart (1.3 times
+    slower)."""
 
     generate_vmap_rule = False
 
@@ -132,7 +134,7 @@ class _Iterate(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: no gradient flows through a step of the optimiser."""
+        """Keeps nothing: no gradient flows through a step of the optimiser."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, triples: tuple[Triple, ...]) -> tuple[Tensor, int]:

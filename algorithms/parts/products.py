@@ -3,10 +3,10 @@
 LowRank    U V^T, U m x r, V n x r
 Kronecker  q blocks U_b (x) V_b, each z^2 x z^2 of two z x z factors, laid out, cut to m n entries, reshaped to m x n
 
-Both are linear in each factor. Sizes are those of the code of Li et al. 2025 (FedMUD): r = ceil(ratio m n / (m + n)),
-1 at least (the paper's text has a 2 too many); q = ceil(ratio^2 m n / 4) blocks "stacked" one after the other in
-memory, where the paper lays out q = k^2 of them on a k x k "grid" of z^2 x z^2 tiles; z = ceil((m n / q)^(1/4)).
-With one factor fixed and only the other one sent, as many numbers allow r = ceil(ratio m), q = ceil(ratio^2 m n).
+Both are linear in each factor. The sizes are those of the code of Li et al. 2025 (FedMUD): r = ceil(ratio m n / (m +
+n)), at least 1 (the paper's text has a 2 too many); z = ceil((m n / q)^(1/4)); q = ceil(ratio^2 m n / 4) blocks
+"stacked" one after the other in memory, where the paper lays out q = k^2 of them on a k x k "grid" of z^2 x z^2 tiles.
+With one factor fixed and only the other one sent, the same traffic allows r = ceil(ratio m) and q = ceil(ratio^2 m n).
 """
 
 from __future__ import annotations
@@ -26,30 +26,36 @@ Shape = tuple[int, ...]
 
 
 def up(value: float) -> int:
-    """`value`, >= 0, rounded up; a whole number that floating point made a little larger stays what it is, so that a
+    """`value`, >= 0, rounded up. A whole number that rounding errors made a little larger is not rounded up, so that a
     ratio of 0.1 means a tenth."""
     return ceil(value * (1 - 1e-12))
 
 
 class Product(ABC):
+    """A product P(U, V) of two factors that makes a weight's matrix, m = `weight.rows` by n = `weight.cols`."""
+
     @abstractmethod
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
-        """For so much of the weight's numbers; sent: how many of the two factors are."""
+        """The size with which about `ratio` times the weight's numbers are sent; `sent`: how many of the two factors
+        are sent, 1 or 2."""
 
     @abstractmethod
     def shapes(self, weight: Weight, size: Size) -> tuple[Shape, Shape]:
-        """Of U and V."""
+        """The shapes of U and V."""
 
     @abstractmethod
     def of(self, u: Tensor, v: Tensor, weight: Weight) -> Tensor:
-        """(m, n)."""
+        """P(u, v), (m, n)."""
 
     @abstractmethod
-    def text(self, size: Size) -> str: ...
+    def text(self, size: Size) -> str:
+        """The size in words, for a table."""
 
 
 @dataclass(frozen=True)
 class LowRank(Product):
+    """U V^T; size: (r,)."""
+
     def size(self, weight: Weight, ratio: float, sent: int) -> Size:
         if sent == 1:
             return (max(1, up(ratio * weight.rows)),)
@@ -67,6 +73,8 @@ class LowRank(Product):
 
 @dataclass(frozen=True)
 class Kronecker(Product):
+    """Blocks of Kronecker products; size: (q, z); `layout`: how the blocks lie in the matrix."""
+
     layout: Literal["stacked", "grid"] = "stacked"
 
     def __post_init__(self) -> None:

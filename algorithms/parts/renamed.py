@@ -1,4 +1,4 @@
-"""Arguments whose names have changed: the old name is refused with a sentence that says the new one."""
+"""Arguments whose names have changed: the old name is refused with a message that gives the new one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Made = TypeVar("Made")
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """A decorator of a recipe, old name = new name. Calling the recipe with an old name raises ValueError; the recipe's
-    attribute `renamed` has the table, for those who look at arguments before they call."""
+    """Decorate a recipe with old argument names, old = "new". Calling it with an old name raises ValueError. The
+    decorated recipe has the table as its attribute `renamed`, so that arguments can be checked before a call."""
 
     def around(recipe: Callable[..., Made]) -> Callable[..., Made]:
         @functools.wraps(recipe)
@@ -28,4 +28,5 @@ def renamed(**names: str) -> Callable[[Callable[..., Made]], Callable[..., Made]
 
 
 def said(old: str, new: str, value: Any) -> str:
+    """The message for an old name."""
     return f"{old} is called {new} now, got {old}={value!r}; write {new}"

@@ -1,17 +1,17 @@
-"""Other variables than the weights: any method of local steps, run on factors in place of some weights.
+"""Reparameterisations: any method of local steps, run on factors instead of some weights.
 
     z: factors of the compressed weights, and all other tensors as they are
     lift(z) = the model;  pull(z, G) = its Jacobian's transpose times G, the gradient with respect to z
     K local steps of the method on z, with pull(z, gradient at lift(z));  the server's step on the mean of z
 
-`Reparameterised` wraps a `LocalMethod`, which knows nothing of it. What goes down is the method's public state on z
-and, where factors are drawn anew, the number of the round, from which and the run's seed everybody draws the same ones;
-what comes up is the change of z.
+`Reparameterised` wraps a `LocalMethod`, which has no code for it. What is sent down is the method's public state on z
+and, where factors are drawn anew, the number of the round: from it and the run's seed all parties draw the same
+factors. What is sent up is the change of z.
 
-The model may be an update on a base, W + P(z), that is folded in every `reset` rounds: W <- W + P(z), new factors with
-P = 0. The server sends the averaged factors, never W: every client folds them in by itself (`unpack`), also those that
-were not sampled. So W is `Known`. reset = 0 never folds, and then the variables mean the same in every round, which is
-what states between rounds need: momenta of the server, control variates, rules that keep their state.
+The model may be an update of a base, W + P(z), which is folded in every `reset` rounds: W <- W + P(z), then new factors
+with P = 0. The server sends the averaged factors, never W: every client folds them in (`unpack`), also those that were
+not sampled. So W is `Known`. With reset = 0 nothing is folded in, and the variables mean the same in every round.
+States between rounds need that: momenta of the server, control variates, rules that keep their state.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Draw = Literal["uniform", "fan_in", "fan_out"]
 
 
 class Pull(torch.autograd.Function):
-    """(n,): the transposed Jacobian of lift at z (n,) times g (P,). Under vmap as `engine.trip.Gradient`: plain
-    autograd over a vmapped forward pass."""
+    """(n,): the transposed Jacobian of `lift` at z, (n,), times g, (P,). Under vmap it is plain autograd over a vmapped
+    forward pass, as the gradient of the loss is."""
 
     generate_vmap_rule = False
 
@@ -51,7 +51,7 @@ class Pull(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep."""
+        """Keeps nothing."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, z: Tensor, g: Tensor, lift: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
@@ -66,15 +66,15 @@ class Pull(torch.autograd.Function):
 
 
 class Report(NamedTuple):
-    """For `show`: what becomes of each compressed weight, and numbers of the model sent over numbers of the model."""
+    """What a compression does, for `fedfleet show`."""
 
-    sized: tuple[Sized, ...]
-    texts: list[str]
-    ratio: float
+    sized: tuple[Sized, ...]  # the compressed weights
+    texts: list[str]  # what is sent of each, in words
+    ratio: float  # numbers sent over numbers of the model
 
 
 class Compressing(Algorithm):
-    """A method that can say what it compresses."""
+    """A method that reports what it compresses."""
 
     @property
     def report(self) -> Report:
@@ -82,19 +82,19 @@ class Compressing(Algorithm):
 
 
 class Broadcast(NamedTuple):
-    method: Any  # the method's public state, its x the mean of z
-    turn: Any  # (), int64, the round; where factors are never drawn anew nobody needs it, and it is ()
-    base: Known  # the weights' base, a Tree of the compressed ones; () where they are nothing but factors
+    method: Any  # the method's public state; its x is the mean of z
+    turn: Any  # (), int64, the number of the round where factors are drawn anew; else ()
+    base: Known  # the base of the compressed weights, a Tree; () where the weights are the factors' product
 
 
 class Unpacked(NamedTuple):
-    method: Any  # the same, its x the z that the round starts from
-    base: Any
-    fixed: dict[str, Tensor]  # factors that are drawn and not trained
+    method: Any  # the method's public state; its x is the z that the round starts from
+    base: Any  # of the compressed weights, a Tree or ()
+    fixed: dict[str, Tensor]  # factors that are drawn and not trained, by name
 
 
 class Lifted:
-    """The gradient with respect to z."""
+    """An oracle of gradients with respect to z, from an oracle of gradients with respect to the weights."""
 
     def __init__(self, oracle: Oracle, space: Factored, unpacked: Unpacked) -> None:
         self.oracle, self.space, self.unpacked = oracle, space, unpacked
@@ -119,8 +119,8 @@ class Lifted:
 
 @dataclass(frozen=True)
 class Factored:
-    """The variables. `layout`: of the model; `spread`: a of U(-a, a), where `draw` is uniform; else normal, of variance
-    2 / fan. `starts`: factors that start at random."""
+    """The variables z. `layout`: the model's; `sized`, `form`: which weights are factored, and how; `draw`: what starts
+    at random is uniform in U(-a, a) with a = `spread`, or normal with variance 2 / fan_in or 2 / fan_out."""
 
     layout: Layout
     sized: tuple[Sized, ...]
@@ -130,10 +130,11 @@ class Factored:
     seed: int
 
     def trained(self) -> dict[str, Shapes]:
+        """weight -> factor -> shape, of the factors that are trained."""
         return {s.weight.name: self.form.trained(s.weight, s.size) for s in self.sized}
 
     def start(self, x: Tree, turn: int, still: bool = False) -> Tree:
-        """z with new factors, all else from x; still: all of them zero."""
+        """z with new factors, and all else from x; `turn`: number of the draw; `still`: all factors are zero."""
         made, leaves = self.trained(), {}
         for number, (name, leaf) in enumerate(x.items()):
             if name not in made:
@@ -146,6 +147,7 @@ class Factored:
         return Tree.of(leaves)
 
     def fixed(self, turn: int, like: Tensor) -> dict[str, Tensor]:
+        """The factors that are drawn and not trained, by name; `like`: has their dtype and device."""
         drawn = {}
         for s in self.sized:
             for factor, shape in self.form.fixed(s.weight, s.size).items():
@@ -154,7 +156,7 @@ class Factored:
         return drawn
 
     def _drawn(self, factor: str, shape: tuple[int, ...], place: tuple[int, int], like: Tensor) -> Tensor:
-        """place: the number of the draw, and that of the weight among the model's tensors."""
+        """One random factor; `place`: the number of the draw and the position of the weight in the model."""
         key = counted.key(self.seed, "factors", *place, factor).to(like.device)
         if self.draw == "uniform":
             values = (2 * counted.uniform(key, prod(shape)) - 1) * self.spread
@@ -166,7 +168,7 @@ class Factored:
         return values.to(like.dtype).view(shape)
 
     def weights(self, z: Tree, fixed: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The compressed weights, or their updates, by name."""
+        """The compressed weights, or the updates of them, by name."""
         parts = {**dict(z.items()), **fixed}
         made = {}
         for s in self.sized:
@@ -175,7 +177,7 @@ class Factored:
         return made
 
     def lift(self, z: Tree, fixed: dict[str, Tensor], base: Any = ()) -> Tree:
-        """The model at z."""
+        """The model at z; `base`: added to the compressed weights, () for none."""
         made = self.weights(z, fixed)
         if base != ():
             made = {name: base[name] + value for name, value in made.items()}
@@ -187,7 +189,8 @@ class Factored:
 
 
 def refuse_states(method: LocalMethod, why: str, server: bool = False) -> None:
-    """Raise where a method keeps more than x between rounds; server: also where its server rule does."""
+    """Refuse a method that keeps more than x between rounds; `server`: also one whose server rule does. `why`: the
+    reason and the remedy, for the message."""
     public, private = method.server_init(Tree.of({"probe": torch.zeros(1)}))
     kept = {
         "its estimator or rule shares a state": (public.shared, public.carried),
@@ -199,8 +202,8 @@ def refuse_states(method: LocalMethod, why: str, server: bool = False) -> None:
             raise ValueError(f"this method cannot be compressed so: {what} between rounds, but {why}")
 
 
-class Within(Compressing):
-    """`method`'s clients take their steps in `space`, from what `unpack` opens."""
+class InSpace(Compressing):
+    """A method whose clients take their steps on the variables z of `space`."""
 
     method: Any
     space: Factored
@@ -219,8 +222,9 @@ class Within(Compressing):
 
 
 @dataclass(frozen=True)
-class Reparameterised(Within):
-    """`method`: a LocalMethod or, before round 1, its opening; `based`: the factors make an update on a base."""
+class Reparameterised(InSpace):
+    """The method on z. `method`: a LocalMethod or, before round 1, its warm start; `based`: the factors make an update
+    of a base; `reset`: rounds between merges of the update into the base, 0 for none."""
 
     method: Any
     space: Factored

@@ -1,8 +1,8 @@
-"""Steps of the local optimiser, elementwise or by a norm of the whole vector. Muon's are in `muon`.
+"""Rules: steps of the local optimiser, elementwise or by a norm of the whole vector. Muon's are in `muon`.
 
-Every rule gets a direction v (a gradient, or an estimate of one) and returns the next iterate. Conventions of
-momentum: `Momentum` is torch's (u <- mu u + v, dampening 0); `Averaged` interpolates (m <- mu m + (1 - mu) v). A step
-size may be one for each group, see `groups`, and norms are then of each group.
+A rule gets a direction v, a gradient or an estimate of one, and returns the next iterate. The conventions of momentum:
+`Momentum` is torch's (u <- mu u + v, dampening 0); `Averaged` interpolates (m <- mu m + (1 - mu) v). A step size may be
+one for each group of parameters, see `groups`; norms are then those of each group.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Momentum(Rule):
 
 
 class Moments(NamedTuple):
-    first: Tree
-    second: Tree
+    first: Tree  # average of v
+    second: Tree  # average of v^2
     count: Tensor  # (), steps taken
 
 
@@ -90,8 +90,8 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class Normalised(Rule):
-    """y <- y - lr v / |v|, the norm over all parameters of a group as one vector; v = 0 does not move. over =
-    "tensor": each tensor by its own norm, which leaves of a lone number its sign."""
+    """y <- y - lr v / |v|, with the norm over all parameters of a group as one vector; v = 0 does not move. over =
+    "tensor": each tensor by its own norm, so that a lone number takes a step of its sign."""
 
     lr: Number = 0.01
     eps: float = 1e-12
@@ -111,7 +111,7 @@ class Normalised(Rule):
 
 @dataclass(frozen=True)
 class Clip(Rule):
-    """The wrapped rule on min(1, radius / |v|) v, the norm over all parameters of a group as one vector."""
+    """The wrapped rule on min(1, radius / |v|) v, with the norm over all parameters of a group as one vector."""
 
     rule: Rule = Sgd()
     radius: float = 1.0
@@ -128,8 +128,8 @@ class Clip(Rule):
 
 
 class Average(NamedTuple):
-    mean: Tree
-    rule: Any
+    mean: Tree  # m
+    rule: Any  # the wrapped rule's state
 
 
 @dataclass(frozen=True)
@@ -161,5 +161,5 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> Adam:
-    """Adam with decoupled weight decay, 0.01 unless said otherwise."""
+    """Adam with decoupled weight decay, 0.01 unless given."""
     return Adam(lr, betas, eps, weight_decay)

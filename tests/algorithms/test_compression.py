@@ -395,7 +395,9 @@ def test_sizes_at_one_in_32(row):
 
 def test_a_ratio_out_of_reach_says_what_is_in_reach():
     layout = Layout(("a", "b", "c", "d"), ((30, 30), (10, 10), (10,), (30, 30)))
-    with pytest.raises(ValueError, match=r"ratio=0.5 cannot be reached.*0\.9581 is the least.*0\.9476 of it.*nearest"):
+    with pytest.raises(
+        ValueError, match=r"ratio=0.5 cannot be reached.*0\.9581 is the smallest.*0\.9476 of the model.*nearest"
+    ):
         fit(layout, compressible(layout, "inner"), 0.5, factors.Pair().sized, False)
     (least,) = fit(layout, compressible(layout, "inner"), 0.5, factors.Pair().sized, True)
     assert least.size == (1,)
