@@ -13,7 +13,6 @@ the value 0 in the loss. Reports and test labels are those of the inner workload
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import torch
@@ -21,13 +20,14 @@ from torch import Tensor
 
 from . import counted, noise
 from .base import Batch, ClientIndex, Params, Split
+from .settings import check_finite_from
 from .wrapped import Wrapped, unseen
 
 
 @dataclass(frozen=True)
 class Noisy(Wrapped):
-    """`of`: the inner workload. `law`, `tail`: distribution of the gradient noise, see `noise`; it has a mean only for
-    tails above 1 and a variance only for tails above 2 (gaussian: always). `scale`: factor of the gradient noise.
+    """`of`: the inner workload. `law`, `tail`: distribution of the gradient noise, see `noise`. It has a mean for tails
+    above 1 and a variance for tails above 2 (stable: at 2; gaussian: always). `scale`: factor of the gradient noise.
     `flips`: probability that a label is wrong. `features`: standard deviation of the input noise of the last client."""
 
     law: noise.Law = "gaussian"
@@ -38,9 +38,7 @@ class Noisy(Wrapped):
 
     def __post_init__(self) -> None:
         noise.check(self.law, self.tail)
-        for name in ("scale", "features"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"0 <= {name} < infinity must hold, got {name}={getattr(self, name)}")
+        check_finite_from(self, scale=0, features=0)
         if not 0 <= self.flips <= 1:
             raise ValueError(f"0 <= flips <= 1 must hold, got flips={self.flips}")
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import counted
 from .base import Batch, ClientIndex, Params, Split, Workload
+from .settings import check_finite_from
 
 GAP = 4.0
 """a of the counterexample: the distance between the two clients' optima."""
@@ -66,10 +67,7 @@ class Quadratic(Workload):
     def __post_init__(self) -> None:
         if self.preset not in ("random", "counterexample"):
             raise ValueError(f"preset must be random or counterexample, got preset={self.preset!r}")
-        for name, least in (("dim", 1), ("heterogeneity", 0), ("condition", 1), ("noise", 0)):
-            value = getattr(self, name)
-            if not least <= value < np.inf:
-                raise ValueError(f"{least} <= {name} < infinity must hold, got {name}={value}")
+        check_finite_from(self, dim=1, heterogeneity=0, condition=1, noise=0)
 
     def system(self, seed: int, clients: int) -> System:
         """The functions of all clients. That of client i depends on the seed and i alone, not on `clients`."""

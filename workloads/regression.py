@@ -26,6 +26,7 @@ from . import counted
 from .base import Batch, Classification, ClientIndex, Columns, Model, Params, Partition, Split, Workload
 from .models import Logistic
 from .partitions import Iid
+from .settings import check_finite_from
 
 
 def normals(seed: int, what: str, client: int, count: int) -> np.ndarray:
@@ -44,9 +45,7 @@ class Linear(Workload):
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, least in (("dim", 1), ("rows", 1), ("spectrum", 0), ("spread", 0)):
-            if not least <= getattr(self, name) < np.inf:
-                raise ValueError(f"{least} <= {name} < infinity must hold, got {name}={getattr(self, name)}")
+        check_finite_from(self, dim=1, rows=1, spectrum=0, spread=0)
 
     def split(self, seed: int, clients: int) -> Split:
         scale = np.arange(1, self.dim + 1) ** (-self.spectrum / 2)
@@ -86,9 +85,7 @@ class Synthetic(Classification):
     classes: ClassVar[int] = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("alpha", 0), ("beta", 0), ("rows", 1), ("dim", 1)):
-            if not least <= getattr(self, name) < np.inf:
-                raise ValueError(f"{least} <= {name} < infinity must hold, got {name}={getattr(self, name)}")
+        check_finite_from(self, alpha=0, beta=0, rows=1, dim=1)
         if self.partition != Iid():
             raise ValueError(
                 "partition: logistic makes the data of each client itself, got a partition; leave workload.partition "

@@ -8,11 +8,11 @@ group of a min-max workload does not decay. Reported losses are those of the inn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from torch import Tensor
 
 from .base import Batch, Params
+from .settings import check_finite_from
 from .wrapped import Wrapped, unseen
 
 
@@ -23,8 +23,7 @@ class Regularised(Wrapped):
     decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < inf:
-            raise ValueError(f"0 <= decay < infinity must hold, got decay={self.decay}")
+        check_finite_from(self, decay=0)
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         free = (value for name, value in p.items() if name not in self.of.buffers and not name.startswith("dual."))

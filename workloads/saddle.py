@@ -27,6 +27,7 @@ from torch import Tensor
 from . import counted
 from .base import Batch, ClientIndex, Params, Split
 from .minimax import MinMax
+from .settings import check_finite_from
 
 
 class Saddles(NamedTuple):
@@ -81,11 +82,7 @@ class Saddle(MinMax):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"dim": 1, "heterogeneity": 0, "condition": 1, "coupling": 0, "copies": 1, "start": -np.inf}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if not low <= value < np.inf:
-                raise ValueError(f"{low} <= {name} < infinity must hold, got {name}={value}")
+        check_finite_from(self, dim=1, heterogeneity=0, condition=1, coupling=0, copies=1, start=-np.inf)
 
     def system(self, seed: int, clients: int) -> Saddles:
         """The functions of all clients. That of client i depends on the seed and i alone."""
