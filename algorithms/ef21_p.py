@@ -210,13 +210,13 @@ class Sparsification(Compression):
         if self.budget == "compressed":
             return self.ratio
         total, compressed = sum(halves.layout.sizes), sum(halves.sizes)
-        beside = total - compressed + sum(codec.cost_of_message for _ in halves.sizes)
+        uncompressed = total - compressed + sum(codec.cost_of_message for _ in halves.sizes)
         each = sum(n * codec.cost_of_value(n) for n in halves.sizes)
-        share = (self.ratio * total - beside) / each
+        share = (self.ratio * total - uncompressed) / each
         if not all(share * n >= 1 for n in halves.sizes):
             raise ValueError(
                 f"ratio={self.ratio:g} of the whole model cannot be reached: what is not compressed is "
-                f"{beside / total:.4f} of it; raise ratio, or choose budget: compressed"
+                f"{uncompressed / total:.4f} of it; raise ratio, or choose budget: compressed"
             )
         return min(1.0, share)
 

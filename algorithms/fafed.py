@@ -5,7 +5,7 @@ Wu, Huang, Hu, Huang, AAAI 2023, arXiv:2212.00974.
     start  m <- mean gradient at x0, v <- mean of the clients' squared gradients, p_i <- x0, x <- x0 - lr m
     y <- x, m_i <- m, v_i <- v, A = sqrt(v) + rho for the round;  K times:
            m_i <- g(y) + (1 - alpha) (m_i - g(p_i)), v_i <- beta v_i + (1 - beta) g(y)^2
-           p_i <- y;  y <- y - lr m_i / A, but for the K-th time
+           p_i <- y;  y <- y - lr m_i / A, except for the K-th time
     m   <- mean of m_i, v <- mean of v_i
     x   <- mean of y - lr m / (sqrt(v) + rho)          the K-th step
 

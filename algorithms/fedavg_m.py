@@ -53,6 +53,6 @@ def fedavg_m(
 ) -> SharedMomentum:
     """rule: the rule of the local steps along u, plain steps unless given; beta: weight of the new gradient, 1 is
     FedAvg; gamma: the server's step size along G, server_lr * lr * K unless given; server_lr: multiple of the mean
-    displacement that the server applies, 1 unless given, and refused beside gamma; start: G = 0 (zeros), or one pass
-    over all clients for G = the mean gradient at x0 (gradient)."""
+    displacement that the server applies, 1 unless given, and refused with gamma; start: G = 0 (zeros), or one pass over
+    all clients for G = the mean gradient at x0 (gradient)."""
     return shared_momentum(MixedDirection(beta), rule, gamma, server_lr, start)

@@ -10,7 +10,7 @@ beta = 0 is FedAvg with a server step size. This is not FedAvg-M (Cheng et al. 2
 steps. Nesterov is `torch.optim.SGD(nesterov=True)` on the pseudo-gradient, as in DiLoCo.
 
 Departures:
-- Nesterov's form, `evaluate: last_two` and local training other than FedAvg's are options beside the paper's.
+- Nesterov's form, `evaluate: last_two` and local training other than FedAvg's are options that the paper does not have.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ since the correction rests on that. alpha = 0.1 is ours, the paper's experiments
 
 Departures:
 - A client keeps one tree, since m_i and c_i agree between its rounds, where the paper keeps two.
-- over = "cohort", scales other than moonlight, other coefficients and aux are options beside the paper's.
+- over = "cohort", scales other than moonlight, other coefficients and aux are options that the paper does not have.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Estimator(ABC):
         return None
 
     def finish(self, c: Any, c_i: Any, trace: Any, steps: Tensor) -> tuple[Any, Any]:
-        """(next c_i, what is sent beside the displacement); `steps`: (), the number of local steps taken."""
+        """(next c_i, what is sent besides the displacement); `steps`: (), the number of local steps taken."""
         return c_i, ()
 
     def update(self, c: Any, sent: Any, delta: Tree, round: Round) -> Any:

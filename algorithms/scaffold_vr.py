@@ -58,6 +58,6 @@ def scaffold_vr(
 ) -> SharedMomentum:
     """rule: the rule of the local steps along u, plain steps unless given; beta: weight of the new gradient, 1 is
     SCAFFOLD; gamma: the server's step size along G, server_lr * lr * K unless given; server_lr: multiple of the mean
-    displacement that the server applies, 1 unless given, and refused beside gamma; start: G = c = c_i = 0 (zeros), or
-    one pass over all clients for c_i = gradient at x0 and G = c = their mean (gradient)."""
+    displacement that the server applies, 1 unless given, and refused with gamma; start: G = c = c_i = 0 (zeros), or one
+    pass over all clients for c_i = gradient at x0 and G = c = their mean (gradient)."""
     return shared_momentum(ControlledReducedDirection(beta), rule, gamma, server_lr, start)

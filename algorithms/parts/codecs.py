@@ -96,7 +96,7 @@ class TopK(Codec):
     ratio: float
 
     cost_of_message = 0.25
-    """What a message costs beside its entries, in numbers of 32 bits: the indices are padded to a whole byte."""
+    """What a message costs besides its entries, in numbers of 32 bits: the indices are padded to a whole byte."""
 
     @staticmethod
     def cost_of_value(n: int) -> float:
@@ -128,7 +128,7 @@ class RandK(Codec):
     unbiased: bool = False
 
     cost_of_message = 2.0
-    """What a message costs beside its entries, in numbers of 32 bits: the key."""
+    """What a message costs besides its entries, in numbers of 32 bits: the key."""
 
     @staticmethod
     def cost_of_value(n: int) -> float:

@@ -30,7 +30,7 @@ from fedfleet.engine.methods.state_spec import StateSpec
 from tests.algorithms.driver import Step, arrays, play, tree
 from tests.algorithms.problems import Quadratic, partial
 from tests.reference import server_adaptive as reference
-from tests.reference.variance_reduced import cheng
+from tests.reference.variance_reduced import shared_momentum
 
 TOLERANCE = 1e-9
 SERVERS = {
@@ -70,7 +70,7 @@ def test_rates_are_the_papers(name, wrapped):
             np.testing.assert_allclose(fast[leaf], value, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-CHENG = {"fedavg_m": fedavg_m, "fedavg_vr": fedavg_vr, "scaffold_m": scaffold_m, "scaffold_vr": scaffold_vr}
+SHARED_MOMENTUM = {"fedavg_m": fedavg_m, "fedavg_vr": fedavg_vr, "scaffold_m": scaffold_m, "scaffold_vr": scaffold_vr}
 
 
 def by_rounds(methods, problem, cohorts, steps):
@@ -86,13 +86,13 @@ def by_rounds(methods, problem, cohorts, steps):
     return models
 
 
-@pytest.mark.parametrize("name", CHENG)
+@pytest.mark.parametrize("name", SHARED_MOMENTUM)
 def test_what_goes_down_has_the_rounds_own_beta(name):
     """One vector goes down in the place of G and c: it is mixed when it is sent, not when the round before ended."""
     problem, (cohorts, steps) = Quadratic(), partial()
     betas = [0.9, 0.6, 0.4, 0.3, 0.2, 0.1]
-    models = by_rounds([CHENG[name](Sgd(0.1), beta) for beta in betas], problem, cohorts, steps)
-    slow = cheng(problem.gradient, problem.start, problem.clients, cohorts, steps, name, 0.1, betas)
+    models = by_rounds([SHARED_MOMENTUM[name](Sgd(0.1), beta) for beta in betas], problem, cohorts, steps)
+    slow = shared_momentum(problem.gradient, problem.start, problem.clients, cohorts, steps, name, 0.1, betas)
     for model, x in zip(models, slow.x, strict=True):
         for leaf, value in x.items():
             np.testing.assert_allclose(model[leaf], value, rtol=TOLERANCE, atol=TOLERANCE)
@@ -118,4 +118,4 @@ def test_fafed_sends_no_mean_point():
 @pytest.mark.parametrize(("name", "down"), [("scaffold_m", 2), ("scaffold_vr", 3), ("fedavg_m", 2), ("fedavg_vr", 3)])
 def test_trees_down(name, down):
     x = tree(Quadratic().start)
-    assert StateSpec(CHENG[name](), x).down == down * 8 * len(x.flat)
+    assert StateSpec(SHARED_MOMENTUM[name](), x).down == down * 8 * len(x.flat)

@@ -26,9 +26,9 @@ from tests.reference import variance_reduced as reference
 TOLERANCE, ROUNDING = 1e-9, 1e-12
 COHORTS, STEPS = partial()
 PROBLEMS = {"quadratic": Quadratic(), "logistic": Logistic()}
-CHENG = {"fedavg_m": fedavg_m, "fedavg_vr": fedavg_vr, "scaffold_m": scaffold_m, "scaffold_vr": scaffold_vr}
+SHARED_MOMENTUM = {"fedavg_m": fedavg_m, "fedavg_vr": fedavg_vr, "scaffold_m": scaffold_m, "scaffold_vr": scaffold_vr}
 STARTS = pytest.mark.parametrize("start", ["zeros", "gradient"])
-METHODS = pytest.mark.parametrize("name", CHENG)
+METHODS = pytest.mark.parametrize("name", SHARED_MOMENTUM)
 
 
 @pytest.fixture(params=PROBLEMS)
@@ -89,16 +89,16 @@ def vectors(name):
 @STARTS
 @pytest.mark.parametrize("gamma", [None, 0.15])
 @METHODS
-def test_cheng(problem, name, gamma, start):
-    fast = run(CHENG[name](Sgd(0.1), 0.3, gamma, None if gamma else 0.8, start), problem, COHORTS, STEPS)
-    expected = slow(reference.cheng, problem, name, 0.1, 0.3, gamma, 0.8, start)
+def test_shared_momentum(problem, name, gamma, start):
+    fast = run(SHARED_MOMENTUM[name](Sgd(0.1), 0.3, gamma, None if gamma else 0.8, start), problem, COHORTS, STEPS)
+    expected = slow(reference.shared_momentum, problem, name, 0.1, 0.3, gamma, 0.8, start)
     agree(fast, expected, vectors(name), (lambda client: client) if "scaffold" in name else None)
 
 
 @METHODS
-def test_cheng_with_another_rule_sends_the_mean_direction(problem, name):
-    fast = run(CHENG[name](Momentum(0.03, 0.8), 0.3), problem, COHORTS, STEPS)
-    expected = slow(reference.cheng, problem, name, 0.03, 0.3, rule=rules.Momentum(0.03, 0.8))
+def test_shared_momentum_with_another_rule_sends_the_mean_direction(problem, name):
+    fast = run(SHARED_MOMENTUM[name](Momentum(0.03, 0.8), 0.3), problem, COHORTS, STEPS)
+    expected = slow(reference.shared_momentum, problem, name, 0.03, 0.3, rule=rules.Momentum(0.03, 0.8))
     agree(fast, expected, vectors(name), None)
 
 
@@ -152,8 +152,8 @@ def test_averaging_commutes_with_steps_on_a_common_hessian():
 def test_all_weight_on_the_new_gradient(name, server_lr):
     """beta = 1: FedAvg or SCAFFOLD with the same server step, gamma / (lr K)."""
     plain = scaffold(Sgd(0.1), server_lr) if "scaffold" in name else fedavg(Sgd(0.1), server_lr)
-    close(CHENG[name](Sgd(0.1), 1.0, server_lr=server_lr), plain, timetable=even())
-    close(CHENG[name](Sgd(0.1), 1.0, gamma=server_lr * 0.1 * 3), plain, timetable=even())
+    close(SHARED_MOMENTUM[name](Sgd(0.1), 1.0, server_lr=server_lr), plain, timetable=even())
+    close(SHARED_MOMENTUM[name](Sgd(0.1), 1.0, gamma=server_lr * 0.1 * 3), plain, timetable=even())
 
 
 @pytest.mark.parametrize(("simple", "controlled"), [(fedavg_m, scaffold_m), (fedavg_vr, scaffold_vr)])
@@ -213,7 +213,7 @@ def test_fedavg_vr_keeps_the_exact_gradient():
 @pytest.mark.parametrize("name", ["fedavg_vr", "scaffold_vr"])
 def test_the_previous_model_is_x_plus_gamma_g(name, gamma):
     cohorts, steps = partial()
-    result = run(CHENG[name](Sgd(0.1), 0.3, gamma), Quadratic(), cohorts, steps)
+    result = run(SHARED_MOMENTUM[name](Sgd(0.1), 0.3, gamma), Quadratic(), cohorts, steps)
     for r, server in enumerate(result.servers):
         size = gamma or 0.1 * np.mean([steps[r, i] for i in cohorts[r]])
         rebuilt = server.public.x.add(server.public.momentum, float(size))
@@ -223,7 +223,7 @@ def test_the_previous_model_is_x_plus_gamma_g(name, gamma):
 @STARTS
 @pytest.mark.parametrize("name", ["scaffold_m", "scaffold_vr"])
 def test_c_is_the_mean_of_all_c_i(name, start):
-    result = run(CHENG[name](Sgd(0.1), 0.3, start=start), Quadratic(), *partial(rounds=12))
+    result = run(SHARED_MOMENTUM[name](Sgd(0.1), 0.3, start=start), Quadratic(), *partial(rounds=12))
     for server, clients in zip(result.servers, result.clients, strict=True):
         own = torch.stack([client.flat for client in clients]).mean(0)
         torch.testing.assert_close(server.public.control.flat, own, rtol=ROUNDING, atol=ROUNDING)
@@ -232,7 +232,7 @@ def test_c_is_the_mean_of_all_c_i(name, start):
 @METHODS
 def test_displacements_and_directions_give_one_momentum(name):
     """The rule Momentum with mu = 0 takes plain steps, but has the mean direction sent."""
-    close(CHENG[name](Sgd(0.1), 0.3), CHENG[name](Momentum(0.1, 0.0), 0.3))
+    close(SHARED_MOMENTUM[name](Sgd(0.1), 0.3), SHARED_MOMENTUM[name](Momentum(0.1, 0.0), 0.3))
 
 
 # --- where they come to rest ------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ SMALL = Quadratic(clients=3, noise=0.0, small=True)
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 @pytest.mark.parametrize("name", ["scaffold_m", "scaffold_vr"])
 def test_scaffolds_reach_the_optimum(name, beta):
-    x = run(CHENG[name](Sgd(0.1), beta), SMALL, *everyone(3, 400, 4)).models()[-1].flat.numpy()
+    x = run(SHARED_MOMENTUM[name](Sgd(0.1), beta), SMALL, *everyone(3, 400, 4)).models()[-1].flat.numpy()
     np.testing.assert_allclose(x, SMALL.optimum, rtol=0, atol=1e-12)
 
 
@@ -285,7 +285,7 @@ def test_variance_reduction_changes_the_path():
 BAD = [
     (fedprox, {"mu": -0.5}, "mu >= 0 must hold, got mu=-0.5"),
     (local_sgdm, {"mu": 1.0}, "mu < 1 must hold, got mu=1.0"),
-    *[(method, {"beta": 0.0}, "0 < beta <= 1 must hold, got beta=0.0") for method in CHENG.values()],
+    *[(method, {"beta": 0.0}, "0 < beta <= 1 must hold, got beta=0.0") for method in SHARED_MOMENTUM.values()],
     (fedavg_m, {"gamma": -1.0}, "gamma > 0 must hold, got gamma=-1.0"),
     (fedavg_m, {"gamma": 1.0, "rule": Momentum()}, "gamma needs the rule sgd, got gamma=1.0"),
     (scaffold_m, {"server_lr": 0.0}, "server_lr > 0 must hold, got server_lr=0.0"),

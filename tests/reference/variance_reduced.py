@@ -84,7 +84,7 @@ def warm(gradient, x0, clients, start):
     return own, mean(own)
 
 
-def cheng(
+def shared_momentum(
     gradient, x0, clients, cohorts, steps, variant, lr, beta, gamma=None, server_lr=1.0, start="zeros", rule=None
 ):
     """The four methods. beta: one number, or one a round. gamma None: server_lr * lr * K, K the mean over the cohort.
