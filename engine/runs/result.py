@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..config.schema import Experiment
 from ..records.history import History
 from ..rounds.driver import Record
+from ..storage.sha256 import sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +61,8 @@ class Result:
 
 def model_digest(model: dict[str, Tensor]) -> str:
     """SHA-256 of the tensors' names and bytes, in the order of names."""
-    sha = hashlib.sha256()
-    for name in sorted(model):
-        sha.update(name.encode() + b"\0")
-        sha.update(model[name].detach().cpu().contiguous().numpy().tobytes())
-    return sha.hexdigest()
+    return sha256(
+        piece
+        for name in sorted(model)
+        for piece in (name.encode() + b"\0", model[name].detach().cpu().contiguous().numpy().tobytes())
+    )

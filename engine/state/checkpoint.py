@@ -10,7 +10,6 @@ digests is skipped in favour of the one before it, and is removed once there is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from ..records.history import History
 from ..storage.secrets import redacted
+from ..storage.sha256 import sha256_of_file, sha256_of_json
 from .table import Table
 
 FORMAT = 3
@@ -219,11 +219,11 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in table.items()}, folder / "table.safetensors")
     for begin in range(0, len(snapshot.records), SEGMENT):
         save_arrays(snapshot.records.packed(begin, begin + SEGMENT), folder / segment(begin))
-    files = {path.name: digest(path) for path in sorted(folder.iterdir())}
+    files = {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())}
     manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
     manifest["columns"] = list(snapshot.records.columns)
     manifest["plan"] = snapshot.plan
-    manifest["digest"] = seal(manifest)
+    manifest["digest"] = sha256_of_json(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in folder.iterdir():
         with path.open("rb") as file:
@@ -236,7 +236,7 @@ def sealed_plan(directory: str) -> dict[str, Any] | None:
     for folder in reversed(written(directory)):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             manifest = json.loads((folder / "manifest.json").read_text())
-            if manifest.pop("digest") == seal(manifest) and manifest["format"] == FORMAT:
+            if manifest.pop("digest") == sha256_of_json(manifest) and manifest["format"] == FORMAT:
                 return manifest["plan"]
     return None
 
@@ -248,12 +248,12 @@ def read(folder: Path) -> tuple[Snapshot | None, str]:
         if not isinstance(manifest, dict):
             return None, f"manifest.json holds a {type(manifest).__name__}, not an object"
         sealed = manifest.pop("digest", None)
-        if sealed != seal(manifest):
+        if sealed != sha256_of_json(manifest):
             return None, "manifest.json does not match its digest"
         if manifest["format"] != FORMAT:
             return None, f"format {manifest['format']} is not {FORMAT}"
         for name, expected in manifest["files"].items():
-            if digest(folder / name) != expected:
+            if sha256_of_file(folder / name) != expected:
                 return None, f"{name} does not match its digest"
         return _read(folder, manifest), ""
     except FileNotFoundError as error:
@@ -286,20 +286,6 @@ def segment(begin: int) -> str:
     A file has at most SEGMENT rounds, so that the buffers that a checkpoint needs do not grow with the run.
     """
     return f"rounds-{begin // SEGMENT:03d}.safetensors"
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()
-
-
-def seal(manifest: dict[str, Any]) -> str:
-    """The digest of a manifest: the SHA-256 of its JSON."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ are in use.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +23,8 @@ from ..errors import ConfigError, first_line
 from ..records.history import History
 from ..storage.object_store import Folder, join_url
 from ..storage.secrets import redacted
-from .checkpoint import SEGMENT, Snapshot, name_of, seal, segment
+from ..storage.sha256 import sha256, sha256_of_json
+from .checkpoint import SEGMENT, Snapshot, name_of, segment
 from .row_files import DIGEST, RowFiles, digests
 
 FORMAT = 2
@@ -82,11 +82,11 @@ class Copies:
         for name, data in files.items():
             self.folder.write(f"{folder}/{name}", data)
         manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "packs": index.packs}
-        manifest |= {"files": {name: digest(data) for name, data in files.items()}}
+        manifest |= {"files": {name: sha256(data) for name, data in files.items()}}
         manifest["beside"] = small_files(self.directory)
         manifest["columns"] = list(snapshot.records.columns)
         manifest["plan"] = snapshot.plan
-        manifest["digest"] = seal(manifest)
+        manifest["digest"] = sha256_of_json(manifest)
         self.folder.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
         self.index, self.packs[snapshot.round] = index, {name for name, _ in index.packs}
         self._prune()
@@ -140,7 +140,7 @@ class Copies:
             if (digests([[data]])[0] != snapshot.digest[client]).any():
                 raise OSError(f"the state of client {client} does not match its digest")
         data = save({"rows": packed})
-        name = digest(data)
+        name = sha256(data)
         self.folder.write(pack_file(name), data)
         return name
 
@@ -205,7 +205,7 @@ class Copies:
             data = self.folder.read(pack_file(name))
         except OSError as error:
             raise Damaged(f"pack {name[:12]} cannot be read: {error}") from error
-        if digest(data) != name:
+        if sha256(data) != name:
             raise Damaged(f"pack {name[:12]} does not match its digest")
         if self.rows is not None:
             self.rows.unpack(rows, load(data)["rows"][positions])
@@ -244,7 +244,7 @@ def read(folder: Folder, number: int) -> tuple[dict[str, Any], dict[str, bytes]]
             files[name] = folder.read(f"{name_of(number)}/{name}")
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error}") from error
-        if digest(files[name]) != expected:
+        if sha256(files[name]) != expected:
             raise Damaged(f"{name} does not match its digest")
     return manifest, files
 
@@ -256,7 +256,7 @@ def read_manifest(folder: Folder, number: int) -> dict[str, Any]:
         if not isinstance(manifest, dict):
             raise Damaged(f"{MANIFEST} holds a {type(manifest).__name__}, not an object")
         sealed = manifest.pop("digest", None)
-        if sealed != seal(manifest) or manifest["format"] != FORMAT:
+        if sealed != sha256_of_json(manifest) or manifest["format"] != FORMAT:
             raise Damaged(f"{MANIFEST} does not match its digest")
         return manifest
     except FileNotFoundError:
@@ -278,11 +278,6 @@ def index_of(manifest: dict[str, Any], files: dict[str, bytes]) -> Index:
 def pack_file(name: str) -> str:
     """The path of a pack in a run's folder."""
     return f"rows/{name}.safetensors"
-
-
-def digest(data: bytes) -> str:
-    """The SHA-256 of the content of a file."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def small_files(folder: Path) -> dict[str, str]:

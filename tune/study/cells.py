@@ -6,7 +6,6 @@ Nothing is kept here: from a study and the folder with what has been run, the sa
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.registry import find_plugin
 from ...engine.errors import ConfigError, nearest
+from ...engine.storage.sha256 import sha256_of_json
 from ..files import override
 from .grids import has_ranges, points
 from .spec import CLIENTS, COHORT, ROUNDS, Study
@@ -155,7 +155,7 @@ def digest(data: dict[str, Any]) -> str:
     """16 hex digits of what moves the numbers of a run, plug-ins by their content."""
     kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(IDLE)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
-    return hashlib.sha256(json.dumps([kept, plugins], sort_keys=True).encode()).hexdigest()[:16]
+    return sha256_of_json([kept, plugins])[:16]
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
