@@ -1,14 +1,14 @@
-"""Proves that kernels of our own compute what torch's compute, on a run's own data, before the run uses them.
+"""Proves that compiled kernels compute what torch's kernels compute, on the data of a run, before the run uses them.
 
-Losses and gradients are compared on batches of the run's first clients: at the run's starting model, near it, and at a
-model drawn at random, since a model whose units are all dead has no gradient to compare; with keys of several clients
-and steps, since a workload may draw from them. The reference is torch's in float64. What float32 costs torch's own
-kernels there, times `FACTOR`, is what it may cost ours, and `ROUNDINGS` of a tensor's largest entry in any case. ReLU
-and max pooling have kinks, at which a rounding moves a gradient at once: where the kernels are further apart than that,
-the reference is taken again at weights that float32 would round to the same numbers or to their neighbours, and what
-that moves is allowed too. Streams of batches and sums are compared to the bit.
+Losses and gradients are compared on batches of the run's first clients, at three models: the initial model, one near
+it, and a random one, since a model whose units are all dead has no gradient to compare. The batches have the keys of
+several clients and steps, since a workload may draw from them. The reference is torch in float64. The rounding error of
+torch's own float32 kernels, times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the
+kinks of ReLU and max pooling a rounding error can change a gradient abruptly. So if the kernels differ by more, the
+reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the changes
+that this causes are allowed as well. Streams of batches and sums are compared to the bit.
 
-Nothing of this is done while a run goes on: it takes some hundredths of a second for a small network.
+All of this happens before round 1. It takes some hundredths of a second for a small network.
 """
 
 from __future__ import annotations
@@ -32,27 +32,32 @@ from ..clients.local_training import Gradient, LocalTrainer
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
+from ..errors import type_and_first_line
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, polynomials
 
 FACTOR = 8.0
-"""How many times torch's own rounding error another order of the same sums may have."""
+"""The factor by which another order of the same sums may exceed torch's own rounding error."""
 ROUNDINGS = 64 * 2.0**-23
-"""Of a tensor's largest entry: for where torch's own error happens to be next to nothing."""
+"""The share of a tensor's largest entry that is always allowed, since torch's own error may happen to be almost 0."""
 PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
-"""How often the reference is taken at weights that are this much off, relative to each, where kernels disagree."""
+"""The number of perturbed models at which the reference is computed if kernels disagree, and their relative size."""
 COMPARED_NUMBERS = 1 << 23
-"""Of a batch's examples as many are compared as make, times the model's parameters, this number; FEWEST at least."""
+"""The number of examples that are compared, times the number of parameters, is at most this number."""
 FEWEST_EXAMPLES = 4
+"""At least this many examples are compared, if the batch has them."""
 SUMMED_ENTRIES = 5_003
-"""Entries of which sums are compared; an odd number, so that no vector ends with them."""
+"""The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
 Batch = dict[str, Tensor]
 
 
 class Disagreement(Exception):
-    """Kernels of our own are not to be used, and why. `torch_fails`: since torch's own fail on the same data."""
+    """Compiled kernels must not be used. The message says why.
+
+    `torch_fails`: whether the reason is that torch's own kernels fail on the same data.
+    """
 
     def __init__(self, reason: str, torch_fails: bool = False) -> None:
         super().__init__(reason)
@@ -60,21 +65,21 @@ class Disagreement(Exception):
 
 
 class TrainingData(NamedTuple):
-    """What a run trains on: columns (n, …) of all rows, as arrays of numpy or as tensors."""
+    """The data that a run trains on: columns (n, …) of all rows, as numpy arrays or tensors."""
 
     train: Any
     client_index: ClientIndex
 
 
 def kernel_identity() -> str:
-    """What a proof holds for: the same library, of the same processor, beside the same torch."""
+    """The library, torch version and instruction set that a proof holds for."""
     return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def prove_here(run_spec: RunSpec, data: Data) -> None:
-    """Raise NoKernels where the run's kernels are our own and do not do on this machine what torch's do.
+    """Raise NoKernels if the run uses compiled kernels that do not compute what torch computes on this machine.
 
-    On another machine than the one where that was proven, the kernels are another library.
+    The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
     """
     if run_spec.kernels != "torch" and run_spec.proven_kernels != kernel_identity():
         try:
@@ -84,7 +89,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
 
 def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
-    """Raise Disagreement unless kernels of this name (native or chain) do what torch's do on this run's data."""
+    """Raise Disagreement unless the kernels (native or chain) compute what torch computes on this run's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
@@ -98,7 +103,7 @@ def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one probe, on one flat vector each: what was expected, in float64, and what was found."""
+    """The results of one comparison, each on a flat vector: the reference in float64, torch's, and the compiled one."""
 
     expected: Tensor
     torchs: Tensor
@@ -106,6 +111,11 @@ class Errors:
 
 
 class Proof:
+    """All comparisons for one kind of kernels.
+
+    `torchs`, `double`, `own`: trainers with torch's kernels, with torch's in float64, and with the compiled kernels.
+    """
+
     def __init__(self, run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
         self.x = run_spec.initial_model()
@@ -123,15 +133,15 @@ class Proof:
         self.streams()
         check_sums(self.x.flat.numel())
         batches = self.batches()
-        for name, point, pair in zip(("first", "shaken", "drawn"), self.points(), batches, strict=True):
+        for name, point, pair in zip(("initial", "perturbed", "random"), self.points(), batches, strict=True):
             self.gradients(f"at the {name} model", point, pair)
         self.descent(next(self.points()), batches[0])
         self.orthogonalised(batches[0][0])
 
     # --- what is compared -----------------------------------------------------------------------------------------
     def streams(self) -> None:
-        """The batches of some clients, the one with the fewest rows and the one with the most among them, on their
-        first visits and on later ones."""
+        """Compare the batches of some clients, among them those with the fewest and the most rows, on first and later
+        visits."""
         client_index, seed, local = (
             self.given.client_index,
             self.run_spec.experiment.seed,
@@ -147,14 +157,16 @@ class Proof:
                     raise Disagreement(f"the {name} of the batches of clients {some.tolist()} are not numpy's")
 
     def clients(self) -> np.ndarray:
-        """(2,) of round 1's cohort; of a cohort of one that one twice."""
+        """(2,) two clients of the cohort of round 1; in a cohort of one client, that client twice."""
         plan = self.run_spec.experiment.federation
         sampled = sampling.sample(self.run_spec.experiment.seed, 1, plan.clients, plan.cohort)
         return sampled[[0, -1]]
 
     def batches(self) -> list[tuple[Batch, Batch]]:
-        """Three pairs of batches, of two clients each: their first ones, the next ones, and their last ones, which are
-        short where their rows do not divide."""
+        """Three pairs of batches of two clients: the first batches, the second ones, and the last ones.
+
+        The last batch of a client is shorter if the batch size does not divide its rows.
+        """
         experiment = self.run_spec.experiment
         clients, fewer = self.clients(), max(FEWEST_EXAMPLES, COMPARED_NUMBERS // max(self.x.flat.numel(), 1))
         drawn = stream(
@@ -175,33 +187,33 @@ class Proof:
         return pairs
 
     def points(self) -> Iterator[Tensor]:
-        """(P,) each: the model before round 1, one near it, and one drawn as weights before ReLU are."""
+        """Three models (P,): the initial one, one near it, and a random one with the usual variances before ReLU."""
         draw = counted.generator(self.run_spec.experiment.seed, "proof")
         near, drawn = [], []
         for name, value in self.x.items():
             xi = torch.randn(2, *value.shape, generator=draw, dtype=value.dtype)
             fan = max(value[0].numel() if value.ndim else 1, 1)
             spread = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
-            kept = name in self.run_spec.buffers  # a variance that is negative is none
-            near.append(value if kept else value + 0.1 * max(float(value.square().mean() ** 0.5), spread) * xi[0])
-            drawn.append(value if kept else spread * xi[1])
+            is_buffer = name in self.run_spec.buffers  # not changed: a variance must not be negative
+            near.append(value if is_buffer else value + 0.1 * max(float(value.square().mean() ** 0.5), spread) * xi[0])
+            drawn.append(value if is_buffer else spread * xi[1])
         yield self.x.flat
         for values in (near, drawn):
             yield torch.cat([value.flatten() for value in values])
 
     # --- losses and gradients -------------------------------------------------------------------------------------
     def gradients(self, where: str, point: Tensor, pair: tuple[Batch, Batch]) -> None:
-        """Of each client alone, and of both as a block."""
+        """Compare the gradients and losses of each client alone, and of both clients as a block."""
         block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
         for client, batch in enumerate(pair):
             torchs = self.by_torch(lambda batch=batch: loss_gradient(self.torchs, point, self.x.layout, batch))
-            own = self.by_us(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
+            own = self.by_compiled(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
             both = [own] if block is None else [own, (block[0][client], block[1][client])]
             for gradient, loss in both:
                 self.compare(where, point, batch, torchs, (gradient, loss))
 
     def block(self, point: Tensor, pair: tuple[Batch, Batch]) -> tuple[Tensor, Tensor] | None:
-        """(gradients (2, P), losses (2,)); None where torch's kernels cannot run a block either."""
+        """(gradients (2, P), losses (2,)) of a block, None if torch's kernels cannot run a block either."""
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
         points = point.expand(2, -1)
 
@@ -215,7 +227,7 @@ class Proof:
                 one(self.torchs)(points, columns)
             except Exception:
                 return None
-            raise Disagreement(f"a block raises {short_error(error)}, and not by torch's kernels") from error
+            raise Disagreement(f"a block raises {type_and_first_line(error)}, and not by torch's kernels") from error
 
     def compare(
         self, where: str, point: Tensor, batch: Batch, torchs: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
@@ -228,16 +240,18 @@ class Proof:
             lambda: loss_gradient(self.double, point.double(), self.x.layout, with_float64_weights(batch))
         )
 
-        def shaken(factors: Tensor) -> tuple[Tensor, Tensor]:
+        def perturbed(factors: Tensor) -> tuple[Tensor, Tensor]:
             return loss_gradient(self.double, point.double() * factors, self.x.layout, with_float64_weights(batch))
 
-        shakes = Perturbed(shaken, point)
-        self.close(f"the gradient {where}", Errors(expected[0], torchs[0], own[0]), lambda: shakes.of(0, expected[0]))
-        self.close(f"the loss {where}", Errors(expected[1], torchs[1], own[1]), lambda: shakes.of(1, expected[1]))
+        moved = Perturbed(perturbed, point)
+        self.close(f"the gradient {where}", Errors(expected[0], torchs[0], own[0]), lambda: moved.of(0, expected[0]))
+        self.close(f"the loss {where}", Errors(expected[1], torchs[1], own[1]), lambda: moved.of(1, expected[1]))
 
     def close(self, what: str, errors: Errors, spread: Callable[[], Tensor]) -> None:
-        """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough. spread: what
-        rounded weights move, entry by entry; asked for only where there is need."""
+        """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough.
+
+        `spread`: returns by how much perturbed weights change each entry; called only if the entries are not close.
+        """
         found = tensor_errors(errors, self.x.layout)
         if all(off <= allowed for _, off, allowed, _ in found):
             return
@@ -250,7 +264,7 @@ class Proof:
                 )
 
     def descent(self, point: Tensor, pair: tuple[Batch, Batch]) -> None:
-        """Two steps of plain descent in one call, which a chain has: the sum of the gradients, and where they lead."""
+        """Compare two steps of plain descent, which a chain does in one call: the gradients' sum and the result."""
         chain = self.own.chain
         if chain is None or any(pair[0][name].shape != pair[1][name].shape for name in pair[0]):
             return
@@ -274,17 +288,17 @@ class Proof:
             return
         total = torch.zeros_like(point)
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
-        y, _ = self.by_us(lambda: chain.descend(point, columns, lr, shift, total))
+        y, _ = self.by_compiled(lambda: chain.descend(point, columns, lr, shift, total))
 
-        def shaken(factors: Tensor) -> tuple[Tensor]:
+        def perturbed(factors: Tensor) -> tuple[Tensor]:
             return (steps(self.double, point.double() * factors, torch.float64, wide),)
 
         errors = Errors(expected, torchs, total + (point - y) / lr)
-        self.close("the outcome of two steps", errors, lambda: Perturbed(shaken, point).of(0, expected))
+        self.close("the outcome of two steps", errors, lambda: Perturbed(perturbed, point).of(0, expected))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
-        """What the method orthogonalises in a step of the first client, and matrices drawn at random like it."""
+        """Compare Newton-Schulz iterations of the matrices that the method orthogonalises, and of random ones."""
         rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.method_has_schedule else {1}
         asked_for: dict[tuple[tuple[int, ...], tuple[Triple, ...]], Tensor] = {}
 
@@ -298,7 +312,7 @@ class Proof:
             drawn = torch.randn(shape, generator=draw).to(x.dtype)
             drawn = drawn / torch.linalg.matrix_norm(drawn.float(), keepdim=True).to(x.dtype)
             for matrix in (x, drawn):
-                own = self.by_us(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
+                own = self.by_compiled(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
                 if own is None:
                     continue
                 torchs, expected = iterate(matrix, triples), iterate(matrix.double(), triples)
@@ -309,7 +323,7 @@ class Proof:
                     )
 
     def trial(self, round: int, batch: Batch, record: Callable[[Tensor, tuple[Triple, ...]], None]) -> None:
-        """One step of a client by torch's kernels; record: told of what is orthogonalised."""
+        """One step of a client with torch's kernels. `record`: called with every matrix that is orthogonalised."""
         method = self.run_spec.method(round)
         trainer = LocalTrainer(method, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         public = method.unpack(method.server_init(self.x).public)
@@ -324,19 +338,21 @@ class Proof:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"torch's own kernels raise {short_error(error)}", torch_fails=True) from error
+            raise Disagreement(f"torch's own kernels raise {type_and_first_line(error)}", torch_fails=True) from error
 
     def by_double(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"there is nothing to compare with: float64 raises {short_error(error)}") from error
+            raise Disagreement(
+                f"there is nothing to compare with: float64 raises {type_and_first_line(error)}"
+            ) from error
 
-    def by_us(self, f: Callable[[], Any]) -> Any:
+    def by_compiled(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
         except Exception as error:
-            raise Disagreement(f"they raise {short_error(error)}, and torch's do not") from error
+            raise Disagreement(f"they raise {type_and_first_line(error)}, and torch's do not") from error
 
 
 class OneBatch:
@@ -349,18 +365,18 @@ class OneBatch:
         return {name: column.unsqueeze(0) for name, column in self.batch.items()}
 
     def beat(self) -> None:
-        """Nobody waits for a sign of life."""
+        """No worker watches this step."""
 
 
 class Perturbed:
-    """What a reference becomes at weights that rounding may have moved; computed once for loss and gradient."""
+    """The reference at perturbed weights, computed once for loss and gradient."""
 
     def __init__(self, at: Callable[[Tensor], tuple[Tensor, ...]], point: Tensor) -> None:
         self.at, self.point = at, point
         self.found: list[tuple[Tensor, ...]] = []
 
     def of(self, which: int, expected: Tensor) -> Tensor:
-        """The largest move of each entry, of the gradient (0) or the loss (1)."""
+        """The largest change of each entry of the gradient (`which` = 0) or of the loss (1)."""
         if not self.found:
             draw = counted.generator(0, "shakes")
             for _ in range(PERTURBATIONS):
@@ -370,14 +386,14 @@ class Perturbed:
 
 
 def rows_of(column: Any, rows: np.ndarray) -> Tensor:
-    """Some rows of a column."""
+    """Some rows of a column as a tensor."""
     if isinstance(column, Tensor):
         return column[torch.from_numpy(rows)]
     return torch.from_numpy(np.ascontiguousarray(column[rows]))
 
 
 def with_float64_weights(batch: Batch) -> Batch:
-    """With shares of the loss in float64; columns are the workload's own business, as in a run of dtype float64."""
+    """The batch with the examples' weights in float64. The workload converts its own columns."""
     return {name: column.double() if name == "weight" else column for name, column in batch.items()}
 
 
@@ -387,7 +403,7 @@ def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: B
 
 
 def tensor_errors(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
-    """For each tensor on a flat vector, or for a single number: (its name, how far off ours is, how far it may be, the
+    """For each tensor of a flat vector, or for a single number: (name, error of the compiled kernels, allowed error,
     largest entry)."""
     if not errors.expected.ndim:
         return [("", distance(errors.expected, errors.own), bound(errors.expected, errors.torchs, 1.0), 1.0)]
@@ -395,23 +411,24 @@ def tensor_errors(errors: Errors, layout: Layout) -> list[tuple[str, float, floa
     whole, found = float(errors.expected.abs().max()), []
     for name, expected, torchs, own in zip(layout.names, *(part.views() for part in parts), strict=True):
         if expected.numel():
-            # A sum that cancels is as far off as what was added up: entries of other tensors tell of its size.
+            # The error of a sum that cancels is as large as that of its terms, whose size the other tensors show.
             allowed = bound(expected, torchs, 0.01 * whole)
             found.append((f" of {name}", distance(expected, own), allowed, float(expected.abs().max())))
     return found
 
 
 def distance(expected: Tensor, found: Tensor) -> float:
+    """The largest absolute difference of two tensors."""
     return float((found.double() - expected).abs().max())
 
 
 def bound(expected: Tensor, torchs: Tensor, least: float = 0.0) -> float:
-    """How far another order of sums may be off; least: entries that the largest one counts as."""
+    """The allowed error of another order of sums. `least`: the least value that the largest entry counts as."""
     return FACTOR * distance(expected, torchs) + ROUNDINGS * max(float(expected.abs().max()), least)
 
 
 def check_sums(size: int) -> None:
-    """Raise Disagreement unless sums of messages are torch's to the bit."""
+    """Raise Disagreement unless sums of messages equal torch's to the bit. `size`: the length of a message."""
     draw = counted.generator(size, "proof of sums")
     parts = list(torch.randn(AT_ONCE, min(size, SUMMED_ENTRIES), generator=draw))
     for count in range(1, AT_ONCE + 1):
@@ -421,8 +438,3 @@ def check_sums(size: int) -> None:
                 add_up(total, parts[:count], more, name)
             if not torch.equal(*totals):
                 raise Disagreement(f"the sum of {count} messages is not torch's")
-
-
-def short_error(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

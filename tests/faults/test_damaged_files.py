@@ -14,7 +14,8 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.errors import ConfigError, Interrupted, NotSaved
 from fedfleet.engine.runs.result import model_digest
-from fedfleet.engine.state.checkpoint import read, seal
+from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.storage.sha256 import sha256_of_json
 
 from ..tune.commands import invoke
 from .disks import NoDisk, fill, mounted
@@ -55,7 +56,7 @@ def resealed(path: Path, **changes: Any) -> str:
     """A manifest with changes whose own digest is right."""
     manifest = {**json.loads(path.read_text()), **changes}
     manifest.pop("digest")
-    return json.dumps({**manifest, "digest": seal(manifest)})
+    return json.dumps({**manifest, "digest": sha256_of_json(manifest)})
 
 
 ANYTHING: dict[str, str | bytes] = {

@@ -15,7 +15,8 @@ from fedfleet.engine.api import resume
 from fedfleet.engine.config.run_spec import ExecutionPlan
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.planning import execution_plan
-from fedfleet.engine.state.checkpoint import read, seal
+from fedfleet.engine.state.checkpoint import read
+from fedfleet.engine.storage.sha256 import sha256_of_json
 
 from .runs import Watch, interrupt, same, small
 
@@ -103,7 +104,7 @@ def test_checkpoints_of_two_plans_are_not_mixed(out, broken_off):
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["plan"]["block"] = 9
         del manifest["digest"]
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": seal(manifest)}))
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
     newest = sorted((out / "checkpoints").iterdir())[-1]
     (newest / "server.safetensors").write_bytes(b"")  # so that one before it is used
     with pytest.raises(ConfigError, match="with blocks of 9 clients and torch kernels, this run has blocks"):
