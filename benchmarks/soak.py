@@ -3,8 +3,9 @@
     python benchmarks/soak.py --rounds 2000
 
 The run is SCAFFOLD on digits, on Ray with two workers, with a checkpoint every 20 rounds. The script prints the memory
-(RssAnon, which excludes the page cache) of the driver and of both workers during the run, and the slopes of straight
-lines that are fitted to it after a warm-up.
+of the driver and of both workers during the run, and the slopes of straight lines that are fitted to their own memory
+(RssAnon) after a warm-up. `ps` and `top` show the resident size, which also counts pages that are shared with other
+processes: mapped files (RssFile) and shared memory (RssShmem).
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ def slope(rounds: Sequence[float], memory: Sequence[float]) -> tuple[float, floa
     return float(by), float(np.sqrt((left @ left) / (len(x) - 2) / ((x - x.mean()) @ (x - x.mean()))))
 
 
+def resident(look: dict[str, float], who: str) -> str:
+    """The resident size of the driver, or of both workers together, and its parts."""
+    own, files, shared = look[who], look[f"{who}/File"], look[f"{who}/Shmem"]
+    whole = own + files + shared
+    return f"{who} {whole:.1f} MiB resident, of which own {own:.2f}, files {files:.1f}, shared memory {shared:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000)
@@ -53,7 +61,7 @@ def main() -> None:
     print(f"{len(seen.rows)} rounds in {seen.arrivals[-1]:.0f} s, {len(seen.memory)} looks")
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         look = seen.memory[round(share * (len(seen.memory) - 1))]
-        print(f"  round {look['round']:.0f}: driver {look['driver']:.2f} MiB, workers {look['workers']:.2f} MiB")
+        print(f"  round {look['round']:.0f}: {'; '.join(resident(look, who) for who in ('driver', 'workers'))}")
     late = [look for look in seen.memory if look["round"] > WARMUP * asked.rounds]
     for who in ("driver", "workers"):
         by, error = slope([look["round"] for look in late], [look[who] for look in late])

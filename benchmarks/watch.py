@@ -77,6 +77,9 @@ class Watch(Observer):
         if not all("RssAnon" in weight for weight in together):
             return {}
         found = {name: sum(weight["RssAnon"] for weight in some) for name, some in weights.items()}
+        for name, some in weights.items():
+            for kind in ("File", "Shmem"):
+                found[f"{name}/{kind}"] = sum(weight[f"Rss{kind}"] for weight in some)
         return {**found, "shared": max(weight["RssShmem"] for weight in together)}
 
 

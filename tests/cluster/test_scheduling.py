@@ -27,7 +27,7 @@ from ..engine.setups import EPOCHS, digits
 def worker_and_task(tmp_path_factory):
     """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
     run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
-    split, method, x = run_spec.split(), run_spec.method(), run_spec.start()
+    split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     table = Table(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
     worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
     everyone = np.arange(30)
@@ -73,7 +73,7 @@ def test_branches_give_the_bits_of_the_whole_without_some_clients(absent, block,
     worker, task, shared = worker_and_task
     task = task._replace(task=task.task._replace(cuts=(*range(block, 30, block), 30)))
     present = np.setdiff1d(np.arange(30), absent)
-    whole = worker.train(task.part(present), shared)
+    whole = worker.train(task.subset(present), shared)
     assert whole.clients["id"].tolist() == task.clients[present].tolist()
     shape = TreeShape([len(task.cuts)])
     reducer = TreeReducer(shape, add_results)
