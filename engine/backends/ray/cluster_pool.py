@@ -23,6 +23,7 @@ from ...cohorts.tasks import TrainingTask
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, RowsLost, WorkersLost, WorkersUnfit
+from ...methods.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
 from ..base import Failure, Outcome, Phase, Pool
@@ -32,6 +33,7 @@ from .row_locations import DRIVER, RowLocations
 from .scheduler import Key, Scheduler, key_of, rows_read
 from .task_splitting import split_tasks
 from .worker_pool import DEATHS, LOOK_SECONDS, Hooks, WorkerRequest, last_error_line, start_seconds
+from .worker_process import memory_sizes
 
 NEWS_SECONDS = 5.0
 """How long an agent waits for an outcome before it says that there is none."""
@@ -96,6 +98,8 @@ class ClusterPool(Pool):
         round. placement: what the workers take of the cluster."""
         self.run_spec, self.data, self.table, self.hooks = run_spec, list(data), table, hooks
         self.placement, self.steps = placement, steps
+        self.sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
+        self.sizes = memory_sizes(run_spec)
         self.locations = RowLocations(table.capacity)
         self.scheduler = Scheduler(self.locations, steps)
         self.agents: list[Agent] = []  # those whose workers have started
@@ -163,7 +167,7 @@ class ClusterPool(Pool):
         remote: Any = ray.remote(**options)(NodeAgent)
         makes = number != DRIVER and beside is None
         made = None if beside is None else beside.actor.answers.remote()  # Ray waits for it: then the files are there
-        actor = remote.remote(self.run_spec, self.data, layout, makes, made)
+        actor = remote.remote(self.run_spec, self.data, layout, self.sample, self.sizes, makes, made)
         started = actor.start.remote(list(worker_requests))
         self.coming.append(
             Agent(node.id, node.name, number, group, worker_requests, actor, started, len(worker_requests))

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from ...clients.worker import keep_freed_memory
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
-from ...methods.state_spec import StateSpec
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ..base import Call, Failure
 from .worker_pool import Finished, Hooks, WorkerPool, WorkerRequest
+from .worker_process import MemorySizes
 
 
 class News(NamedTuple):
@@ -58,15 +58,23 @@ class NodeAgent:
     """An actor of Ray's. One thread serves the workers; the driver's calls come in others."""
 
     def __init__(
-        self, run_spec: RunSpec, data: Sequence[Any], layout: StateLayout, make: bool, made: object = None
+        self,
+        run_spec: RunSpec,
+        data: Sequence[Any],
+        layout: StateLayout,
+        sample: Any,
+        sizes: MemorySizes,
+        make: bool,
+        made: object = None,
     ) -> None:
-        """data: references, see WorkerPool. make: whether the files of rows are made here, and removed by `close`.
+        """data: references, see WorkerPool. sample: a client's state. sizes: of the shared memory.
 
-        made: what Ray waits for before it starts this, where another agent of the node makes the files.
+        make: whether the files of rows are made here, and removed by `close`. made: what Ray waits for before it starts
+        this, where another agent of the node makes the files. The driver gives `sample` and `sizes`, because this must
+        also work on a node where the model cannot be built: what is wrong there is for its workers to say.
         """
         keep_freed_memory()
-        self.run_spec, self.data, self.layout, self.mine = run_spec, data, layout, make
-        sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
+        self.run_spec, self.data, self.layout, self.sizes, self.mine = run_spec, data, layout, sizes, make
         leaves = pytree.tree_leaves(sample)
         keeps_state = bool(layout.folder and leaves)
         if make and keeps_state:
@@ -87,7 +95,12 @@ class NodeAgent:
     def start(self, worker_requests: Sequence[WorkerRequest]) -> str:
         """Start the workers and wait for them; the node's id. Raises WorkersLost."""
         self.pool = WorkerPool(
-            self.run_spec, self.data, self.layout, Hooks(self._check, self.log.append), worker_requests
+            self.run_spec,
+            self.data,
+            self.layout,
+            Hooks(self._check, self.log.append),
+            worker_requests,
+            sizes=self.sizes,
         )
         self.thread = threading.Thread(target=self._serve, name="workers", daemon=True)
         self.thread.start()

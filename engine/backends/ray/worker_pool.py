@@ -34,7 +34,7 @@ from ..base import Call, Failure, Outcome, Phase, Pool
 from .placement import Placement
 from .shared_memory import SharedMemory, nameless
 from .wakeup import WakeUp, wait_for
-from .worker_process import Order, Signs, WorkerProcess, memory_sizes, order_number
+from .worker_process import MemorySizes, Order, Signs, WorkerProcess, memory_sizes, order_number
 
 LOOK_SECONDS = 0.5
 """How often workers are checked for hanging while no result comes."""
@@ -151,10 +151,12 @@ class WorkerPool(Pool):
         hooks: Hooks,
         worker_requests: Sequence[WorkerRequest],
         placement: Placement | None = None,
+        sizes: MemorySizes | None = None,
     ) -> None:
-        """Start a worker for each seat, and wait for them.
+        """Start a worker for each request, and wait for them.
 
-        data: references to training set, test set and shards. placement: what is given back by `close`.
+        data: references to training set, test set and client index. placement: what is given back by `close`. sizes: of
+        the shared memory; worked out from the run specification unless given.
         """
         self.placement = placement
         self.run_spec, self.data, self.layout, self.hooks = run_spec, data, layout, hooks
@@ -163,7 +165,7 @@ class WorkerPool(Pool):
         self.beats = np.memmap(self.beats_path, np.float64, "r+", shape=(NUMBERS,))
         self.orders_handle, self.orders_path = nameless("fedfleet-orders")
         self.orders_end = 0
-        self.memory = SharedMemory.make(*memory_sizes(run_spec))
+        self.memory = SharedMemory.make(*(sizes or memory_sizes(run_spec)))
         self.made, self.deaths = 0, 0
         self.waiting: deque[Any] = deque()  # tasks that are in no order yet
         self.under_way: dict[int, Any] = {}  # slot -> task

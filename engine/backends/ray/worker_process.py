@@ -152,8 +152,12 @@ def why_not(prepare: Callable[[], None]) -> str:
     return ""
 
 
-def memory_sizes(run_spec: RunSpec) -> tuple[int, int, int, int]:
-    """(head, arrays, reply, slots) of a shared memory that holds what any phase of the run broadcasts and returns."""
+MemorySizes = tuple[int, int, int, int]
+"""(head, arrays, reply, slots) of a shared memory: bytes, bytes and bytes of each slot, and the number of slots."""
+
+
+def memory_sizes(run_spec: RunSpec) -> MemorySizes:
+    """The sizes of a shared memory that holds what any phase of the run broadcasts and returns."""
     method, x = run_spec.method(), run_spec.initial_model()
     methods = [each for each in (method, method.warm_start) if each is not None]
     specs = [StateSpec(each, x) for each in methods]
