@@ -57,7 +57,7 @@ def play(run_spec: RunSpec) -> Iterator[dict[str, float]]:
     driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
     groups = run_spec.experiment.engine.groups()
     requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
-    hooks = Hooks(lambda: None, driver.tell)
+    hooks = Hooks(lambda: None, driver.log)
     driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
     try:
         for event in driver.rounds():

@@ -1,4 +1,4 @@
-"""Runs rounds of federated optimisation: `run(Experiment(...))`."""
+"""The engine runs federated optimisation: `run(Experiment(...))`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Experiment", "Observer", "Result", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: naming an experiment must not wait for torch."""
+    """Import a name when it is first used, so that `import fedfleet` does not wait for torch."""
     if name == "Experiment":
         from .config.schema import Experiment
 

@@ -1,7 +1,7 @@
-"""What a model is worth: the report of the test set, and how it is spread over the clients.
+"""Evaluation of a model: the metrics on the test set, and their distribution over the clients.
 
-Tasks are cut by the configuration and the data alone, and their rows come in the order of the set: the numbers do not
-depend on workers.
+The configuration and the data alone determine the tasks, and the rows of a task are in the order of the data set.
+Therefore the metrics do not depend on the workers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..errors import EvaluationFailed
 from ..user_code import plugin_errors
 
 Columns = Mapping[str, Tensor]
-Found = tuple[dict[str, float], dict[str, np.ndarray]]
-"""A task's sums over its rows, and what is not summed, a number a row or a client."""
+Metrics = tuple[dict[str, float], dict[str, np.ndarray]]
+"""(sums over the rows of a task, arrays with one entry per row or per client)"""
 
 WORST = 10
-"""One in so many clients are the worst off, at least one."""
+"""One in this many clients counts as worst off, but at least one client does."""
 
 
 class TestSlice(NamedTuple):
-    """Test rows [begin, end) to evaluate."""
+    """A task: evaluate the test rows [begin, end)."""
 
     index: int
     begin: int
@@ -41,90 +41,112 @@ class TestSlice(NamedTuple):
 
 
 class ClientGroup(NamedTuple):
-    """Clients [begin, end), on whose rows to evaluate: training rows, or those that they hold out."""
+    """A task: evaluate on the rows of the clients [begin, end)."""
 
     index: int
     begin: int
     end: int
-    held: bool = False
+    held_out: bool = False  # on the rows that these clients hold out, not on their training rows
     branch: None = None  # as a TrainingTask has
 
     @property
     def description(self) -> str:
-        return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held}"
+        return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held_out}"
 
 
-def slices(rows: int, size: int) -> list[TestSlice]:
-    return [TestSlice(i, at, min(at + size, rows)) for i, at in enumerate(range(0, rows, size))]
+def test_slices(rows: int, size: int) -> list[TestSlice]:
+    """The tasks that evaluate a test set with this number of rows, `size` rows each."""
+    return [TestSlice(i, begin, min(begin + size, rows)) for i, begin in enumerate(range(0, rows, size))]
 
 
-def groups(client_index: ClientIndex, size: int, held: bool = False) -> list[ClientGroup]:
-    """Consecutive clients with `size` rows or fewer in all, or one that has more; held: parts are the rows held out."""
+def client_groups(client_index: ClientIndex, size: int, held_out: bool = False) -> list[ClientGroup]:
+    """The tasks that evaluate on the rows of all clients.
+
+    A task has consecutive clients with at most `size` rows in total, or one client with more. held_out: whether
+    `client_index` has the rows that clients hold out.
+    """
     cuts = [0]
     while cuts[-1] < len(client_index.sizes):
         most = client_index.offsets[cuts[-1]] + size
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(client_index.offsets, most, "right")) - 1))
-    return [ClientGroup(i, *cut, held) for i, cut in enumerate(pairwise(cuts))]
+    return [ClientGroup(i, *cut, held_out) for i, cut in enumerate(pairwise(cuts))]
 
 
-def of_rows(workload: Workload, p: Params, test: Columns, part: TestSlice, device: torch.device) -> Found:
-    """The report's sums over test rows, and the columns of it that are to be seen whole."""
-    batch = {name: column[part.begin : part.end].to(device) for name, column in test.items()}
+def evaluate_test_rows(workload: Workload, p: Params, test: Columns, task: TestSlice, device: torch.device) -> Metrics:
+    """The sums of the report's columns over some test rows, and the columns that the workload needs unsummed.
+
+    p: the model's parameters. test: the columns of the whole test set.
+    """
+    batch = {name: column[task.begin : task.end].to(device) for name, column in test.items()}
     report = workload.report(p, batch)
     whole = {name: report[name].cpu().numpy() for name in workload.whole}
     sums = {name: float(c.sum(dtype=torch.float64)) for name, c in report.items() if name not in whole}
-    return {**sums, "examples": float(part.end - part.begin)}, whole
+    return {**sums, "examples": float(task.end - task.begin)}, whole
 
 
-def of_clients(
+def evaluate_clients(
     workload: Workload,
     p: Params,
     train: Columns,
     client_index: ClientIndex,
-    part: ClientGroup,
+    task: ClientGroup,
     size: int,
     device: torch.device,
-) -> Found:
-    """Each client's means of the report over its own rows, (c,); a client that holds out no row is left out."""
-    if part.held:
-        assert client_index.held is not None  # else there is no such task
+) -> Metrics:
+    """The means of the report's columns over the rows of each client, (c,). Clients that hold out no row are omitted.
+
+    size: the number of rows in a batch.
+    """
+    if task.held_out:
+        assert client_index.held is not None  # otherwise there is no such task
         client_index = client_index.held
-    starts = client_index.offsets[part.begin : part.end + 1]
+    starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
-    found: dict[str, list[np.ndarray]] = {}
-    for some in rows.split(size) if len(rows) else ():
-        batch = {name: column.index_select(0, some).to(device) for name, column in train.items()}
+    columns: dict[str, list[np.ndarray]] = {}
+    for batch_rows in rows.split(size) if len(rows) else ():
+        batch = {name: column.index_select(0, batch_rows).to(device) for name, column in train.items()}
         for name, column in workload.report(p, batch).items():
             if name not in workload.whole:
-                found.setdefault(name, []).append(column.double().cpu().numpy())
-    at = (starts[:-1] - starts[0])[sizes > 0]
-    return {}, {name: np.add.reduceat(np.concatenate(values), at) / sizes[sizes > 0] for name, values in found.items()}
+                columns.setdefault(name, []).append(column.double().cpu().numpy())
+    first_rows = (starts[:-1] - starts[0])[sizes > 0]
+    means = {
+        name: np.add.reduceat(np.concatenate(values), first_rows) / sizes[sizes > 0] for name, values in columns.items()
+    }
+    return {}, means
 
 
-def measured(
-    workload: Workload, asked: Evaluate, data: tuple[int, ClientIndex], run: Callable[[list[Any]], Any]
+def evaluation_columns(
+    workload: Workload,
+    evaluate: Evaluate,
+    test_rows: int,
+    client_index: ClientIndex,
+    run: Callable[[list[Any]], Any],
 ) -> dict[str, float]:
-    """The record's columns. data: test rows and who has which training rows; run: tasks -> their `RoundTotals`."""
-    rows, client_index = data
-    found = run(slices(rows, asked.batch))
-    record = summed_up(workload, found.facts, found.clients)
-    if asked.fairness:
-        record |= spread(workload, run(groups(client_index, asked.batch)).clients)
+    """The columns of an evaluation in a round's record.
+
+    evaluate: the section of the configuration. test_rows: the size of the test set. run: runs tasks, and returns their
+    `RoundTotals`.
+    """
+    totals = run(test_slices(test_rows, evaluate.batch))
+    record = test_columns(workload, totals.facts, totals.clients)
+    if evaluate.fairness:
+        record |= client_columns(workload, run(client_groups(client_index, evaluate.batch)).clients)
     if client_index.held is not None:
-        record |= spread(workload, run(groups(client_index.held, asked.batch, held=True)).clients, "test_")
+        tasks = client_groups(client_index.held, evaluate.batch, held_out=True)
+        record |= client_columns(workload, run(tasks).clients, "test_")
     return record
 
 
-def summed_up(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The record's columns of a test set, from sums over all of its rows and whole columns."""
+def test_columns(workload: Workload, facts: Mapping[str, float], whole: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The columns of the test set. facts: sums over all of its rows. whole: the columns that were not summed."""
     means = {name: value / facts["examples"] for name, value in facts.items() if name != "examples"}
     with plugin_errors("the workload's summary raised", EvaluationFailed):
         more = workload.summary(means, whole)
     return {f"eval/{name}": value for name, value in {**means, **more}.items()}
 
 
-def spread(workload: Workload, clients: Mapping[str, np.ndarray], prefix: str = "") -> dict[str, float]:
-    """Of each metric (N,), the mean over all clients, and over the tenth that is worst off in it."""
+def client_columns(workload: Workload, clients: Mapping[str, np.ndarray], prefix: str = "") -> dict[str, float]:
+    """For each metric (N,): its mean over all clients, and its mean over the tenth of the clients with the worst."""
     record = {}
     for name, values in clients.items():
         ordered = np.sort(values)

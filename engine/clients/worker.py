@@ -1,8 +1,7 @@
-"""A client worker: runs tasks, that is the local work of some clients, and slices of evaluations. Many clients, one
-worker.
+"""A worker: it runs tasks, which are the local training of some clients, or a part of an evaluation.
 
-A worker knows data, model and method; it keeps no client's state (the store does) and nothing from task to task that
-matters: the same task gives the same result anywhere, any number of times.
+A worker has the data, the model and the method. Client states are in the store and not in the worker. The same task
+gives the same result on any worker, any number of times.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from ..reduction.accumulator import Accumulator, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
-from .evaluation import ClientGroup, TestSlice, of_clients, of_rows
+from .evaluation import ClientGroup, TestSlice, evaluate_clients, evaluate_test_rows
 from .local_training import LocalTrainer
 from .modules import evaluating
 
 
 class Data(NamedTuple):
-    """A split as tensors: columns of equal length, and who has which training rows."""
+    """The data of a run as tensors: columns of the training and the test set, and each client's training rows."""
 
     train: dict[str, Tensor]
     test: dict[str, Tensor]
@@ -51,8 +50,11 @@ def _tensors(columns: Columns) -> dict[str, Tensor]:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep freed memory. By default every large tensor is a fresh mapping, whose page faults cost more than
-    the arithmetic on it: 0.9 of 1.2 ms in a step of a 200,000-parameter network."""
+    """Have malloc keep freed memory for later tensors.
+
+    By default every large tensor is a new mapping, whose page faults cost more than the arithmetic on the tensor: 0.9
+    of 1.2 ms in a local step of a network with 200,000 parameters.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         mmap_threshold, trim_threshold = -3, -1
@@ -61,33 +63,38 @@ def keep_freed_memory() -> None:
 
 
 class StreamedBatches:
-    """Batches of the client at a place of a task's stream, see `trip.ClientBatches`."""
+    """The batches of one client of a task, gathered by its worker; see `local_training.ClientBatches`."""
 
-    def __init__(self, worker: Worker, batches: Stream, at: int) -> None:
-        self.worker, self.batches, self.at, self.beat = worker, batches, at, worker.beat
+    def __init__(self, worker: Worker, batches: Stream, position: int) -> None:
+        """position: of the client among the clients of the stream."""
+        self.worker, self.batches, self.position, self.beat = worker, batches, position, worker.beat
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
-        rows, keys, weight = self.batches.rows[self.at, steps], self.batches.keys[self.at, steps], self.batches.weight
-        return self.worker.padded(rows, keys, weight, (self.at, steps))
+        selection = (self.position, steps)
+        return self.worker.padded(
+            self.batches.rows[selection], self.batches.keys[selection], self.batches.weight, selection
+        )
 
 
 class Worker:
-    def __init__(self, run_spec: RunSpec, data: Data, place: StateLayout, beat: Callable[[], None]) -> None:
-        """place: of the clients' states; beat: called before every local step, a sign of life."""
+    """Runs the tasks of one run in one process: local training and evaluation."""
+
+    def __init__(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> None:
+        """layout: of the client states. beat: called before every local step, as a sign of life."""
         keep_freed_memory()
         engine = run_spec.experiment.engine
         torch.set_num_threads(engine.threads)
         self.run_spec, self.data, self.device = run_spec, data, run_spec.device
         self.x = run_spec.initial_model()
         self.state_spec = StateSpec(run_spec.method(), self.x)
-        keeps = bool(place.folder and pytree.tree_leaves(self.state_spec.client))
-        self.rows = RowFiles(place, self.state_spec.client) if keeps else None
-        self.place, self.beat = place, beat
+        keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
+        self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
+        self.layout, self.beat = layout, beat
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
-        self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None
-        self.shared: tuple[int, Any] = (-1, None)
-        self.fresh: tuple[Any, Any] = (None, None)  # a public state, and a client's before its first visit to it
-        self.gathering = 0.0  # seconds so far
+        self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
+        self.public: tuple[int, Any] = (-1, None)  # (version of the broadcast, public state)
+        self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
+        self.gather_seconds = 0.0  # of the task under way
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
         """Run a task of a phase. call: "train" or "evaluate"."""
@@ -95,151 +102,178 @@ class Worker:
 
     # --- training -------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def train(self, work: TrainingTask, shared: Broadcast) -> TaskResult:
-        """The sums of the messages of a task's clients; their new states go to fresh rows."""
+    def train(self, task: TrainingTask, broadcast: Broadcast) -> TaskResult:
+        """The local training of a task's clients. Returns the sums of their messages; their new states are written to
+        fresh rows."""
         started = time.perf_counter()
-        trainer = self._trainer_for(work.round, work.warm_start)
-        public = self._public(shared, trainer.algorithm)
+        trainer = self._trainer_for(task.round, task.warm_start)
+        public = self._public_state(broadcast, trainer.algorithm)
         local = self.run_spec.experiment.federation.local
-        if work.warm_start:
+        if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
-        self.gathering, began = 0.0, time.perf_counter()
-        given = (self.data.client_index, work.task.clients, work.visits, local, self.run_spec.experiment.seed)
-        batches = stream(*given, native=self.kernels != "torch")
-        drawn = time.perf_counter() - began
-        total = Accumulator(trainer.state_spec, len(work.task.cuts), self.kernels, self.memory)
+        self.gather_seconds, began = 0.0, time.perf_counter()
+        seed, native = self.run_spec.experiment.seed, self.kernels != "torch"
+        batches = stream(self.data.client_index, task.clients, task.visits, local, seed, native)
+        stream_seconds = time.perf_counter() - began
+        accumulator = Accumulator(trainer.state_spec, len(task.cuts), self.kernels, self.memory)
         begin = 0
-        for end in work.task.cuts:
-            self._block(trainer, public, work, batches, slice(begin, end), total)
+        for end in task.cuts:
+            self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
             begin = end
-        total.times["data"] = drawn + self.gathering
-        leaves, facts, clients = total.result()
+        accumulator.times["data"] = stream_seconds + self.gather_seconds
+        leaves, facts, clients = accumulator.result()
         seconds = time.perf_counter() - started
         return TaskResult(
-            work.index,
+            task.index,
             [leaf.numpy() for leaf in leaves],
-            {**facts, **total.times, "seconds": seconds},
-            {"id": work.task.clients, **clients},
-            branch=work.branch,
+            {**facts, **accumulator.times, "seconds": seconds},
+            {"id": task.clients, **clients},
+            branch=task.branch,
         )
 
-    def _block(
-        self, trainer: LocalTrainer, public: Any, work: TrainingTask, batches: Stream, part: slice, total: Accumulator
-    ) -> None:
-        """part: places in the task of the block's clients, who are run at once or one by one."""
-        if self.vectorise and part.stop - part.start > 1:
-            self._together(trainer, public, work, batches, part, total)
-        else:
-            for at in range(part.start, part.stop):
-                self._alone(trainer, public, work, batches, at, total, only=part.stop - part.start == 1)
-        total.end_block()
-
-    def _together(
-        self, trainer: LocalTrainer, public: Any, work: TrainingTask, batches: Stream, part: slice, total: Accumulator
-    ) -> None:
-        """A block at once."""
-        began = time.perf_counter()
-        clients = self._states(trainer.algorithm, public, torch.from_numpy(work.read[part]))
-        total.times["state"] += time.perf_counter() - began
-        steps = batches.steps[part]
-        outcome = trainer.train_block(public, clients, steps, lambda k: self._batch(batches, part, k))
-        total.add_block(outcome, steps.numpy(), work.weights[part])
-        self._keep(total, lambda rows: rows.write(torch.from_numpy(work.write[part]), outcome.client))
-
-    def _alone(
+    def _train_block(
         self,
         trainer: LocalTrainer,
         public: Any,
-        work: TrainingTask,
+        task: TrainingTask,
         batches: Stream,
-        at: int,
-        total: Accumulator,
-        only: bool,
+        block: slice,
+        accumulator: Accumulator,
     ) -> None:
-        """One client of a block; only: there is no other."""
-        began, row = time.perf_counter(), int(work.read[at])
-        client = self._fresh(trainer.algorithm, public) if row < 0 or self.rows is None else self.rows.read_one(row)
-        total.times["state"] += time.perf_counter() - began
-        steps = batches.steps[at : at + 1].numpy()
-        outcome = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, at))
-        total.add_one(outcome, steps, work.weights[at : at + 1], only)
-        self._keep(total, lambda rows: rows.write_one(int(work.write[at]), outcome.client))
+        """The clients of one block, at once or one after another. block: their positions in the task."""
+        count = block.stop - block.start
+        if self.vectorise and count > 1:
+            self._train_at_once(trainer, public, task, batches, block, accumulator)
+        else:
+            for position in range(block.start, block.stop):
+                self._train_client(trainer, public, task, batches, position, accumulator, only_client=count == 1)
+        accumulator.end_block()
 
-    def _keep(self, total: Accumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
-        """write: to fresh rows, gives their digests."""
+    def _train_at_once(
+        self,
+        trainer: LocalTrainer,
+        public: Any,
+        task: TrainingTask,
+        batches: Stream,
+        block: slice,
+        accumulator: Accumulator,
+    ) -> None:
+        """The clients of one block at once, vectorised."""
+        began = time.perf_counter()
+        clients = self._load_states(trainer.algorithm, public, torch.from_numpy(task.read[block]))
+        accumulator.times["state"] += time.perf_counter() - began
+        steps = batches.steps[block]
+        result = trainer.train_block(public, clients, steps, lambda k: self._block_batch(batches, block, k))
+        accumulator.add_block(result, steps.numpy(), task.weights[block])
+        self._save_states(accumulator, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
+
+    def _train_client(
+        self,
+        trainer: LocalTrainer,
+        public: Any,
+        task: TrainingTask,
+        batches: Stream,
+        position: int,
+        accumulator: Accumulator,
+        only_client: bool,
+    ) -> None:
+        """One client of a block. position: of the client in the task. only_client: whether the block has no other."""
+        began, row = time.perf_counter(), int(task.read[position])
+        if row < 0 or self.rows is None:
+            client = self._initial_state(trainer.algorithm, public)
+        else:
+            client = self.rows.read_one(row)
+        accumulator.times["state"] += time.perf_counter() - began
+        steps = batches.steps[position : position + 1].numpy()
+        result = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, position))
+        accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
+        self._save_states(accumulator, lambda rows: rows.write_one(int(task.write[position]), result.client))
+
+    # --- client states --------------------------------------------------------------------------------------------
+    def _load_states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
+        """The states of c clients, stacked. read: (c,) their rows, -1 for clients on their first visit."""
+        initial = self._initial_state(algorithm, public)
+        if self.rows is None or bool((read < 0).all()):
+            return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), initial)
+        return self.rows.read(read, initial)
+
+    def _initial_state(self, algorithm: Algorithm, public: Any) -> Any:
+        """The state of a client before its first visit."""
+        if self.initial[0] is not public:
+            self.initial = public, algorithm.client_init(public)
+        return self.initial[1]
+
+    def _save_states(self, accumulator: Accumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
+        """Write new states. write: writes them to their fresh rows, and returns the digests of the rows."""
         if self.rows is None:
             return
-        began = time.perf_counter()  # what is timed is waiting for no device: adding up has done that
+        began = time.perf_counter()  # the device is idle by now, because the accumulator has waited for it
         digests = write(self.rows)
-        if self.place.digests:
-            total.clients.setdefault("digest", []).append(digests)
-        total.times["state"] += time.perf_counter() - began
+        if self.layout.digests:
+            accumulator.clients.setdefault("digest", []).append(digests)
+        accumulator.times["state"] += time.perf_counter() - began
 
-    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """For a task's sums, float64."""
-        return empty(shapes)
+    # --- batches --------------------------------------------------------------------------------------------------
+    def _block_batch(self, batches: Stream, block: slice, k: int) -> dict[str, Tensor]:
+        """The batches of a block's clients for local step k."""
+        return self.padded(batches.rows[block, k], batches.keys[block, k], batches.weight, (block, k))
 
-    def _fresh(self, algorithm: Algorithm, public: Any) -> Any:
-        """A client's state before its first visit."""
-        if self.fresh[0] is not public:
-            self.fresh = public, algorithm.client_init(public)
-        return self.fresh[1]
+    def padded(self, rows: Tensor, key: Tensor, weight: Tensor | None, selection: tuple[Any, Any]) -> dict[str, Tensor]:
+        """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
+        batches.
 
-    def _states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
-        """The clients' states, stacked; those on their first visit get their initial one."""
-        fresh = self._fresh(algorithm, public)
-        if self.rows is None or bool((read < 0).all()):
-            return pytree.tree_map(lambda leaf: leaf.expand(len(read), *leaf.shape), fresh)
-        return self.rows.read(read, fresh)
-
-    def _batch(self, batches: Stream, part: slice, k: int) -> dict[str, Tensor]:
-        """Step k of a block's clients, short batches padded."""
-        return self.padded(batches.rows[part, k], batches.keys[part, k], batches.weight, (part, k))
-
-    def padded(self, rows: Tensor, key: Tensor, weight: Tensor | None, where: tuple[Any, Any]) -> dict[str, Tensor]:
-        """rows: (n, B); key: (n,); weight: of all batches, those at `where` are these."""
-        batch = self.gather(rows.reshape(-1), key)
+        rows: (n, B) of the training set. key: (n,). weight: of all batches of the task, None if no batch is short.
+        selection: the index of these n batches in `weight`.
+        """
+        batch = self._gather(rows.reshape(-1), key)
         batch = {name: c if name == "key" else c.view(*rows.shape, *c.shape[1:]) for name, c in batch.items()}
         if weight is not None:
-            batch["weight"] = weight[where].to(self.device, self.x.flat.dtype)
+            batch["weight"] = weight[selection].to(self.device, self.x.flat.dtype)
         return batch
 
-    def gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
-        """rows: (n,) of the training set, whatever they are for; key: goes with them."""
+    def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """The rows (n,) of the training set, copied to the device, with their key."""
         self.beat()
         began = time.perf_counter()
         batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
         batch["key"] = key.to(self.device)
-        self.gathering += time.perf_counter() - began
+        self.gather_seconds += time.perf_counter() - began
         return batch
 
+    # --- method and broadcast -------------------------------------------------------------------------------------
+    def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Memory for the sums of a task, float64 with arbitrary content."""
+        return empty(shapes)
+
     def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
-        """The method as it is in a round; built anew only where schedules change it."""
+        """The trainer with the method's settings of a round. A new one is made only if schedules change them."""
         version = (round if self.run_spec.method_has_schedule else 1, warm_start)
         if self.trainer is None or self.trainer[0] != version:
             method = self.run_spec.method(version[0])
-            chosen = method.warm_start if warm_start else method
-            assert chosen is not None
-            self.trainer = (
-                version,
-                LocalTrainer(chosen, self.run_spec.workload, self.x, self.kernels, self.run_spec.precision),
-            )
+            algorithm = method.warm_start if warm_start else method
+            assert algorithm is not None
+            trainer = LocalTrainer(algorithm, self.run_spec.workload, self.x, self.kernels, self.run_spec.precision)
+            self.trainer = (version, trainer)
         return self.trainer[1]
 
-    def _public(self, shared: Broadcast, algorithm: Algorithm) -> Any:
-        """What clients make of the broadcast."""
-        if self.shared[0] != shared.version:
-            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in shared.leaves]
-            self.shared = shared.version, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
-        return self.shared[1]
+    def _public_state(self, broadcast: Broadcast, algorithm: Algorithm) -> Any:
+        """The public state that the method's clients unpack from a broadcast."""
+        if self.public[0] != broadcast.version:
+            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in broadcast.leaves]
+            public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+            self.public = broadcast.version, public
+        return self.public[1]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, part: TestSlice | ClientGroup, shared: Broadcast) -> TaskResult:
-        model = Tree(torch.from_numpy(shared.leaves[0].copy()).to(self.device), self.x.layout)
+    def evaluate(self, task: TestSlice | ClientGroup, broadcast: Broadcast) -> TaskResult:
+        """The metrics of the model that was broadcast, on rows of the test set or on rows of some clients."""
+        model = Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.run_spec.workload, dict(model.items())
         train, client_index, size = self.data.train, self.data.client_index, self.run_spec.experiment.evaluate.batch
         with kernels(self.kernels), evaluating():
-            if isinstance(part, TestSlice):
-                return TaskResult(part.index, [], *of_rows(workload, p, self.data.test, part, self.device))
-            return TaskResult(part.index, [], *of_clients(workload, p, train, client_index, part, size, self.device))
+            if isinstance(task, TestSlice):
+                metrics = evaluate_test_rows(workload, p, self.data.test, task, self.device)
+            else:
+                metrics = evaluate_clients(workload, p, train, client_index, task, size, self.device)
+        return TaskResult(task.index, [], *metrics)

@@ -1,4 +1,5 @@
-"""The driver: holds the server's state, samples cohorts, adds up what workers send, applies the rule, commits."""
+"""The driver runs the rounds: it samples a cohort, has the workers train it, adds up their results, updates the server
+and commits."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ...algorithms.contract import Algorithm, Message, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
 from ..backends.base import Phase, Pool
-from ..clients.evaluation import measured
+from ..clients.evaluation import evaluation_columns
 from ..clients.worker import keep_freed_memory
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
@@ -37,29 +38,34 @@ from .retry import Retry
 
 
 class DataSummary(NamedTuple):
-    """What the driver has to know of the data."""
+    """What the driver needs to know about the data."""
 
     client_index: ClientIndex
-    examples: int  # in the test set
+    test_rows: int  # in the test set
 
 
 class Driver:
-    """Build, `start` the fleet, then go through `rounds`; `close` in any case."""
+    """The state of the server and the table of client states, and the loop over the rounds.
 
-    def __init__(self, run_spec: RunSpec, setup: DataSummary) -> None:
+    Use: make a driver, `start` the workers, iterate over `rounds`, and `close` it in any case.
+    """
+
+    def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
         experiment = run_spec.experiment
-        self.run_spec, self.setup, self.plan = run_spec, setup, experiment.federation
+        self.run_spec, self.data, self.federation = run_spec, data, experiment.federation
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
         x = run_spec.initial_model()
         self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.cohorts = CohortSampler(experiment.seed, self.plan, setup.client_index, run_spec.block(x.flat.numel()))
+        self.cohorts = CohortSampler(
+            experiment.seed, self.federation, data.client_index, run_spec.block(x.flat.numel())
+        )
         self._begin()
-        self.version = 0
-        self.events: list[str] = []
-        self.whole = True  # not in the middle of a commit
+        self.version = 0  # of the last broadcast
+        self.log_lines: list[str] = []  # that `rounds` has not yielded yet
+        self.consistent = True  # False in the middle of a commit
         self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
         self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
         if self.checkpoints is not None and run_spec.resume:
@@ -68,24 +74,27 @@ class Driver:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Before round 1."""
+        """Take the state before round 1."""
         self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
-        self.visits = np.zeros(self.plan.clients, dtype=np.int64)
+        self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
-        self.records = History(capacity=self.plan.rounds)
+        self.records = History(capacity=self.federation.rounds)
 
     def start(self, make_pool: Callable[[Table], Pool]) -> None:
-        """make_pool: starts the workers, given the table of the clients' states."""
+        """Start the workers. make_pool: starts them, given the table of client states."""
         self.pool = make_pool(self.table)
         on_failure = self.run_spec.experiment.engine.on_failure
-        self.retry = Retry(self.pool, on_failure, self.tell, partial(memory_remedy, self.run_spec))
+        self.retry = Retry(self.pool, on_failure, self.log, partial(memory_remedy, self.run_spec))
 
-    def tell(self, event: str) -> None:
-        self.events.append(event)
+    def log(self, line: str) -> None:
+        """Add a line to the log of the run."""
+        self.log_lines.append(line)
 
     def close(self) -> None:
-        """Stop the workers; remove the clients' states unless they are to be kept or the run can be resumed, which is
-        so until its result is on the disk: then it is for `discard`."""
+        """Stop the workers. Remove the client states, unless they are to be kept or the run can be resumed.
+
+        A run can be resumed until its result is on the disk; then `discard` removes the states.
+        """
         release_disk(self.run_spec, beside_launcher=False)
         if hasattr(self, "pool"):
             self.pool.close()
@@ -99,42 +108,45 @@ class Driver:
 
     # --- rounds -----------------------------------------------------------------------------------------------------
     def rounds(self) -> Iterator[Event]:
-        """Run to the last round: a record each, and sentences for the log as they come."""
+        """Run to the last round. Yields the record of each round, and lines for the log."""
         try:
             if self.records:
                 yield list(self.records)
-            while self.round < self.plan.rounds:
+            while self.round < self.federation.rounds:
                 try:
-                    record = self._next(self._opening() if self.round == 0 else {})
+                    record = self._run_round(self._warm_start() if self.round == 0 else {})
                 except RowsLost as lost:
                     self._rewind(lost)
                     continue
                 self._checkpoint()
-                yield from self._news()
+                yield from self._new_lines()
                 yield record
-            yield from self._news(last=True)
+            yield from self._new_lines(last=True)
         except Diverged:
             self.table.abort()
-            yield from self._news(last=True)
+            yield from self._new_lines(last=True)
             raise
         except (FedFleetError, KeyboardInterrupt):
-            if self.whole:
+            if self.consistent:
                 self.table.abort()
                 release_disk(self.run_spec)
                 self._save()
-            yield from self._news(last=True)
+            yield from self._new_lines(last=True)
             raise
 
-    def _news(self, last: bool = False) -> list[str]:
-        """`last`: with what becomes of the checkpoint under way."""
+    def _new_lines(self, last: bool = False) -> list[str]:
+        """The lines for the log since the last call. last: first wait for the checkpoint under way."""
         if last and self.checkpoints is not None:
-            self.events += self.checkpoints.finish()
-        news, self.events[:] = list(self.events), []
-        return news
+            self.log_lines += self.checkpoints.finish()
+        lines, self.log_lines[:] = list(self.log_lines), []
+        return lines
 
     @torch.no_grad()
-    def _opening(self) -> Record:
-        """The pass over all clients that some methods begin with; its traffic, gradients and time count to round 1."""
+    def _warm_start(self) -> Record:
+        """Run the pass over all clients that some methods begin with.
+
+        Returns its traffic, gradients and seconds, which are added to the record of round 1.
+        """
         method = self.method.warm_start
         if method is None:
             return {}
@@ -142,10 +154,10 @@ class Driver:
         everyone, tasks = self.cohorts.all_clients()
         state_spec = StateSpec(method, self.model())
         mean, totals = self._train(method, state_spec, 0, everyone, tasks)
-        where = self._where(0, len(everyone) - len(totals.dropped))
+        round = self._round(0, len(everyone) - len(totals.dropped))
         with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
-            self.server = method.server_update(self.server, mean, where)
-        self._flip(everyone, totals)
+            self.server = method.server_update(self.server, mean, round)
+        self.table.commit(totals.digests(everyone), totals.dropped)
         gradients = {"client/gradients": totals.facts["gradients"]}
         return {
             **traffic_columns(state_spec, len(everyone)),
@@ -153,13 +165,16 @@ class Driver:
             "time/seconds": time.perf_counter() - started,
         }
 
-    def first(self) -> Record:
-        """The record of round 1, without the pass over all clients that some methods begin with."""
-        return self._next({})
+    def first_round(self) -> Record:
+        """Run round 1 without the pass over all clients that some methods begin with."""
+        return self._run_round({})
 
     @torch.no_grad()
-    def _next(self, warm_start: Record) -> Record:
-        """One round. All that can fail or be interrupted comes before the commit, so that no record can be missing."""
+    def _run_round(self, warm_start: Record) -> Record:
+        """Run one round. warm_start: what `_warm_start` returned before round 1, else empty.
+
+        Everything that can fail or be interrupted comes before the commit, so that no record can be missing.
+        """
         started, number = time.perf_counter(), self.round + 1
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
@@ -167,11 +182,11 @@ class Driver:
         mean, totals = self._train(self.method, self.state_spec, number, sampled, tasks)
         trained = time.perf_counter()
         count = len(sampled) - len(totals.dropped)
-        where = self._where(number, count)
+        round = self._round(number, count)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
-            server = self.method.server_update(self.server, mean, where)
+            server = self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
-            metrics = self.method.server_metrics(self.server, mean, where)
+            metrics = self.method.server_metrics(self.server, mean, round)
         check(number, server, model, self.limit, totals, self.model)
         updated = time.perf_counter()
         record = {
@@ -194,36 +209,41 @@ class Driver:
             write_clients(self.run_spec.directory, number, totals.clients)
         return record
 
-    def _where(self, number: int, size: int) -> Round:
-        return Round(number, self.plan.rounds, size, self.plan.clients)
+    def _round(self, number: int, cohort: int) -> Round:
+        """The round, as a method's server functions receive it. cohort: the number of clients in the mean."""
+        return Round(number, self.federation.rounds, cohort, self.federation.clients)
 
     def _commit(self, server: Server, sampled: np.ndarray, totals: RoundTotals, record: Record) -> None:
-        self.whole = False
-        self._flip(sampled, totals)
+        """Make the outcome of a round the state of the run: the server, the client states, the record."""
+        self.consistent = False
+        self.table.commit(totals.digests(sampled), totals.dropped)
         self.server, self.round = server, self.round + 1
         self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
         self.records.append(record)
-        self.whole = True
-
-    def _flip(self, sampled: np.ndarray, totals: RoundTotals) -> None:
-        """The states that were written become the clients' own."""
-        self.table.commit(totals.digests(sampled), totals.dropped)
+        self.consistent = True
 
     def _train(
         self, method: Algorithm, state_spec: StateSpec, number: int, sampled: np.ndarray, tasks: list[ClientTask]
     ) -> tuple[Message, RoundTotals]:
-        """method: as its settings are in this round; number: 0 for the pass over all clients; sampled: (S,)
-        ascending."""
-        sizes = self.setup.client_index.sizes_of(sampled)
+        """Have the workers train the sampled clients. Returns (the mean message, the totals of the round).
+
+        method: with its settings of this round. number: the round, 0 for the pass over all clients. sampled: (S,) in
+        ascending order. Raises ClientFailed if all clients were dropped.
+        """
+        sizes = self.data.client_index.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
-        if self.plan.weights == "examples" and self.method.weighted:
+        if self.federation.weights == "examples" and self.method.weighted:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
-        works = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
-        totals = self._run("train", works, method.broadcast(self.server), partial(self.cohorts.cohort, number + 1))
+        training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        totals = self._run(
+            "train", training_tasks, method.broadcast(self.server), partial(self.cohorts.cohort, number + 1)
+        )
         if not totals.leaves:
-            raise ClientFailed(number, tuple(sampled.tolist()), "nobody of the cohort is left, see the log", "workers")
+            raise ClientFailed(
+                number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
+            )
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
         count = len(sampled) - len(totals.dropped)
         return state_spec.mean(leaves, count, totals.facts["weight"]), totals
@@ -238,14 +258,15 @@ class Driver:
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
         every = self.run_spec.experiment.evaluate.every
-        return number == self.plan.rounds or (every > 0 and number % every == 0)
+        return number == self.federation.rounds or (every > 0 and number % every == 0)
 
     def _evaluate(self, x: Tree) -> Record:
-        asked, setup = self.run_spec.experiment.evaluate, self.setup
+        """The columns of an evaluation of the model x."""
+        evaluate = self.run_spec.experiment.evaluate
         run = partial(self._run, "evaluate", state=x.flat)
-        record = measured(self.run_spec.workload, asked, (setup.examples, setup.client_index), run)
+        record = evaluation_columns(self.run_spec.workload, evaluate, self.data.test_rows, self.data.client_index, run)
         if lost := [name for name, value in record.items() if math.isnan(value)]:
-            self.tell(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
+            self.log(f"{', '.join(lost)}: not a number, though the model is finite; look at the workload's report")
         return record
 
     def model(self) -> Any:
@@ -258,14 +279,14 @@ class Driver:
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
         every = self.run_spec.experiment.checkpoint.every
-        if every and self.round % every == 0 and self.round < self.plan.rounds:
+        if every and self.round % every == 0 and self.round < self.federation.rounds:
             self._save()
 
     def _save(self) -> None:
-        """Begin to checkpoint the last committed round, unless that is done."""
+        """Begin to write a checkpoint of the last committed round, unless it has one."""
         if self.checkpoints is None or self.round == 0:
             return
-        self.events += self.checkpoints.finish()
+        self.log_lines += self.checkpoints.finish()
         if self.round in self.checkpoints.pinned:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
@@ -275,24 +296,28 @@ class Driver:
         self.checkpoints.save(snapshot)
 
     def _rewind(self, why: RowsLost) -> None:
-        """Go back to the last sound checkpoint, else to the beginning: to the same bits, for every draw is counted."""
-        self.tell(f"round {self.round + 1}: {why}")
-        self.events += self.checkpoints.finish() if self.checkpoints is not None else []
+        """Go back to the last sound checkpoint, or to the beginning if there is none. why: the loss of client states.
+
+        The run continues to the same bits, because every random number depends on its counters only.
+        """
+        self.log(f"round {self.round + 1}: {why}")
+        self.log_lines += self.checkpoints.finish() if self.checkpoints is not None else []
         self.table.clear()
         if self.checkpoints is not None and (self.checkpoints.pinned or self.checkpoints.copies):
             self.checkpoints.pinned.clear()
             return self._resume(self.checkpoints)
-        self.tell("there is no checkpoint (checkpoint.every): begins again")
+        self.log("there is no checkpoint (checkpoint.every): the run begins again")
         return self._begin()
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        snapshot, passed_over = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
-        self.events += passed_over
-        snapshot = check_usable(snapshot, self.run_spec, passed_over)
+        """Take the state of the newest sound checkpoint. Raises ConfigError if it cannot be used."""
+        snapshot, lines = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
+        self.log_lines += lines
+        snapshot = check_usable(snapshot, self.run_spec, lines)
         spec = pytree.tree_structure(self.server)
         device = self.run_spec.device
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
-        self.tell(f"resumes after round {self.round}")
-        self._save()  # where it came from elsewhere, one of its own
+        self.log(f"resumes after round {self.round}")
+        self._save()  # a checkpoint of its own, if this one was a copy

@@ -41,7 +41,7 @@ def columns(experiment: Experiment) -> list[str] | None:
         driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
         driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
-        return list(driver.first())
+        return list(driver.first_round())
     except FedFleetError:
         return None
     finally:

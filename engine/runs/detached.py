@@ -1,4 +1,4 @@
-"""A run that outlives its launcher: what `run` does, in an actor with a name that others find again."""
+"""Detached runs: a run in a named actor of a Ray cluster, which outlives the process that launched it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ..config.run_spec import RunSpec
 from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
 from ..records.event_log import EventLog
 from ..records.history import Record
-from .launch import tell, watched
+from .launch import execute, notify
 from .observer import Observer
 from .result import Result
 from .run_directory import RunDirectory
 
 NAMESPACE = "fedfleet"
 LINGER_SECONDS = 600.0
-"""How long the outcome can be asked for once the run is over; it is in the run's folder, too."""
+"""How long the actor stays after the end of the run, so that its outcome can be read. The run's folder has it too."""
 GRACE_SECONDS = 30.0
-"""How long it stays for those who have heard the end and have not asked for the outcome yet."""
+"""How long the actor stays for processes that have seen the end of the run, but have not read the outcome yet."""
 
 
 class Detached(Observer):
-    """An observer of its own run, who remembers what was told: whoever attaches hears it from the beginning."""
+    """The actor of a detached run. It observes the run and keeps all events for processes that attach later."""
 
     def __init__(self, run_spec: RunSpec) -> None:
-        self.run_spec, self.news = run_spec, EventLog(keep=True)
+        self.run_spec, self.events = run_spec, EventLog(keep=True)
         self.signal = 0
         self.outcome: Result | Exception | None = None
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self._run, name="run", daemon=True)
 
     def start(self) -> None:
-        """Returns once the run is alone in its folder; raises what kept it from that, such as InUse."""
+        """Start the run. Returns when it has its folder to itself; raises what prevented that, such as InUse."""
         self.thread.start()
         self.begun.wait()
         if isinstance(self.outcome, Exception):
@@ -50,7 +50,7 @@ class Detached(Observer):
     def _run(self) -> None:
         assert self.run_spec.directory is not None
         try:
-            self.outcome = watched(
+            self.outcome = execute(
                 self.run_spec, RunDirectory(Path(self.run_spec.directory), self.run_spec.run_id), [self], self._stop
             )
         except FedFleetError as error:
@@ -58,8 +58,8 @@ class Detached(Observer):
         except BaseException as error:
             self.outcome = FedFleetError(f"{type(error).__name__}: {error}")
         self.begun.set()
-        self.news.end()
-        self.news.wait_until_delivered(LINGER_SECONDS)
+        self.events.end()
+        self.events.wait_until_delivered(LINGER_SECONDS)
         time.sleep(GRACE_SECONDS)
         ray.kill(ray.get_actor(actor_name(self.run_spec.run_id), NAMESPACE))
 
@@ -71,20 +71,20 @@ class Detached(Observer):
         self.begun.set()
 
     def record(self, record: Record) -> None:
-        self.news.append(record)
+        self.events.append(record)
 
     def resumed(self, records: list[Record]) -> None:
-        self.news.append(records)
+        self.events.append(records)
 
     def event(self, text: str) -> None:
-        self.news.append(text)
+        self.events.append(text)
 
     # --- for those who attach ---------------------------------------------------------------------------------------
-    def of(self) -> RunSpec:
+    def specification(self) -> RunSpec:
         return self.run_spec
 
     def since(self, seen: int) -> tuple[list[Any], bool]:
-        return self.news.since(seen)
+        return self.events.since(seen)
 
     def stop(self, signal: int) -> None:
         self.signal = signal
@@ -98,7 +98,7 @@ def actor_name(run_id: str) -> str:
 
 
 def detach(run_spec: RunSpec) -> None:
-    """Start the run on its cluster and leave it there."""
+    """Start a run on its cluster, and return while it runs there."""
     address = run_spec.experiment.engine.address
     if not address or run_spec.experiment.engine.backend != "ray":
         raise ConfigError("a run can only be left on a Ray that stays: give --address, with engine.backend=ray")
@@ -115,7 +115,7 @@ def detach(run_spec: RunSpec) -> None:
 
 
 def answered(reference: Any, who: str, address: str) -> Any:
-    """What a process of the cluster answers; NoRoom where it does not start, or is too busy, for START_SECONDS."""
+    """The value of a reference. Raises NoRoom if the process `who` does not answer within START_SECONDS."""
     try:
         return ray.get(reference, timeout=START_SECONDS)
     except GetTimeoutError:
@@ -126,9 +126,10 @@ def answered(reference: Any, who: str, address: str) -> Any:
 
 
 def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int = 0) -> Result:
-    """Follow a detached run to its end; leaving does not end it. signal: ask it to checkpoint and stop.
+    """Follow a detached run to its end. If this process ends earlier, the run continues.
 
-    Raises ConfigError where there is no such run, else what the run raised.
+    signal: if it is not 0, ask the run to write a checkpoint and to stop. Raises ConfigError if there is no such run,
+    and whatever the run raised.
     """
     if not ray.is_initialized():
         join(address)
@@ -142,11 +143,11 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
     watching = list(observers)
     outcome: Any = None
     try:
-        run_spec: Any = answered(actor.of.remote(), f"run {run_id}", address)
+        run_spec: Any = answered(actor.specification.remote(), f"run {run_id}", address)
         for observer in watching:
             observer.begin(run_spec, {})
-        for told in listen(actor, lambda: 0):
-            tell(told, watching)
+        for event in listen(actor, lambda: 0):
+            notify(event, watching)
         outcome = answered(actor.ended.remote(), f"run {run_id}", address)
         ray.kill(actor)
     except RayActorError as error:
@@ -161,7 +162,7 @@ def attach(run_id: str, address: str, observers: Iterable[Observer], signal: int
 
 
 def running() -> Sequence[str]:
-    """Detached runs of the cluster that this process is connected to."""
+    """The ids of the detached runs on the cluster that this process is connected to."""
     found: Any = ray.util.list_named_actors(all_namespaces=True)
     prefix = actor_name("")
     names = [each["name"] for each in found if each["namespace"] == NAMESPACE]

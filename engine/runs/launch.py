@@ -1,4 +1,4 @@
-"""From a checked configuration to a result: every name is resolved, then the run is played to its observers."""
+"""Launches a run: it resolves the names in a configuration, runs the rounds, and reports events to the observers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,16 +35,17 @@ from ..user_code import plugin_errors
 from .observer import Observer
 from .result import Result
 
-if TYPE_CHECKING:
-    pass
-
 
 def new_run_id() -> str:
+    """A new id: the time (UTC) and six random digits."""
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> RunSpec:
-    """Resolve every name, so that a mistake is told before anything starts."""
+    """The specification of a run. Raises ConfigError for an invalid configuration, before anything starts.
+
+    directory: the run's folder, None for a run without files. resume: whether the run continues an earlier one.
+    """
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
     run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
@@ -63,9 +64,9 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
     if engine.kernels in ("native", "chain"):
-        refused(run_spec)
+        check_kernels(run_spec)
     if run_spec.precision is not None and (
-        engine.dtype != "float32" or run_spec.buffers or not halves(run_spec.workload)
+        engine.dtype != "float32" or run_spec.buffers or not supports_bfloat16(run_spec.workload)
     ):
         raise ConfigError(
             "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
@@ -77,13 +78,13 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     return run_spec
 
 
-def halves(workload: Workload) -> bool:
-    """Whether its losses take weights of another precision than its columns."""
+def supports_bfloat16(workload: Workload) -> bool:
+    """Whether the workload's losses accept parameters of another precision than the data."""
     return isinstance(workload, Classification)
 
 
-def refused(run_spec: RunSpec) -> None:
-    """ConfigError where the kernels that are asked for cannot be had."""
+def check_kernels(run_spec: RunSpec) -> None:
+    """Raise ConfigError if the run cannot have the kernels that `engine.kernels` names."""
     kernels = run_spec.experiment.engine.kernels
     if run_spec.device.type != "cpu" or run_spec.experiment.engine.dtype != "float32":
         where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
@@ -99,19 +100,22 @@ def refused(run_spec: RunSpec) -> None:
         )
 
 
-def watched(
+def execute(
     run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None
 ) -> Result:
-    """The run, alone in its folder. directory: the RunDirectory, or None. stop: the number of a signal to end by, or 0;
-    None: those that come."""
+    """Run all rounds and write the result, while no other process runs in the folder.
+
+    directory: the RunDirectory, or None. stop: returns the number of a signal that shall end the run, or 0; None to
+    handle the signals that this process receives.
+    """
     with (
-        stopping() if stop is None else nullcontext(stop) as asked,
+        stopping() if stop is None else nullcontext(stop) as stop_signal,
         directory.exclusive(run_spec.resume) if directory is not None else nullcontext(),
     ):
-        return _watched(run_spec, directory, observers, asked)
+        return _execute(run_spec, directory, observers, stop_signal)
 
 
-def _watched(run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
+def _execute(run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
     if directory is not None:
         observers.insert(0, directory)
     tracking = run_spec.experiment.tracking
@@ -124,15 +128,15 @@ def _watched(run_spec: RunSpec, directory: Any, observers: list[Observer], stop:
         for observer in observers:
             begun.append(observer)
             observer.begin(run_spec, {})
-        held = directory.held(run_spec) if directory is not None and run_spec.resume else None
-        if held is not None:
-            tell(held.rows, observers)
-            model = held.model
-            for row in held.rows:
+        kept = directory.kept_result(run_spec) if directory is not None and run_spec.resume else None
+        if kept is not None:
+            notify(kept.rows, observers)
+            model = kept.model
+            for row in kept.rows:
                 rows.replace(row)
         else:
             with memory_errors.memory_errors(run_spec):
-                model = _play(run_spec, observers, rows, stop)
+                model = _run_rounds(run_spec, observers, rows, stop)
         result = Result(
             run_spec.run_id,
             run_spec.experiment,
@@ -151,29 +155,33 @@ def _watched(run_spec: RunSpec, directory: Any, observers: list[Observer], stop:
         raise
 
 
-def _play(run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]) -> dict[str, Tensor]:
-    """Pass on what the run tells; the final model."""
-    play = _on_ray(run_spec, stop) if run_spec.experiment.engine.backend == "ray" else in_process(run_spec, stop)
-    with closing(play):  # now, and not when an exception of an observer's is forgotten
+def _run_rounds(
+    run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]
+) -> dict[str, Tensor]:
+    """Run all rounds, collect their records in `rows`, and report every event. Returns the final model's tensors."""
+    on_ray = run_spec.experiment.engine.backend == "ray"
+    events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop)
+    with closing(events):  # end the run now if an observer raises, not when its exception is garbage-collected
         while True:
             try:
-                told = next(play)
+                event = next(events)
             except StopIteration as end:
                 return end.value
-            for row in told if isinstance(told, list) else [told]:
+            for row in event if isinstance(event, list) else [event]:
                 if not isinstance(row, str):
                     rows.replace(row)
-            tell(told, observers)
+            notify(event, observers)
 
 
-def tell(told: Event, observers: list[Observer]) -> None:
+def notify(event: Event, observers: list[Observer]) -> None:
+    """Report an event to the observers: a line of the log, the record of a round, or all records of a resumed run."""
     for observer in observers:
-        if isinstance(told, str):
-            observer.event(told)
-        elif isinstance(told, list):
-            observer.resumed(told)
+        if isinstance(event, str):
+            observer.event(event)
+        elif isinstance(event, list):
+            observer.resumed(event)
         else:
-            observer.record(told)
+            observer.record(event)
 
 
 def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
@@ -183,7 +191,7 @@ def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None
 
 
 def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
-    """Run in this process; yields what the driver tells, returns the final model's tensors."""
+    """Run in this process. Yields the events of the driver, and returns the final model's tensors."""
 
     def beat() -> None:
         if stop():
@@ -191,15 +199,15 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
 
     split = checked_split(run_spec)
     beat()
-    run_spec, told = plan_execution(run_spec, split, measure)
+    run_spec, plan_line = plan_execution(run_spec, split, measure)
     beat()
     data = Data.of(split.train, split.test, split.client_index)
-    setup = DataSummary(split.client_index, len(next(iter(split.test.values()))))
+    summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
-    driver = Driver(run_spec, setup)
-    driver.tell(told)
-    if left := unused_rows(split):
-        driver.tell(left)
+    driver = Driver(run_spec, summary)
+    driver.log(plan_line)
+    if unused := unused_rows(split):
+        driver.log(unused)
     try:
         driver.start(lambda table: LocalPool(run_spec, data, table.layout, beat))
         yield from driver.rounds()

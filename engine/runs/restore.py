@@ -1,4 +1,4 @@
-"""A run that another machine began, of what its checkpoints say in the folder that both reach."""
+"""Restores the folder of a run that another machine began, from its copies in `checkpoint.folder`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .run_directory import LAUNCHER, read_run_id
 
 
 def bring(url: str, out: Path | None = None) -> Path:
-    """A folder for the run whose copies are at `url` (or the only one below it), to be resumed: with its configuration
-    and small files. The driver takes the rest from there."""
+    """Make a run folder that can be resumed, with the configuration and the small files of a run.
+
+    url: the folder with the run's copies, or a folder with the copies of only one run. out: the folder to make. The
+    driver reads the checkpoint itself from the copies. Returns the folder.
+    """
     import yaml
 
     url = run_at(url)
@@ -39,7 +42,7 @@ def bring(url: str, out: Path | None = None) -> Path:
 
 
 def run_at(url: str) -> str:
-    """The address of a run's folder."""
+    """The address of the folder with the copies of one run: `url`, or the only such folder in it."""
     try:
         folder = Folder(url)
         if rounds(folder):
@@ -56,6 +59,7 @@ def run_at(url: str) -> str:
 
 
 def newest_manifest(url: str) -> dict[str, Any]:
+    """The manifest of a run's newest sound copy. Raises ConfigError if there is none."""
     wrong = ""
     for number in reversed(rounds(folder := Folder(url))):
         try:

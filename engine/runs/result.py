@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. `rows`: a dict a round; `records`: the same as a table; `model`: name -> tensor; `seconds`:
-    of the whole run."""
+    """The result of a finished run.
+
+    `rows`: a dictionary for each round; `records`: the same as a table of Arrow. `model`: name -> tensor of the final
+    model. `seconds`: the duration of the whole run. `directory`: the run's folder, None for a run without files.
+    """
 
     run_id: str
     experiment: Experiment
@@ -42,11 +45,11 @@ class Result:
 
     @property
     def metrics(self) -> Record:
-        """The final values of what was evaluated, and the final training loss."""
+        """The metrics of the final evaluation, and the training loss of the last round."""
         return {key: value for key, value in self.rows[-1].items() if key.startswith(("eval/", "train/"))}
 
     def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The summary that `--json` prints and result.json has."""
         return {
             "run_id": self.run_id,
             "rounds": len(self.rows),
@@ -60,7 +63,7 @@ class Result:
 
 
 def model_digest(model: dict[str, Tensor]) -> str:
-    """SHA-256 of the tensors' names and bytes, in the order of names."""
+    """The SHA-256 of the names and bytes of a model's tensors, in the order of names."""
     return sha256(
         piece
         for name in sorted(model)

@@ -48,21 +48,21 @@ FILES = (
     "model.safetensors",
     "result.json",
 )
-"""What launcher and driver write beside the clients' states, the checkpoints and `clients/`."""
+"""The files that the launcher and the driver write into the folder itself."""
 FOLDERS = ("state", "checkpoints", "clients")
 RESULT = ("rounds.parquet", "model.safetensors", "result.json")
-"""In the order in which they get their names: result.json says that the run is complete."""
+"""The files of a result, in the order in which they get their names: with result.json the run is complete."""
 
 
-class Held(NamedTuple):
-    """The result of a run that is over and could not be written under its names."""
+class KeptResult(NamedTuple):
+    """The result of a finished run whose files could not be given their names."""
 
     rows: list[Record]
     model: dict[str, Tensor]
 
 
 class RunDirectory(Observer):
-    """Writes the folder as the run goes. `rows`: the rounds so far, of an earlier part of the run too."""
+    """The observer that writes the files of a run's folder. `rows`: the records of all rounds so far."""
 
     def __init__(self, path: Path, run_id: str = "") -> None:
         self.path, self.run_id = path.resolve(), run_id
@@ -76,7 +76,7 @@ class RunDirectory(Observer):
 
     @staticmethod
     def old(path: Path) -> RunDirectory:
-        """The folder of a run that did not finish."""
+        """The folder of a run that did not finish. Raises ConfigError if it is not one."""
         if not (path / "run.json").is_file():
             raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
         refuse_result(path)
@@ -84,18 +84,18 @@ class RunDirectory(Observer):
 
     @contextmanager
     def exclusive(self, resume: bool) -> Iterator[None]:
-        """Nobody else runs in the folder meanwhile.
+        """A context in which no other process runs in the folder.
 
-        Raises InUse where somebody does, ConfigError where the folder holds a run already (or what a run would write
-        over), or is not the folder of an unfinished run. A ConfigError of a new run that comes before its first round
-        leaves the folder as it was: of what is there, the files that a run writes are removed by name.
+        Raises InUse if another process runs there, and ConfigError if the folder already holds a run (or files that a
+        run would overwrite), or is not the folder of an unfinished run. If a new run raises a ConfigError before its
+        first round, the files that it has written are removed by name, so the folder is as it was.
         """
         with exclusive(self.path, LAUNCHER) as lock:
             self.locked = lock.supported
             with driver_lock(self.path):
-                pass  # no driver of an earlier launcher is left
+                pass  # wait until no driver of an earlier launcher is left
             if resume:
-                refuse_result(self.path)  # which another process may have written since we looked
+                refuse_result(self.path)  # another process may have written it in the meantime
             else:
                 refuse_run(self.path)
             try:
@@ -108,7 +108,7 @@ class RunDirectory(Observer):
                 release(self.path)
 
     def _remove(self) -> None:
-        """What a run that could not begin has written. None of it was there before, see `refuse_run`."""
+        """Remove what a run that could not begin has written. None of it was there before, see `refuse_run`."""
         with suppress(OSError):
             for name in FILES:
                 for path in (self.path / name, temporary_path(self.path / name)):
@@ -117,7 +117,7 @@ class RunDirectory(Observer):
         remove_all(self.path)
 
     def config(self) -> dict[str, Any]:
-        """What the run was started with."""
+        """The configuration that the run was started with. Raises ConfigError if the file is damaged."""
         try:
             found = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -147,7 +147,10 @@ class RunDirectory(Observer):
         self._log(text)
 
     def end(self, result: Result) -> None:
-        """Write the result: all files beside, then each under its name. NotSaved says where it is kept otherwise."""
+        """Write the result: all files under temporary names first, then each gets its name.
+
+        Raises NotSaved if that fails; the message says where the result is kept instead.
+        """
         release(self.path)
         try:
             self._put(self.path, result)
@@ -172,7 +175,7 @@ class RunDirectory(Observer):
         )
 
     def _keep(self, result: Result, error: Exception) -> str:
-        """Keep what could not be written where there is room, for `held` to find it; a sentence on it."""
+        """Keep a result that could not be written in another place, where `kept_result` finds it. Returns a message."""
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         for folder in (self.path, *self._others()):
             try:
@@ -197,25 +200,25 @@ class RunDirectory(Observer):
         )
 
     def _others(self) -> list[Path]:
-        """Where else a result may be kept."""
+        """Other folders where a result may be kept."""
         return [Path(tempfile.gettempdir()) / f"fedfleet-{self.run_id}-result"] if self.run_id else []
 
-    def held(self, run_spec: RunSpec) -> Held | None:
-        """The result that an earlier process kept because it could not write it, of as many rounds as are wanted."""
+    def kept_result(self, run_spec: RunSpec) -> KeptResult | None:
+        """The result that an earlier process kept, if it has the number of rounds of this run; else None."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:
-                said = json.loads(temporary_path(folder / "result.json").read_text("utf-8"))
+                summary = json.loads(temporary_path(folder / "result.json").read_text("utf-8"))
                 model = load_model(temporary_path(folder / "model.safetensors"))
                 rows = read_rows(temporary_path(folder / "rounds.parquet"))
             except Exception:  # not there, or not whole
                 continue
-            complete = said["model_sha256"] == model_digest(model) and said["rounds"] == len(rows)
-            if complete and said["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
-                return Held(rows, model)
+            complete = summary["model_sha256"] == model_digest(model) and summary["rounds"] == len(rows)
+            if complete and summary["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
+                return KeptResult(rows, model)
         return None
 
     def failed(self, error: BaseException) -> None:
-        """Says what it can, and never a second error: the disk may be full."""
+        """Log the error and write the rounds, as far as possible. It raises nothing: the disk may be full."""
         if self.path.is_dir():
             cause = error.__cause__ if isinstance(error, FedFleetError) else error
             trace = f"\n{full_traceback(cause)}" if cause is not None else ""
@@ -239,7 +242,7 @@ class RunDirectory(Observer):
 
 
 def is_own(folder: Path) -> bool:
-    """Whether it is a folder of this user's: in the system's temporary folder anybody may make one."""
+    """Whether `folder` is a folder that belongs to this user: in the temporary folder, any user may make one."""
     try:
         found = folder.lstat()
     except OSError:
@@ -254,7 +257,7 @@ def load_model(path: Path) -> dict[str, Tensor]:
 
 
 def read_rows(path: Path) -> list[Record]:
-    """The rounds as they were recorded, without the columns that a round does not have."""
+    """The records of rounds.parquet. A record has only the columns that its round has."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path).to_pylist()
@@ -262,14 +265,14 @@ def read_rows(path: Path) -> list[Record]:
 
 
 def clear(path: Path) -> None:
-    """Remove the whole folder of a run that is to be begun anew. InUse where somebody runs in it."""
+    """Remove the whole folder of a run that is to start again. Raises InUse if a process runs in it."""
     if path.exists():
         with exclusive(path, LAUNCHER):
             shutil.rmtree(path)
 
 
 def refuse_run(path: Path) -> None:
-    """ConfigError where the folder holds a run, or files that a run would write over."""
+    """Raise ConfigError if the folder holds a run, or files that a run would overwrite."""
     if (path / "config.yaml").exists():
         raise ConfigError(f"--out {path} already holds a run; choose another folder, remove it, or resume it")
     for name in (*FILES, *FOLDERS):
@@ -283,7 +286,7 @@ def refuse_result(path: Path) -> None:
 
 
 def read_run_id(path: Path) -> str:
-    """What run.json in a run's folder says. ConfigError where the file is damaged: the id names folders."""
+    """The run's id in run.json. Raises ConfigError if the file is damaged, because the id is used in paths."""
     file = path / "run.json"
     try:
         found = json.loads(file.read_text("utf-8"))
@@ -300,7 +303,7 @@ def read_run_id(path: Path) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to repeat the run."""
+    """Versions and hardware, which a reader needs to repeat the run."""
     found = {}
     for package in PACKAGES:
         try:

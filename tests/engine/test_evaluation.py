@@ -14,7 +14,7 @@ import torch
 from pyarrow import parquet
 
 from fedfleet.engine.api import run
-from fedfleet.engine.clients.evaluation import groups, spread
+from fedfleet.engine.clients.evaluation import client_columns, client_groups
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.workloads.base import ClientIndex
@@ -102,12 +102,12 @@ def test_ranks_do_not_depend_on_batches(two_classes: Path):
 def test_groups_hold_whole_clients():
     sizes = [3, 4, 3, 1, 12, 1, 9, 1]
     parts = ClientIndex(np.cumsum([0, *sizes]), np.arange(sum(sizes)))
-    assert [(g.begin, g.end) for g in groups(parts, 10)] == [(0, 3), (3, 4), (4, 5), (5, 7), (7, 8)]
-    assert [(g.begin, g.end) for g in groups(parts, 1)] == [(i, i + 1) for i in range(8)]
+    assert [(g.begin, g.end) for g in client_groups(parts, 10)] == [(0, 3), (3, 4), (4, 5), (5, 7), (7, 8)]
+    assert [(g.begin, g.end) for g in client_groups(parts, 1)] == [(i, i + 1) for i in range(8)]
 
 
 def test_worst_is_low_accuracy_and_high_loss():
-    found = spread(Shakespeare(), {"loss": np.arange(20.0), "accuracy": np.arange(20.0)})
+    found = client_columns(Shakespeare(), {"loss": np.arange(20.0), "accuracy": np.arange(20.0)})
     assert found == {
         "eval/clients/loss": 9.5,
         "eval/clients/loss_worst": 18.5,

@@ -35,7 +35,7 @@ def test_a_worker_is_light(ray_here):
     try:
         groups = run_spec.experiment.engine.groups()
         requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
-        hooks = Hooks(lambda: None, driver.tell)
+        hooks = Hooks(lambda: None, driver.log)
         driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
         assert len(list(driver.rounds())) == 3
         pid = ray.get(driver.pool.workers[0].pid)

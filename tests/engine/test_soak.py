@@ -37,7 +37,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
             done += 1
             if done % EVERY == 0:
                 assert driver.checkpoints is not None
-                driver.events += driver.checkpoints.finish()
+                driver.log_lines += driver.checkpoints.finish()
                 gc.collect()
                 found.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
     finally:

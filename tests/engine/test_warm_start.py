@@ -42,8 +42,8 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
     driver = Driver(run_spec, DataSummary(split.client_index, 1))
     driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
     try:
-        assert driver._opening()
-        worker: Any = driver.fleet.worker
+        assert driver._warm_start()
+        worker: Any = driver.pool.worker
         rows = driver.table.row
         clients = [worker.rows.read_one(int(row)) for row in rows] if worker.rows else []
         return driver.server, clients

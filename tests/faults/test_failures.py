@@ -164,7 +164,7 @@ def test_a_dropped_client_keeps_its_state_and_its_place_in_its_stream(tmp_path):
 
 def test_a_cohort_of_which_nobody_is_left_ends_the_run(tmp_path):
     plan(tmp_path, *[rule(client, "raise") for client in cohort_of(1)])
-    with pytest.raises(ClientFailed, match=r"round 1: clients .* nobody of the cohort is left"):
+    with pytest.raises(ClientFailed, match=r"round 1: clients .* no client of the cohort is left"):
         run(small(tmp_path, on_failure="drop"))
 
 

@@ -66,9 +66,9 @@ class DriverProcess:
         data, setup, told = self._data()
         driver = Driver(self.run_spec, setup)
         for sentence in told:
-            driver.tell(sentence)
+            driver.log(sentence)
         try:
-            driver.start(lambda table: self._pool(data, setup, table, driver.tell))
+            driver.start(lambda table: self._pool(data, setup, table, driver.log))
             for item in driver.rounds():
                 self.news.append(item)
             return driver.tensors()
