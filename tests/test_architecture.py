@@ -158,6 +158,23 @@ def test_no_circles():
         pytest.fail("modules import each other in a circle: " + " <- ".join(error.args[1]))
 
 
+def room(module: str) -> str:
+    """tune.search.space -> tune.search, a sub-package; tune.files -> tune.files, a module that stands alone."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_no_circles_between_the_rooms_of_tune():
+    """Imports inside functions count here: two rooms that need each other are one room, whenever they import."""
+    inside = [module for module in MODULES if module.startswith("tune.")]
+    graph = {room(module): set[str]() for module in inside}
+    for module in inside:
+        graph[room(module)] |= {room(found.target) for found in imports(module) if found.target.startswith("tune.")}
+    try:
+        TopologicalSorter({name: needs - {name} for name, needs in graph.items()}).prepare()
+    except CycleError as error:
+        pytest.fail("sub-packages need each other in a circle: " + " <- ".join(error.args[1]))
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if module.partition(".")[0] == "engine"])
 def test_engine_knows_no_method(module: str):
     names = re.compile(rf"(?<!path\.)\b({'|'.join(map(re.escape, METHODS))})\b")  # path.stem is pathlib's

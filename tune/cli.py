@@ -119,22 +119,25 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
 @click.option("--scale", type=float, help="Multiply the rounds by this; the report says so.")
 @click.option("--rounds", type=int, help="Rounds of every run, in the place of the study's.")
 @click.option("--clients", type=int, help="Clients, in the place of the study's; the cohort in proportion.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Cells at once (default: processors).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Cells at once (default: as many as there are processors).")
 @click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
-@click.option("--address", hidden=True)
+@at
 @told
 def study(
-    study: str, overrides: tuple[str, ...], out: Path | None, jobs: int | None, keep_models: bool, **reduced: Any
+    study: str,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    jobs: int | None,
+    keep_models: bool,
+    address: str | None,
+    **reduced: Any,
 ):
     """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or go on with it where it stopped."""
-    from .study.command import run_named
+    from .study_run.command import run_named
 
     given = {key: value for key, value in reduced.items() if value is not None}
-    if address := given.pop("address", None):
-        raise ConfigError(
-            f"--address {address}: a study's cells run in processes of this machine; leave it out, or give it to "
-            "`fedfleet run` or `fedfleet search`"
-        )
+    if address is not None:
+        overrides = (f"experiment.engine.address={address}", *overrides)
     if failed := run_named(study, overrides, given, out, jobs, keep_models):
         raise FedFleetError(f"{failed} of the study's cells failed; the report says why, the same command tries again")
 

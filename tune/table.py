@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..workloads.entry import Entry
 
-TRACKERS = {"mlflow": Entry("fedfleet.tune.tracking:MlflowTracker", "an MLflow run for each run")}
+TRACKERS = {"mlflow": Entry("fedfleet.tune.tracking.run:MlflowTracker", "an MLflow run for each run")}

@@ -16,7 +16,7 @@ from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.runs.detached import Detached
 from fedfleet.engine.runs.run_directory import RunDirectory
 from fedfleet.tune.progress import Progress
-from fedfleet.tune.tracking import MlflowTracker
+from fedfleet.tune.tracking.run import MlflowTracker
 
 METHODS = {name for name, _ in inspect.getmembers(Observer, inspect.isfunction)}
 

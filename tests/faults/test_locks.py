@@ -222,10 +222,10 @@ def test_of_two_searches_in_one_folder_one_begins(tmp_path):
 
 
 def test_a_study_that_is_refused_leaves_the_one_that_runs_alone(tmp_path):
-    from fedfleet.tune.study.folder import only_study
+    from fedfleet.engine.storage.lock import exclusive
 
     out = tmp_path / "out"
-    with only_study(out):
+    with exclusive(out, ".study.lock"):
         (out / "cells").mkdir()
         (out / "cells" / "of the other").write_text("a result")
         before = content(out)
@@ -280,11 +280,11 @@ def test_a_child_of_a_fork_does_not_keep_its_parents_lock(tmp_path):
 RACER = """
 import sys, pathlib, os
 from fedfleet.engine.errors import InUse
-from fedfleet.engine.storage.lock import alone
+from fedfleet.engine.storage.lock import exclusive
 folder, count = pathlib.Path(sys.argv[1]), 0
 for _ in range(300):
     try:
-        with alone(folder, "lock"):
+        with exclusive(folder, "lock"):
             mark = os.open(folder / "mark", os.O_CREAT | os.O_EXCL)
             count += 1
             os.close(mark)

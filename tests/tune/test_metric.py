@@ -12,7 +12,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.rounds.expected_columns import columns
 from fedfleet.tune.files import load_data
-from fedfleet.tune.study.runner import check
+from fedfleet.tune.study.check import check
 from fedfleet.tune.study.spec import load
 
 from .commands import LOCAL, invoke

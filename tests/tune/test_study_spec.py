@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedfleet.tune.study.cells import cells, digest, levels, trials
+from fedfleet.tune.study.check import resolve
 from fedfleet.tune.study.grids import points
-from fedfleet.tune.study.runner import resolve
 from fedfleet.tune.study.spec import load, shipped
 
 from .commands import invoke

@@ -13,7 +13,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -26,9 +27,10 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
-from fedfleet.tune.mlflow_runs import flatten
-from fedfleet.tune.stores import PATIENCE, store
-from fedfleet.tune.tracking import MlflowTracker
+from fedfleet.tune.tracking.run import MlflowTracker
+from fedfleet.tune.tracking.run_header import RunHeader, flatten
+from fedfleet.tune.tracking.stores import PATIENCE, store
+from fedfleet.tune.tracking.writer import TOP, End, Writer
 
 from .commands import COMMAND, invoke, shell, until
 
@@ -205,36 +207,62 @@ def test_a_run_on_a_server(server: str, here: Path):
 
 # --- a store that fails for a while -----------------------------------------------------------------------------------
 class Flaky:
-    """A client that writes metrics only from its third call on."""
+    """A client whose first calls to write metrics fail."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.steps: list[int] = []
+    failures = calls = 0
+    steps: ClassVar[list[int]] = []
+    ended: ClassVar[list[tuple[str, str]]] = []
+
+    def create_run(self, *args: Any, **keys: Any) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id="run"), data=SimpleNamespace(params={}))
 
     def log_batch(self, run_id: str, metrics: Any) -> None:
-        self.calls += 1
-        if self.calls < 3:
+        Flaky.calls += 1
+        if Flaky.calls <= self.failures:
             raise OSError("the server is being restarted")
-        self.steps += [metric.step for metric in metrics]
+        self.steps.extend(metric.step for metric in metrics)
+
+    def set_tag(self, *args: Any) -> None: ...
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.ended.append((run_id, status))
 
 
-def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedfleet.tune.tracking.FLUSH_SECONDS", 0.0)
-    tracker, client = MlflowTracker("sqlite:///unused.db"), Flaky()
+def flaky(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    Flaky.failures, Flaky.calls = failures, 0
+    Flaky.steps.clear()
+    Flaky.ended.clear()
+    monkeypatch.setattr("fedfleet.tune.tracking.writer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("fedfleet.tune.tracking.writer.open_store", lambda uri, experiment: (Flaky(), "0"))
+
+
+def tried(calls: int) -> None:
+    """Wait until the writer has tried that often, each time with all that it has."""
+    until(lambda: Flaky.calls >= calls, f"{calls} calls")
+
+
+def test_what_was_missed_comes_with_the_next_batch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    flaky(monkeypatch, failures=2)
+    writer = Writer("sqlite:///unused.db", "default", None, "run")
+    writer.begin(TOP, lambda: RunHeader("mine", {}))
     for round in (1, 2, 3, 4):
-        tracker.record({"round": round, "train/loss": 1.0})
-    tracker.end(None)  # type: ignore[arg-type]
-    assert tracker._rounds(client, "run", tracker.waiting.get()) == ("FINISHED", "finished")
-    assert client.steps == [1, 2, 3, 4]
+        writer.rounds(TOP, [{"round": round, "train/loss": 1.0}])
+        tried(round)
+    writer.end(End(TOP, "finished"))
+    writer.close()
+    assert Flaky.steps == [1, 2, 3, 4]
+    assert Flaky.ended == [("run", "FINISHED")]
+    assert capsys.readouterr().err == ""
 
 
-def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedfleet.tune.tracking.FLUSH_SECONDS", 0.0)
-    tracker = MlflowTracker("sqlite:///unused.db")
-    tracker.record({"round": 1, "train/loss": 1.0})
-    tracker.end(None)  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="restarted"):
-        tracker._rounds(Flaky(), "run", tracker.waiting.get())
+def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    flaky(monkeypatch, failures=100)
+    writer = Writer("sqlite:///unused.db", "default", None, "run")
+    writer.begin(TOP, lambda: RunHeader("mine", {}))
+    writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
+    writer.end(End(TOP, "finished"))
+    writer.close()
+    assert "warning: not tracked in MLflow: the server is being restarted" in capsys.readouterr().err
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -406,7 +434,7 @@ def test_rounds_that_are_run_again_are_there_once(here: Path):
     tracker.begin(prepare(load("digits"), "again"), {})
     for time_, number in enumerate((1, 2, 3, 4, 3, 4, 5, 6)):
         tracker.record({"round": number, "train/loss": 1 / number, "time/seconds": float(time_)})
-    tracker._close("FINISHED", "finished")
+    tracker._close("finished")
     assert statuses(uri) == ("FINISHED", [1, 2, 3, 4, 5, 6])
     client, run = only_run(uri)
     history = client.get_metric_history(run.info.run_id, "time/seconds")

@@ -229,7 +229,7 @@ def store_opens(uri: str) -> Finding:
     from mlflow import MlflowClient
 
     from ...engine.storage.secrets import redacted
-    from ..stores import load_mlflow, store
+    from ..tracking.stores import load_mlflow, store
 
     if uri == "none":
         return Finding("MLflow", None, "tracking.uri=none")

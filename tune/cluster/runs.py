@@ -16,7 +16,7 @@ from ...engine.runs.run_directory import read_run_id
 from ..main import keyboard
 from ..outcome import resumable
 from ..progress import Progress
-from ..stores import store
+from ..tracking.stores import store
 
 
 def leave(experiment: Experiment, folder: Path, run_id: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..quantities import is_share
 from ..study.cells import Cell, levels, trials
 from ..study.folder import FINISHED, Folder, Points, column, read_json
-from ..study.progress import is_share
 from ..study.spec import Published, Report
 
 Place = tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,12 +46,12 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     both = np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
     if len(both) < 2:
         return Paired(float(both.mean()) if len(both) else math.nan, math.nan, math.nan, math.nan, len(both))
-    mean, error = float(both.mean()), float(both.std(ddof=1) / math.sqrt(len(both)))
-    if error == 0:
+    mean = float(both.mean())
+    if both.std() == 0:  # a t of 0/0 or infinity, of which SciPy warns
         return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(both))
-    half = float(stats.t.ppf(0.975, len(both) - 1)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, len(both) - 1))
-    return Paired(mean, mean - half, mean + half, p, len(both))
+    test: Any = stats.ttest_1samp(both, 0.0)
+    low, high = test.confidence_interval(0.95)
+    return Paired(mean, float(low), float(high), float(test.pvalue), len(both))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

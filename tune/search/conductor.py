@@ -1,32 +1,37 @@
-"""Between Tune and Optuna: hands out trials, takes their reports, decides which end early, tells who watches."""
+"""Between the executor and Optuna: hands out trials, hears their reports, decides which end early."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
+from ..executor.source import DIED, Report, RunRequest, Source
 from .ledger import Ledger, Trial
 from .plan import TOTALS, Plan
-from .trial import trial_folder
 
 
-class Watcher(Protocol):
-    """Told of a search: progress, MLflow. `ends` with FINISHED, FAILED or KILLED."""
+class Watcher:
+    """Told of a search: progress, MLflow."""
 
-    def begins(self, trials: list[Trial]) -> None: ...
+    def begins(self, trials: list[Trial]) -> None:
+        """trials: of earlier parts of the search."""
 
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None: ...
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
+        """A trial is about to start."""
 
-    def trial_rounds(self, number: int, rows: list[Record]) -> None: ...
+    def trial_rounds(self, number: int, rows: list[Record]) -> None:
+        """A trial has reported rounds."""
 
-    def trial_ends(self, trial: Trial) -> None: ...
+    def trial_ends(self, trial: Trial) -> None:
+        """A trial is over."""
 
-    def ends(self, status: str) -> None: ...
+    def ends(self, status: str) -> None:
+        """status: finished, failed or killed."""
 
 
 @dataclass
@@ -43,16 +48,15 @@ class Live:
         self.rows.append(row)
 
 
-class Conductor:
-    def __init__(self, plan: Plan, ledger: Ledger, folder: Path, search_id: str, watchers: list[Any]) -> None:
+class Conductor(Source):
+    def __init__(self, plan: Plan, ledger: Ledger, folder: Path, search_id: str, watchers: list[Watcher]) -> None:
         self.plan, self.ledger, self.folder, self.search_id = plan, ledger, folder, search_id
-        self.watchers: list[Watcher] = watchers
+        self.watchers = watchers
         self.live: dict[int, Live] = {}
         self.broken: ConfigError | None = None  # a mistake that every trial would make
-        self.columns = [name for name in plan.settings.objectives if name not in TOTALS]
+        self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
-    def propose(self) -> dict[str, Any] | None:
-        """The next trial as `trial.play` wants it, None where there is none left."""
+    def next(self) -> RunRequest | None:
         proposal = self.ledger.propose()
         if proposal is None:
             return None
@@ -61,39 +65,35 @@ class Conductor:
         self.live[number] = Live(made)
         for watcher in self.watchers:
             watcher.trial_begins(number, proposal.values, made)
-        return {
-            "number": number,
-            "experiment": inner(made, self.plan.settings.workers).plain(),
-            "run_id": f"{self.search_id}-{number:04d}",
-            "folder": str(trial_folder(self.folder, number)),
-            "columns": self.columns,
-            "keep_model": self.plan.settings.keep_models,
-            "cwd": str(Path.cwd()),
-        }
+        return RunRequest(
+            f"{number:04d}",
+            inner(made, self.plan.settings.workers).plain(),
+            str(trial_folder(self.folder, number)),
+            f"{self.search_id}-{number:04d}",
+            self.columns,
+            self.plan.settings.keep_models,
+        )
 
-    def hear(self, number: int, report: dict[str, Any]) -> bool:
-        """A report; whether the trial is over."""
+    def hear(self, key: str, report: Report) -> bool:
+        number, rows, lags = int(key), report.rows, False
         live = self.live.get(number)
         if live is None:
             return True
-        rows = report["rows"]
-        lags = False
         for row in rows:
             live.add(row)
             lags = self._reported(number, live, row) or lags
         for watcher in self.watchers:
             watcher.trial_rounds(number, rows)
-        if report["status"] == "running":
+        if report.status == "running":
             if lags:
                 self._end(number, "pruned")
             return lags
-        self._end(number, report["status"], report["reason"])
+        self._end(number, report.status, report.reason)
         return True
 
-    def died(self, number: int) -> None:
-        """Its process is gone without a word."""
-        if number in self.live:
-            self._end(number, "failed", "the trial's process died, twice; it may have run out of memory")
+    def died(self, key: str) -> None:
+        if int(key) in self.live:
+            self._end(int(key), "failed", DIED)
 
     def _reported(self, number: int, live: Live, row: Record) -> bool:
         """Record an evaluated round; whether the trial lags behind."""
@@ -122,6 +122,10 @@ class Conductor:
         (ended,) = [trial for trial in self.ledger.trials() if trial.number == number]
         for watcher in self.watchers:
             watcher.trial_ends(ended)
+
+
+def trial_folder(search: Path, number: int) -> Path:
+    return search / "trials" / f"{number:04d}"
 
 
 def inner(made: Experiment, workers: int) -> Experiment:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
-from ...engine.storage.lock import exclusive
+from ..executor.executor import Executor
+from ..executor.source import sweep
 from ..files import parse, read
-from .conductor import Conductor
+from .conductor import Conductor, Watcher, trial_folder
 from .ledger import Ledger, Trial, storage_url
 from .plan import TOTALS, Plan, plan
 from .space import corners, decided
-from .trial import lock_of, trial_folder
 
 SAVED = "search.yaml"
 KEPT = "search.json"
@@ -138,12 +137,12 @@ def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> 
     return Conductor(wanted, ledger, folder, kept["search_id"], watching)
 
 
-def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[Any]:
+def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[Watcher]:
     from .progress import Progress
     from .tracking import SearchTracker
 
     tracking = wanted.experiment(next(corners(wanted.ranges))).tracking
-    found: list[Any] = [Progress(wanted)] if progress else []
+    found: list[Watcher] = [Progress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
         found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
     return found
@@ -151,11 +150,9 @@ def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent:
 
 def conducted(conductor: Conductor) -> Found:
     """Run what is left to run; tell the watchers how it ended."""
-    from .execute import execute
-
-    status = "FAILED"
+    status = "failed"
     with stopping() as stop:
-        sweep(conductor)
+        sweep_ended(conductor)
         for watcher in conductor.watchers:
             watcher.begins(conductor.ledger.trials())
         try:
@@ -166,15 +163,28 @@ def conducted(conductor: Conductor) -> Found:
             if conductor.broken:
                 raise conductor.broken
             outcome = found(conductor)
-            status = "FINISHED"
+            status = "finished"
             return outcome
         except (Interrupted, KeyboardInterrupt):
-            status = "KILLED"
+            status = "killed"
             raise
         finally:
-            sweep(conductor)
+            sweep_ended(conductor)
             for watcher in conductor.watchers:
                 watcher.ends(status)
+
+
+def execute(conductor: Conductor, stop: Callable[[], int]) -> None:
+    """Run trials until there is none left or `stop` has the number of a signal."""
+    plan = conductor.plan
+    engine = plan.experiment(next(corners(plan.ranges))).engine
+    at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
+    with Executor(engine, lambda: stop() or conductor.broken, at_once, plan.settings.workers) as executor:
+        try:
+            executor.start()
+        except ConfigError as error:
+            raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
+        executor.run(conductor)
 
 
 def left(conductor: Conductor) -> str:
@@ -254,10 +264,7 @@ def same(kept: Plan, wanted: Plan, folder: Path) -> None:
         raise ConfigError(f"the search in {folder} differs in {', '.join(differing)}; undo these changes")
 
 
-def sweep(conductor: Conductor) -> None:
-    """Remove what trials that have ended would have been resumed from: their processes may have been killed."""
+def sweep_ended(conductor: Conductor) -> None:
     for trial in conductor.ledger.trials():
         if trial.status != "running":
-            for name in ("state", "checkpoints"):
-                shutil.rmtree(trial_folder(conductor.folder, trial.number) / name, ignore_errors=True)
-            lock_of(trial_folder(conductor.folder, trial.number)).unlink(missing_ok=True)
+            sweep(trial_folder(conductor.folder, trial.number))

@@ -5,11 +5,8 @@ A cell is over when it has a result.json, or a failure.json that says why it has
 
 from __future__ import annotations
 
-import fcntl
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +15,12 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
-from ...engine.storage.lock import exclusive
 from .cells import Cell, cells
 from .spec import Study, load
 
 FINISHED, DIVERGED, FAILED, MISSING = "finished", "diverged", "failed", "missing"
 OVER = (FINISHED, DIVERGED)
 """Not run again; a cell that failed is, by the next `fedfleet study`."""
-
-WAIT = 30.0
-"""Seconds for the workers of a study that was killed to be gone."""
 
 
 class Points(NamedTuple):
@@ -65,6 +58,16 @@ class Folder:
     def failure(self, cell: Cell) -> dict[str, Any]:
         """Status and reason of a cell that has no result."""
         return read_json(self.of(cell) / "failure.json")
+
+    def note(self, cell: Cell, status: str, reason: str) -> None:
+        """Record that a cell diverged or failed, or that one which had failed has finished."""
+        place = self.of(cell)
+        if status == FINISHED:
+            (place / "failure.json").unlink(missing_ok=True)
+            return
+        with suppress(OSError):  # a full disk: the study counts the cell as missing
+            place.mkdir(parents=True, exist_ok=True)
+            write(place / "failure.json", json.dumps({"status": status, "reason": reason}) + "\n")
 
     def result(self, cell: Cell) -> dict[str, Any]:
         return read_json(self.of(cell) / "result.json")
@@ -126,24 +129,3 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-
-
-@contextmanager
-def only_study(folder: Path) -> Iterator[None]:
-    """Nobody else runs cells here: no other study, which is refused at once, and no worker that one left behind."""
-    with exclusive(folder, ".study.lock"), (folder / ".workers.lock").open("w") as workers:
-        deadline = time.monotonic() + WAIT
-        while not taken(workers):
-            if time.monotonic() > deadline:
-                raise ConfigError(f"processes of an earlier study still run cells in {folder}; end them")
-            time.sleep(0.05)
-        fcntl.flock(workers, fcntl.LOCK_UN)
-        yield
-
-
-def taken(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

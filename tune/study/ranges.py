@@ -50,7 +50,7 @@ def check_ranges(study: Study) -> None:
         plan(data)
 
 
-def run_searches(study: Study, folder: Folder, jobs: int) -> list[str]:
+def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
     """Those that are not done yet; sentences on what failed."""
     from ..search import search
 
@@ -58,7 +58,7 @@ def run_searches(study: Study, folder: Folder, jobs: int) -> list[str]:
     for key, data in searches(study).items():
         if folder.searched(key) is not None:
             continue
-        settings = {**data["search"], "concurrent": jobs}
+        settings = {**data["search"], "concurrent": jobs or "auto"}
         try:
             search({**data, "search": settings}, folder.search_of(key), resume=True, progress=True)
         except (ConfigError, Interrupted):

@@ -39,8 +39,15 @@ TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_tok
 
 
 def start_ray(run_spec: RunSpec) -> bool:
-    """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop)."""
-    engine = run_spec.experiment.engine
+    """Connect to Ray for a run; see `connect`."""
+    return connect(run_spec.experiment.engine)
+
+
+def connect(engine: Engine) -> bool:
+    """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop).
+
+    Raises ConfigError where the address cannot be joined or the workers do not fit.
+    """
     started = not ray.is_initialized()
     if started:
         if not engine.address:

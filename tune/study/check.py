@@ -1,74 +1,27 @@
-"""Runs a study: first the trials that tuning needs, then the cells, then the report."""
+"""Refuses a study that could not run as it is written, before anything runs."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...algorithms.contract import Deferred
 from ...engine.config import schedules
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
-from ...engine.errors import ConfigError, Interrupted
+from ...engine.errors import ConfigError
 from ...engine.planning.execution_plan import without_numbers
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import prepare
-from ...engine.stopping import stopping
-from ..report.page import write_report
-from ..stores import store
-from .cells import Cell, grid, levels, planned, trials
-from .folder import DIVERGED, FAILED, FINISHED, OVER, Folder, only_study
+from ..tracking.stores import store
+from .cells import Cell, grid, levels, planned
 from .grids import has_ranges, points
-from .pool import Pool
-from .progress import Progress
-from .ranges import check_ranges, run_searches, searches
+from .ranges import check_ranges
 from .spec import Study
-from .track import Tracker
-
-
-class Outcome(NamedTuple):
-    """Cells by how they ended."""
-
-    finished: int
-    diverged: int
-    failed: int
-
-
-def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bool = False) -> tuple[Outcome, str]:
-    """Run what is not over yet; how cells ended, and the report as text. The folder's report is up to date afterwards.
-
-    jobs: cells at once, as many as there are processors unless given. A cell that fails or diverges is recorded and the
-    study goes on. Raises ConfigError, before anything runs, for what cannot; Interrupted on SIGINT and SIGTERM, with
-    what was under way checkpointed where its settings allow that.
-    """
-    check(study)
-    folder, jobs = Folder(path), jobs or os.cpu_count() or 1
-    with only_study(path), stopping() as stop:
-        folder.keep(study)
-        tracker, progress = Tracker(study, folder), Progress(study, folder, jobs)
-        pool = Pool(folder, jobs, stop, keep_models)
-        ended = "KILLED"
-        try:
-            wave(pool, progress, "trial", trials(study))
-            if not stop():
-                searched(study, folder, jobs, pool)
-            if not stop():
-                wave(pool, progress, "cell", folder.cells(), tracker)
-            if stop():
-                raise Interrupted(stop(), f"; to go on: give the same command again, {folder.path} has what is done")
-            text = write_report(folder)
-            ended = "FINISHED"
-        finally:
-            progress.end()
-            pool.close()
-            tracker.close(ended)
-    return outcome(folder), text
 
 
 def check(study: Study) -> None:
@@ -148,37 +101,3 @@ def built_of(cell: Cell) -> None:
             built.build(run_spec.context)
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
-
-
-def wave(pool: Pool, progress: Progress, what: str, planned: list[Cell], tracker: Tracker | None = None) -> None:
-    """Cells that are over are told to the tracker, the others run; equal ones once."""
-    unique = list({cell.key: cell for cell in planned}.values())
-    old = [cell for cell in unique if pool.folder.status(cell) in OVER]
-    if not unique:
-        return
-    progress.begin(what, len(unique), old)
-    over = {cell.key for cell in old}
-    try:
-        if tracker is not None:
-            for cell in planned:
-                if cell.key in over:
-                    tracker.add(cell)
-        for event in pool.run([cell for cell in unique if cell.key not in over]):
-            progress.event(event)
-            if tracker is not None and event.what in (FINISHED, DIVERGED, FAILED):
-                tracker.add(event.cell)
-    finally:
-        progress.end()
-
-
-def searched(study: Study, folder: Folder, jobs: int, pool: Pool) -> None:
-    if searches(study):
-        pool.close()  # their processors are the searches' now
-    for failed in run_searches(study, folder, jobs):
-        print(f"search failed: {failed}", file=sys.stderr)
-
-
-def outcome(folder: Folder) -> Outcome:
-    found = [folder.status(cell) for cell in folder.cells()]
-    finished, diverged = found.count(FINISHED), found.count(DIVERGED)
-    return Outcome(finished, diverged, len(found) - finished - diverged)

@@ -9,8 +9,8 @@ import click
 
 from ...engine.errors import ConfigError
 from ..leftovers import check_out
-from .cells import cells, trials
-from .spec import load
+from ..study.cells import cells, trials
+from ..study.spec import load
 
 
 def run_named(

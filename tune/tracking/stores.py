@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..engine.errors import ConfigError
-from ..engine.storage.secrets import redacted
+from ...engine.errors import ConfigError
+from ...engine.storage.secrets import redacted
 
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
@@ -67,7 +67,7 @@ def check_database(uri: str) -> None:
     """OSError where a SQLite store cannot be opened or made. MLflow would try for minutes."""
     import sqlite3
 
-    from ..engine.config.limits import check_folder
+    from ...engine.config.limits import check_folder
 
     if not uri.startswith("sqlite"):
         return

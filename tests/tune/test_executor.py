@@ -1,0 +1,138 @@
+"""The executor of many runs, with sources made for the purpose: processes that die, runs that are asked to end."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfleet.engine.config.schema import Engine
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.executor.executor import Executor
+from fedfleet.tune.executor.source import Report, RunRequest, Source
+
+PLUGIN = '''
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfleet.algorithms.parts.rules import Sgd
+
+
+@dataclass(frozen=True)
+class Noted(Sgd):
+    """Sgd that notes the process it runs in, and kills it once, as soon as its run has a checkpoint."""
+
+    notes: str = ""
+    dies: bool = False
+
+    def step(self, y, v, state):
+        notes = Path(self.notes)
+        with notes.open("a") as file:
+            file.write(f"{os.getpid()}\\n")
+        once = notes.with_name("died")
+        if self.dies and not once.exists() and list(notes.parent.glob("dies/checkpoints/round-*")):
+            once.touch()
+            os.kill(os.getpid(), 9)
+        return super().step(y, v, state)
+
+
+RULES = {"noted": Noted}
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noted.py").write_text(PLUGIN)
+    return tmp_path
+
+
+def spec(here: Path, key: str, rounds: int = 4, dies: bool = False, **keys: Any) -> RunRequest:
+    rule = {"name": "noted", "lr": 0.1, "notes": str(here / "notes"), "dies": dies}
+    made = {
+        "plugins": [str(here / "noted.py")],
+        "workload": {"name": "quadratic", "dim": 4},
+        "method": {"name": "fedavg", "rule": rule},
+        "federation": {"clients": 4, "cohort": 2, "rounds": rounds, "local": {"steps": 1, "batch": 1}},
+        "engine": {"backend": "local"},
+        "tracking": {"uri": "none"},
+        **keys,
+    }
+    return RunRequest(key, made, str(here / key), columns=())
+
+
+class Listed(Source):
+    """Hands out a list of runs. `ends`: key -> the last report, or None where its processes died."""
+
+    def __init__(self, specs: list[RunRequest]) -> None:
+        self.waiting = list(specs)
+        self.heard: dict[str, list[int]] = {}
+        self.ends: dict[str, Report | None] = {}
+
+    def next(self) -> RunRequest | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def hear(self, key: str, report: Report) -> bool:
+        self.heard.setdefault(key, []).extend(int(row["round"]) for row in report.rows)
+        if report.status != "running":
+            self.ends[key] = report
+        return False
+
+    def died(self, key: str) -> None:
+        self.ends[key] = None
+
+
+def execute(source: Source, stop: Any = lambda: 0, at_once: int = 2) -> None:
+    with Executor(Engine(), stop, at_once) as executor:
+        executor.run(source)
+
+
+def test_processes_are_used_again(here: Path, ray_here: None):
+    """Eight runs, two at once, in as many processes; every round of each is heard once."""
+    source = Listed([spec(here, f"run{number}") for number in range(8)])
+    execute(source)
+    assert {key: end.status for key, end in source.ends.items() if end} == {f"run{n}": "finished" for n in range(8)}
+    assert all(rounds == [1, 2, 3, 4] for rounds in source.heard.values())
+    assert len(set((here / "notes").read_text().split())) <= 3
+
+
+def test_a_run_whose_process_is_killed_is_resumed_in_another(here: Path, ray_here: None):
+    undisturbed = Listed([spec(here, "calm", 40)])
+    execute(undisturbed)
+    source = Listed([spec(here, "dies", 40, dies=True, checkpoint={"every": 5}), spec(here, "beside")])
+    execute(source)
+    assert (here / "died").exists()
+    assert {key: end and end.status for key, end in source.ends.items()} == {"dies": "finished", "beside": "finished"}
+    log = (here / "dies" / "run.log").read_text()
+    assert log.count(" begins\n") == log.count(" resumes\n") == 1
+    results = [json.loads((here / name / "result.json").read_text()) for name in ("calm", "dies")]
+    assert results[0]["model_sha256"] == results[1]["model_sha256"]
+
+
+def test_runs_that_are_asked_to_end_leave_a_checkpoint(here: Path, ray_here: None):
+    source = Listed([spec(here, name, 100_000) for name in ("one", "two", "three")])
+    began = time.monotonic()
+    execute(source, lambda: len(source.heard) == 2)
+    assert not source.ends
+    assert [one.key for one in source.waiting] == ["three"]
+    for name in ("one", "two"):
+        assert list((here / name / "checkpoints").glob("round-*")), name
+    assert time.monotonic() - began < 120
+
+
+def test_what_was_done_is_read_and_not_run(here: Path, ray_here: None):
+    execute(Listed([spec(here, "run")]))
+    notes = (here / "notes").read_text()
+    again = Listed([spec(here, "run")])
+    execute(again)
+    assert again.heard == {"run": [1, 2, 3, 4]}
+    assert (here / "notes").read_text() == notes
+
+
+def test_rays_client_is_refused():
+    with pytest.raises(ConfigError, match="cannot run through Ray's client"):
+        Executor(Engine(address="ray://head:10001"), lambda: 0).start()

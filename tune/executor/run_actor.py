@@ -1,0 +1,178 @@
+"""A process that Ray Tune started to execute runs, one after the other, each in a folder of its own.
+
+A run that an earlier process finished without being heard is read from its folder; one that it left with a checkpoint
+is resumed; one that it left without is begun again.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from ...engine.api import resume, run
+from ...engine.config.run_spec import RunSpec
+from ...engine.config.schema import experiment
+from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
+from ...engine.rounds.driver import Record
+from ...engine.runs.observer import Observer
+from ...engine.runs.run_directory import clear, read_rows
+from ...engine.storage.lock import Lock, in_use, make_folders
+from .source import Report, RunRequest
+
+HEARTBEAT_SECONDS = 0.5
+"""The process answers the driver at least this often; a run that has no columns to report by reports this often."""
+
+ORPHAN_SECONDS = 60.0
+"""How long to wait for the process of a killed driver: Ray ends it within a few seconds."""
+
+GRACE_SECONDS = 30.0
+"""What a run may take to write a checkpoint and end once it is asked to."""
+
+
+class RunActor(tune.Trainable):
+    """What Ray Tune calls a trainable: `step` returns the next report. The run itself is in a thread of its own, so
+    that it can be asked to end while it is under way."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config, self.running = config, None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Another run in the same process, which spares importing torch."""
+        self.cleanup()
+        self.setup(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self.running is None:  # not before: Tune may start a process and then use another one for the run
+            self.running = Running(self.config["run"], self.config["cwd"], self.config["variables"])
+        return {"report": self.running.next()}
+
+    def cleanup(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+
+
+class Running(Observer):
+    """A run in a thread. It waits after each report until the next one is asked for, so that a run that is ended by
+    what it reported does not go on meanwhile."""
+
+    def __init__(self, spec: RunRequest, cwd: str, variables: dict[str, str]) -> None:
+        self.spec, self.cwd, self.variables = spec, cwd, variables
+        self.reports: queue.Queue[Report] = queue.Queue()
+        self.heard = threading.Semaphore(0)
+        self.unheard = False  # whether the last answer to the driver held a report that the run waits for
+        self.asked = 0  # the number of the signal that the run is to end by
+        self.rows: list[Record] = []
+        self.rounds = 0
+        self.last = time.monotonic()
+        self.thread = threading.Thread(target=self._run, name="run", daemon=True)
+        self.thread.start()
+
+    # --- the driver's side --------------------------------------------------------------------------------------------
+    def next(self) -> Report:
+        """The next report, or an empty one when none comes in time."""
+        if self.unheard:
+            self.unheard = False
+            self.heard.release()
+        try:
+            report = self.reports.get(timeout=HEARTBEAT_SECONDS)
+        except queue.Empty:
+            return Report([], "running", "")
+        self.unheard = report.status == "running"
+        return report
+
+    def stop(self) -> None:
+        """Ask the run to end, with a checkpoint if it is under way; wait for it."""
+        self.asked = signal.SIGTERM
+        self.heard.release()
+        self.thread.join(GRACE_SECONDS)
+        if self.thread.is_alive():
+            os._exit(1)  # the next run of this process would have it beside itself
+
+    # --- an observer --------------------------------------------------------------------------------------------------
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+        self.rounds = run_spec.experiment.federation.rounds
+
+    def resumed(self, records: list[Record]) -> None:
+        self.rows[:] = records
+
+    def record(self, record: Record) -> None:
+        self.rows.append(record)
+        columns = self.spec.columns
+        if columns is None:
+            due = time.monotonic() - self.last > HEARTBEAT_SECONDS
+        else:
+            due = all(column in record for column in columns)
+        if due and record["round"] < self.rounds:
+            self._report("running")
+            if not self.asked:
+                self.heard.acquire()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        folder = Path(self.spec.folder)
+        try:
+            os.environ.update(self.variables)
+            os.chdir(self.cwd)
+            with self._alone(folder):
+                self._run_or_read(folder)
+                if not self.spec.keep_model:
+                    (folder / "model.safetensors").unlink(missing_ok=True)
+        except Interrupted:
+            pass  # nobody waits for a report
+        except Diverged as error:
+            self._report("diverged", str(error))
+        except Exception as error:  # whatever a method, a workload or a plug-in raises costs its run
+            reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            self._report("failed", " ".join(reason.split()))
+        else:
+            self._report("finished")
+
+    def _run_or_read(self, folder: Path) -> None:
+        if (folder / "result.json").is_file():
+            self.rows = read_rows(folder / "rounds.parquet")
+            return
+        wanted = experiment(self.spec.experiment)
+        if (folder / "run.json").is_file() and any((folder / "checkpoints").glob("round-*")):
+            try:
+                resume(wanted, folder, [self], self._asked)
+                return
+            except InUse:
+                raise
+            except ConfigError:  # the checkpoint is damaged, or of another configuration
+                self.rows.clear()
+        clear(folder)
+        run(wanted, folder, [self], self.spec.run_id, self._asked)
+
+    @contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Wait for the process of a driver that was killed, if it still works on this run."""
+        make_folders(folder.parent)
+        lock = Lock(folder.parent / f".{folder.name}.lock")
+        if not lock.wait(ORPHAN_SECONDS, self._check):
+            raise in_use(folder, lock)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _check(self) -> None:
+        if self.asked:
+            raise Interrupted(self.asked)
+
+    def _asked(self) -> int:
+        return self.asked
+
+    def _report(self, status: str, reason: str = "") -> None:
+        rows, self.rows = self.rows, []
+        self.last = time.monotonic()
+        self.reports.put(Report(rows, status, reason))

@@ -1,0 +1,48 @@
+"""How a study gets on, on standard error."""
+
+from __future__ import annotations
+
+from ..executor.progress import LiveLine
+from ..quantities import shown
+from ..study.cells import Cell
+from ..study.folder import FAILED, FINISHED, Folder
+from ..study.spec import Study
+
+
+class Progress(LiveLine):
+    def __init__(self, study: Study, folder: Folder) -> None:
+        super().__init__()
+        self.study, self.folder = study, folder
+        self.best: tuple[float, str] | None = None
+
+    def begins(self, what: str, total: int, old: list[Cell]) -> None:
+        """A wave of cells or trials begins. old: those that were over before."""
+        for cell in old:
+            self._better(cell)
+        self.open(what, total, len(old))
+
+    def cell_runs(self, cell: Cell, round: float = 0) -> None:
+        self.advance(cell.key, cell.label, round / int(cell.data["federation"]["rounds"]))
+
+    def cell_ends(self, cell: Cell, status: str) -> None:
+        self._better(cell)
+        self.finish(cell.key)
+        outcome = status
+        if status == FINISHED:
+            outcome = self._value(self.folder.final(cell, self.study.report.metric, self.study.report.last))
+        elif status == FAILED:
+            outcome = f"failed: {self.folder.failure(cell).get('reason', 'no reason is known')}"
+        chosen = f" ({cell.chosen})" if cell.settings else ""
+        self.say(f"{self.what} {self.done}/{self.total}  {cell.label}{chosen}: {outcome}", f"; {self.state()}")
+
+    def best_told(self) -> str:
+        return f", best {self._value(self.best[0])} {self.best[1]}" if self.best else ""
+
+    def _value(self, number: float) -> str:
+        return shown(self.study.report.metric, number)
+
+    def _better(self, cell: Cell) -> None:
+        value = self.folder.final(cell, self.study.report.metric, self.study.report.last)
+        sign = 1 if self.study.report.best == "max" else -1
+        if value == value and (self.best is None or sign * value > sign * self.best[0]):
+            self.best = (value, cell.label)

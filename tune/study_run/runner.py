@@ -1,0 +1,153 @@
+"""Runs a study: first the trials that tuning needs, then the cells, then the report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from ...engine.config.schema import Engine
+from ...engine.errors import Interrupted
+from ...engine.stopping import stopping
+from ...engine.storage.lock import exclusive
+from ..executor.executor import Executor
+from ..executor.source import DIED, Report, RunRequest, Source
+from ..report.page import write_report
+from ..study.cells import Cell, cells, trials
+from ..study.check import check
+from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
+from ..study.ranges import run_searches, searches
+from ..study.spec import Study
+from .progress import Progress
+from .tracking import StudyTracker
+
+
+class Outcome(NamedTuple):
+    """Cells by how they ended."""
+
+    finished: int
+    diverged: int
+    failed: int
+
+
+class Wave(NamedTuple):
+    """Runs of which none depends on another. what: one of them is called, trial or cell."""
+
+    what: str
+    planned: Callable[[], list[Cell]]
+    tracker: StudyTracker | None = None
+
+
+def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bool = False) -> tuple[Outcome, str]:
+    """Run what is not over yet; how cells ended, and the report as text. The folder's report is up to date afterwards.
+
+    jobs: cells at once; unless given, as many as this machine has processors, or as fit into the cluster that
+    `experiment.engine.address` names. A cell that fails or diverges is recorded and the study goes on. Raises
+    ConfigError, before anything runs, for what cannot; Interrupted on SIGINT and SIGTERM, with what was under way
+    checkpointed.
+    """
+    check(study)
+    folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
+    jobs = jobs or (None if engine.address else os.cpu_count() or 1)
+    with exclusive(path, ".study.lock"), stopping() as stop:
+        folder.keep(study)
+        tracker, progress = StudyTracker(study, folder), Progress(study, folder)
+        ended = "killed"
+        try:
+            tuning, reported = Wave("trial", lambda: trials(study)), Wave("cell", folder.cells, tracker)
+            with Executor(engine, stop, jobs, share=not engine.address) as executor:
+
+                def execute(*waves: Wave) -> None:
+                    source = Cells(folder, progress, keep_models, waves)
+                    if not stop() and source.ready():
+                        executor.run(source)
+                    progress.close()
+
+                if any(folder.searched(key) is None for key in searches(study)):
+                    execute(tuning)
+                    if not stop():
+                        executor.start()  # one Ray for all searches and for the cells
+                        for failed in run_searches(study, folder, jobs):
+                            print(f"search failed: {failed}", file=sys.stderr)
+                    execute(reported)
+                else:
+                    execute(tuning, reported)
+            if stop():
+                raise Interrupted(stop(), f"; to go on: give the same command again, {folder.path} has what is done")
+            text = write_report(folder)
+            ended = "finished"
+        finally:
+            progress.close()
+            tracker.close(ended)
+    return outcome(folder), text
+
+
+class Cells(Source):
+    """Hands out the cells that are not over, wave after wave; a wave begins when all of the one before it have ended.
+
+    waves: (what its runs are called, its cells, the tracker that is told of them) by name.
+    """
+
+    def __init__(self, folder: Folder, progress: Progress, keep_models: bool, waves: Iterable[Wave]) -> None:
+        self.folder, self.progress, self.keep_models = folder, progress, keep_models
+        self.waves = iter(waves)
+        self.waiting: deque[Cell] = deque()
+        self.live: dict[str, Cell] = {}
+        self.tracker: StudyTracker | None = None
+
+    def ready(self) -> bool:
+        """Whether there is a cell to run, now that no other is under way."""
+        while not self.waiting:
+            wave = next(self.waves, None)
+            if wave is None:
+                return False
+            self._begin(wave)
+        return True
+
+    def _begin(self, wave: Wave) -> None:
+        planned = wave.planned()
+        unique = {cell.key: cell for cell in planned}  # equal cells run once
+        old = [key for key, cell in unique.items() if self.folder.status(cell) in OVER]
+        self.progress.close()
+        self.tracker = wave.tracker
+        if unique:
+            self.progress.begins(wave.what, len(unique), [unique[key] for key in old])
+        if self.tracker is not None:
+            for key in old:
+                self.tracker.add(unique[key], before=True)
+        self.waiting.extend(cell for key, cell in unique.items() if key not in old)
+
+    def next(self) -> RunRequest | None:
+        if (not self.waiting and self.live) or not self.ready():
+            return None
+        cell = self.waiting.popleft()
+        self.live[cell.key] = cell
+        self.progress.cell_runs(cell)
+        return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
+
+    def hear(self, key: str, report: Report) -> bool:
+        cell = self.live[key]
+        if report.status == "running":
+            self.progress.cell_runs(cell, report.rows[-1]["round"])
+        else:
+            self._end(cell, report.status, report.reason)
+        return False
+
+    def died(self, key: str) -> None:
+        self._end(self.live[key], FAILED, DIED)
+
+    def _end(self, cell: Cell, status: str, reason: str) -> None:
+        del self.live[cell.key]
+        self.folder.note(cell, status, reason)
+        self.progress.cell_ends(cell, status)
+        if self.tracker is not None:
+            self.tracker.add(cell, before=False)
+
+
+def outcome(folder: Folder) -> Outcome:
+    found = [folder.status(cell) for cell in folder.cells()]
+    finished, diverged = found.count(FINISHED), found.count(DIVERGED)
+    return Outcome(finished, diverged, len(found) - finished - diverged)

@@ -1,0 +1,62 @@
+"""A study in MLflow: an experiment per study, a parent run per study, a run below it for every cell and seed. A cell's
+run is written when the cell is over, from what lies in its folder; cells never touch the store."""
+
+from __future__ import annotations
+
+from ...engine.config.run_spec import RunSpec
+from ...engine.config.schema import experiment
+from ..report.charts import single
+from ..study.cells import Cell
+from ..study.folder import FINISHED, Folder
+from ..study.spec import Study
+from ..tracking.run_header import RunHeader, commit, header_of
+from ..tracking.stores import store
+from ..tracking.writer import TOP, End, Writer
+
+
+class StudyTracker:
+    """`add` cells that are over, `close` at the end."""
+
+    def __init__(self, study: Study, folder: Folder) -> None:
+        self.study, self.folder = study, folder
+        name = study.tracking.experiment or study.name
+        self.writer = None
+        if study.tracking.uri != "none":
+            self.writer = Writer(store(study.tracking.uri), name, folder.path, "study", "fedfleet.cell")
+            self.writer.begin(TOP, lambda: RunHeader(study.name, self._tags()))
+
+    def add(self, cell: Cell, before: bool) -> None:
+        """before: the cell was over when the study began, and may be in the store already."""
+        if self.writer is None:
+            return
+        self.writer.begin(cell.key, lambda: self._entry(cell))
+        status, reason = self.folder.status(cell), self.folder.failure(cell).get("reason", "")
+        place = self.folder.of(cell)
+        self.writer.end(End(cell.key, status, reason, place, True, before, texts=lambda: self._curve(cell)))
+
+    def close(self, status: str) -> None:
+        """status: finished or killed."""
+        if self.writer is not None:
+            names = ("study.yaml", "report.html", "report.md", "charts")
+            self.writer.end(End(TOP, status, files=tuple(self.folder.path / name for name in names)))
+            self.writer.close()
+
+    def _tags(self) -> dict[str, str]:
+        reduced = "; ".join(self.study.notes) or "no"
+        return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, "commit": commit()}
+
+    def _entry(self, cell: Cell) -> RunHeader:
+        axes = {f"axis.{name}": label for name, label in zip(self.study.axes, cell.place, strict=True)}
+        own = {"method": cell.method, "level": ", ".join(cell.place), **axes}
+        return header_of(
+            RunSpec.of(self.folder.result(cell).get("run_id", ""), experiment(cell.data)),
+            cell.label,
+            **self._tags(),
+            **own,
+        )
+
+    def _curve(self, cell: Cell) -> dict[str, str]:
+        points = self.folder.points(cell, self.study.report.metric)
+        if points is None or self.folder.status(cell) != FINISHED:
+            return {}
+        return {"curve.svg": single(points, self.study.report, cell.label)}

@@ -1,0 +1,71 @@
+"""A single run as an MLflow run: parameters flattened, metrics with step = round, tags, artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...engine.config.run_spec import RunSpec
+from ...engine.errors import ConfigError, Diverged, Interrupted
+from ...engine.rounds.driver import Record
+from ...engine.runs.observer import Observer
+from ...engine.runs.result import Result
+from .run_header import RunHeader, header_of, name_of
+from .stores import store
+from .writer import TOP, End, Writer, kept
+
+
+class MlflowTracker(Observer):
+    def __init__(self, uri: str = "auto", experiment: str = "default", directory: str | None = None) -> None:
+        """directory: of the run; a run that is resumed goes on in the MLflow run that the directory names."""
+        self.folder, self.experiment = Path(directory) if directory else None, experiment
+        before = kept(self.folder).get("uri", "")
+        file = before.removeprefix("sqlite:///")
+        if uri == "auto" and file != before and Path(file).is_file():
+            uri = before  # that of the run's first part, wherever it is resumed from on this machine
+        self.uri = store(uri)
+        self.rounds = 0
+
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+        self.run_spec = run_spec
+        self.writer = Writer(self.uri, self.experiment, self.folder, "run", resumes=run_spec.resume)
+        self.writer.begin(TOP, self._entry)
+
+    def _entry(self) -> RunHeader:
+        made = self.run_spec.experiment
+        return header_of(self.run_spec, f"{name_of(made.method)}-{name_of(made.workload)}-{self.run_spec.run_id}")
+
+    def record(self, record: Record) -> None:
+        """A round that is run again, since a node took clients' states along, has the numbers that it had, but for its
+        times: MLflow keeps those of the first time, the run's folder those of the last."""
+        if record["round"] > self.rounds:
+            self.rounds = int(record["round"])
+            self.writer.rounds(TOP, [record])
+
+    def resumed(self, records: list[Record]) -> None:
+        """The store has them, but for those that a killed launcher had not written yet."""
+        for record in records:
+            self.record(record)
+
+    def end(self, result: Result) -> None:
+        self._close("finished")
+
+    def failed(self, error: BaseException) -> None:
+        if isinstance(error, ConfigError) and self.rounds == 0:
+            self.writer.close()  # it could not begin
+        elif isinstance(error, Interrupted | KeyboardInterrupt) and self.rounds == 0:
+            self.writer.abandon()
+        elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
+            self._close("interrupted")
+        else:
+            self._close("diverged" if isinstance(error, Diverged) else type(error).__name__)
+
+    def _close(self, status: str) -> None:
+        self.writer.end(End(TOP, status, folder=self.folder, texts=self._texts))
+        self.writer.close()
+
+    def _texts(self) -> dict[str, str]:
+        """The configuration, of a run without a directory."""
+        import yaml
+
+        return {} if self.folder else {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}

@@ -1,0 +1,335 @@
+"""One thread writes everything to MLflow: a single run, or a search's or study's run with a run below it for each
+trial or cell.
+
+SQLite has one writer, and importing mlflow and creating its database take seconds that nobody should wait for. So the
+callers put messages into a queue and one thread writes them in batches. Nothing is written before the first round of a
+run is over or a run has ended, so an experiment that cannot start leaves no trace. What is resumed goes on in its
+MLflow run, which the file mlflow.json in its folder names; values that the store already has are not written again. A
+store that fails costs the record in MLflow, never the run: the reason is printed. One that fails for a while, such as a
+server that is restarted, gets what it missed with the next batch.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...engine.rounds.driver import Record
+from ...engine.runs.run_directory import read_rows
+from ...engine.storage.atomic_write import write
+from ...engine.storage.secrets import redacted
+from .run_header import RunHeader, flatten
+from .stores import SECONDS, load_mlflow, open_store
+
+BATCH = 100
+"""Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""
+
+KEPT = "mlflow.json"
+"""In the folder of a run, a search or a study: where its MLflow run is."""
+
+LOOK_SECONDS = 0.2
+"""Between looks at whether the store has been opened, when all else is over."""
+
+FLUSH_SECONDS = 1.0
+"""How long rounds are gathered before they are written."""
+
+TOP = ""
+"""Key of the single run, or of the search's or study's own run, which is the parent of all others."""
+
+FILES = ("config.yaml", "rounds.parquet", "result.json", "failure.json", "environment.json")
+"""Of a run's folder, kept as artifacts."""
+
+STATUS = {
+    "finished": "FINISHED",
+    "pruned": "KILLED",
+    "interrupted": "KILLED",
+    "killed": "KILLED",
+}
+"""The tag `status` -> MLflow's own status of a run, FAILED for all others."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended. status: the tag `status`; reason: a sentence for what failed.
+
+    folder: of the run, whose FILES become artifacts. whole: take the record from the folder too. once: write nothing
+    where an earlier process has written this run with this status. records: more metrics, by key of the run, each with
+    its step under `round`. files: more artifacts, files and folders; texts: more artifacts by file name.
+    """
+
+    key: str
+    status: str
+    reason: str = ""
+    folder: Path | None = None
+    whole: bool = False
+    once: bool = False
+    records: tuple[tuple[str, Record], ...] = ()
+    files: tuple[Path, ...] = ()
+    texts: Callable[[], dict[str, str]] = dict
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """batch: (milliseconds, record) of each round."""
+
+    key: str
+    batch: list[tuple[int, Record]]
+
+
+class Closed:
+    """The last message."""
+
+
+Message = Rounds | End | Closed
+
+
+class Writer:
+    def __init__(
+        self, uri: str, experiment: str, folder: Path | None, what: str, child_tag: str = "", resumes: bool = True
+    ) -> None:
+        """uri: of the store, as `stores.store` returns it. folder: where the top run's id is kept; what: run, search or
+        study, for the warning; child_tag: the tag that has the key of a run below the top one; resumes: whether the
+        folder's MLflow run, if it has one, goes on."""
+        self.uri, self.experiment, self.folder, self.what = uri, experiment, folder, what
+        self.child_tag, self.resumes = child_tag, resumes
+        self.entries: dict[str, tuple[int, Callable[[], RunHeader]]] = {}
+        self.messages: queue.Queue[Message] = queue.Queue()
+        # What follows belongs to the thread.
+        self.opening = 0.0  # when the store began to be opened, by time.monotonic
+        self.client: Any = None
+        self.place = ""  # the id of MLflow's experiment
+        self.runs: dict[str, str] = {}  # key -> id of the MLflow run
+        self.open: set[str] = set()  # keys of runs that have not ended
+        self.earlier: dict[str, Any] = {}  # key -> the MLflow run as an earlier process left it
+        self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that are written
+        self.thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
+        self.thread.start()
+
+    # --- the callers' side --------------------------------------------------------------------------------------------
+    def begin(self, key: str, entry: Callable[[], RunHeader]) -> None:
+        """A run begins. entry: called by the thread when the first of the run is written."""
+        self.entries[key] = (now(), entry)
+
+    def rounds(self, key: str, records: Iterable[Record]) -> None:
+        stamp = now()
+        if batch := [(stamp, record) for record in records]:
+            self.messages.put(Rounds(key, batch))
+
+    def end(self, end: End) -> None:
+        self.messages.put(end)
+
+    def close(self) -> None:
+        """Wait until everything is written, but not for a server that does not answer."""
+        self.messages.put(Closed())
+        closing = time.monotonic()
+        while self.thread.is_alive():
+            self.thread.join(LOOK_SECONDS)
+            waited = time.monotonic() - max(closing, self.opening)
+            if self.opening and self.client is None and not self.uri.startswith("sqlite") and waited > SECONDS:
+                self._warn(TimeoutError(f"tracking.uri: the store has not answered within {SECONDS:g} s"))
+                return
+
+    def abandon(self) -> None:
+        """Nothing was told, so nobody waits, not even for the import of mlflow."""
+        self.messages.put(Closed())
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def _write(self) -> None:
+        try:
+            load_mlflow()
+            first = self.messages.get()
+            if not isinstance(first, Closed):
+                self.opening = time.monotonic()
+                self.client, self.place = open_store(self.uri, self.experiment)
+                self._top()
+                self._follow(first)
+        except Exception as error:  # any failure of the store, of whatever kind it raises
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        reason = " ".join(redacted(str(error) or type(error).__name__).split())
+        print(f"warning: not tracked in MLflow: {reason}; the {self.what} itself goes on", file=sys.stderr)
+
+    def _follow(self, first: Message) -> None:
+        """Write what comes until the last message."""
+        todo: list[Message] = [first]
+        while True:
+            self._gather(todo)
+            closed = isinstance(todo[-1], Closed)
+            todo = merged(todo)
+            try:
+                while todo:
+                    message = todo[0]
+                    if isinstance(message, Rounds):
+                        self._rounds(message)
+                    elif isinstance(message, End):
+                        self._end(message)
+                    todo.pop(0)
+            except Exception:
+                if closed:
+                    raise
+            if closed:
+                return
+            todo.append(self.messages.get())
+
+    def _gather(self, todo: list[Message]) -> None:
+        """Add what comes within FLUSH_SECONDS."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while not isinstance(todo[-1], Closed) and (left := deadline - time.monotonic()) > 0:
+            try:
+                todo.append(self.messages.get(timeout=left))
+            except queue.Empty:
+                return
+
+    def _top(self) -> None:
+        """Go on in the folder's MLflow run, with all runs below it, or begin a new one."""
+        from mlflow.exceptions import MlflowException
+
+        run_id = kept(self.folder).get("run_id", "") if self.resumes else ""
+        try:
+            found = self.client.get_run(run_id) if run_id else None
+        except MlflowException:  # the store has lost it, or is another one
+            found = None
+        if found is not None:
+            self.earlier[TOP] = found
+            if self.child_tag:
+                self.earlier.update((run.data.tags[self.child_tag], run) for run in self._below(run_id))
+        run_id = self._run(TOP)
+        if self.folder is not None:
+            text = json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n"
+            write(self.folder / KEPT, text)
+
+    def _below(self, parent: str) -> Iterator[Any]:
+        """All runs below one."""
+        below, token = f"tags.`mlflow.parentRunId` = '{parent}'", None
+        while True:
+            page = self.client.search_runs([self.place], below, max_results=500, page_token=token)
+            yield from (run for run in page if self.child_tag in run.data.tags)
+            if not (token := page.token):
+                return
+
+    def _run(self, key: str) -> str:
+        """The id of a run, which is begun or goes on."""
+        if key in self.runs:
+            return self.runs[key]
+        began, make = self.entries[key]
+        entry = make()
+        tags = {**entry.tags, "mlflow.parentRunId": self.runs[TOP], self.child_tag: key} if key != TOP else entry.tags
+        before = self.earlier.get(key)
+        if before is None:
+            run = self.client.create_run(self.place, start_time=began, tags=tags, run_name=entry.name)
+            self.known[key] = set()
+        else:
+            run = before
+            self.client.update_run(run.info.run_id, status="RUNNING")
+            self.known[key] = self._steps(run)
+            for name, value in tags.items():
+                if run.data.tags.get(name) != value:
+                    self.client.set_tag(run.info.run_id, name, value)
+            if "reason" in run.data.tags:
+                self.client.delete_tag(run.info.run_id, "reason")
+        self._parameters(run, entry.parameters)
+        self.runs[key] = run.info.run_id
+        self.open.add(key)
+        return run.info.run_id
+
+    def _steps(self, run: Any) -> set[tuple[str, int]]:
+        """(metric, step) of all that is in the store."""
+        history = self.client.get_metric_history
+        return {(name, metric.step) for name in run.data.metrics for metric in history(run.info.run_id, name)}
+
+    def _parameters(self, run: Any, parameters: dict[str, Any]) -> None:
+        """Those that the run does not have yet, cut to MLflow's longest: MLflow refuses another value."""
+        from mlflow.entities import Param
+
+        flat = flatten(parameters).items() if parameters else ()
+        params = [Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
+        for at in range(0, len(params), BATCH):
+            self.client.log_batch(run.info.run_id, params=params[at : at + BATCH])
+
+    def _rounds(self, message: Rounds) -> None:
+        from mlflow.entities import Metric
+
+        run_id, known = self._run(message.key), self.known.setdefault(message.key, set())
+        metrics = {
+            (name, int(record["round"])): Metric(name, float(value), stamp, int(record["round"]))
+            for stamp, record in message.batch
+            for name, value in record.items()
+            if name != "round" and (name, int(record["round"])) not in known
+        }
+        steps = list(metrics)
+        for at in range(0, len(steps), 10 * BATCH):
+            part = steps[at : at + 10 * BATCH]
+            self.client.log_batch(run_id, metrics=[metrics[step] for step in part])
+            known.update(part)
+
+    def _end(self, end: End) -> None:
+        before = self.earlier.get(end.key)
+        if end.once and before is not None and before.data.tags.get("status") == end.status:
+            return
+        if end.whole and end.folder is not None and (end.folder / "rounds.parquet").is_file():
+            stamp = now()
+            self._rounds(Rounds(end.key, [(stamp, row) for row in read_rows(end.folder / "rounds.parquet")]))
+        run_id = self._run(end.key)
+        for key, record in end.records:
+            self._rounds(Rounds(key, [(now(), record)]))
+        try:
+            self._artifacts(run_id, end)
+            if end.reason:
+                self.client.set_tag(run_id, "reason", end.reason[:5000])
+        finally:
+            self.client.set_tag(run_id, "status", end.status)  # last but one: from now on the run is whole
+            self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
+        self.open.discard(end.key)
+        if end.key == TOP:
+            for key in self.open:
+                self.client.set_terminated(self.runs[key], "KILLED")
+
+    def _artifacts(self, run_id: str, end: End) -> None:
+        paths = [end.folder / name for name in FILES] if end.folder is not None else []
+        for path in (*paths, *end.files):
+            if path.is_dir():
+                self.client.log_artifacts(run_id, str(path), path.name)
+            elif path.is_file():
+                self.client.log_artifact(run_id, str(path))
+        for name, text in end.texts().items():
+            self.client.log_text(run_id, text, name)
+
+
+def merged(messages: list[Message]) -> list[Message]:
+    """The same, with all rounds of a run in one message."""
+    made: list[Message] = []
+    batches: dict[str, list[tuple[int, Record]]] = {}
+    for message in messages:
+        if isinstance(message, Closed):
+            continue
+        if isinstance(message, End):
+            made.append(message)
+            batches.pop(message.key, None)
+        elif message.key in batches:
+            batches[message.key] += message.batch
+        else:
+            batches[message.key] = list(message.batch)
+            made.append(Rounds(message.key, batches[message.key]))
+    return made
+
+
+def kept(folder: Path | None) -> dict[str, str]:
+    """Store and id of the MLflow run that the folder names, or nothing."""
+    try:
+        found = json.loads((folder / KEPT).read_text("utf-8")) if folder is not None else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = found if isinstance(found, dict) else {}
+    return {name: value for name, value in known.items() if isinstance(value, str)}
+
+
+def now() -> int:
+    return int(time.time() * 1000)
