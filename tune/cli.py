@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .main import arm, finish, keyboard
+from .keyboard import arm, finish, keyboard
 
 if __name__ == "__main__":
     arm()  # before the other imports, which take a moment

@@ -13,7 +13,7 @@ from ...engine.runs import detached
 from ...engine.runs.launch import prepare
 from ...engine.runs.result import Result
 from ...engine.runs.run_directory import read_run_id
-from ..main import keyboard
+from ..keyboard import keyboard
 from ..outcome import resumable
 from ..progress import Progress
 from ..tracking.stores import store

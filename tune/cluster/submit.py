@@ -17,7 +17,7 @@ import click
 from ...engine.backends.ray.connect import TOKEN, answers, first_words
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.runs.launch import new_run_id
-from ..main import keyboard
+from ..keyboard import keyboard
 from .ship import FILE, pack
 
 TICK = 0.5

@@ -17,6 +17,7 @@ from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
+from ...engine.storage.lock import exclusive
 from ..executor.executor import Executor
 from ..executor.source import sweep
 from ..files import parse, read
