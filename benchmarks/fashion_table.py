@@ -1,8 +1,8 @@
 """Measures the accuracy, time and bytes of every method on FashionMNIST. docs/methods.md shows the table.
 
-    python benchmarks/fashion_table.py              all runs that are missing in fashion_table.json
-    python benchmarks/fashion_table.py fedavg stem  only these methods
-    python benchmarks/fashion_table.py --short      only the short runs, which choose the step sizes
+    python -m benchmarks.fashion_table              all runs that are missing in fashion_table.json
+    python -m benchmarks.fashion_table fedavg stem  only these methods
+    python -m benchmarks.fashion_table --short      only the short runs, which choose the step sizes
 
 LeNet, 16 clients of which 8 take part in a round, 5 steps of 64, Dirichlet 10 and 0.1, seed 0, in this process on one
 thread. Short runs of 25 rounds at Dirichlet 10, for every point of a method's grid in fashion_table.yaml, rank the
@@ -29,7 +29,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.errors import Diverged
 from fedfleet.tune.files import load, own
-from fedfleet.tune.measured import LONG, RESULTS, SHORT, reached, score
+from tools.measured import LONG, RESULTS, SHORT, reached, score
 
 GRIDS = Path(__file__).parent / "fashion_table.yaml"
 TRAINS = {10.0: 0.7, 0.1: 0.5}

@@ -58,6 +58,7 @@ def test_wheel_has_every_file(wheel: Path):
     packed = set(ZipFile(wheel).namelist())
     files = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
     files += (ROOT / "tune/experiments").glob("*.yaml")
+    files += (ROOT / "tune/report").glob("*.j2")
     assert {f"fedfleet/{path.relative_to(ROOT).as_posix()}" for path in files} <= packed
     assert "fedfleet/tune/experiments/digits.yaml" in packed
     assert any(re.fullmatch(r"fedfleet-[^/]*\.dist-info/licenses/LICENSE", name) for name in packed)

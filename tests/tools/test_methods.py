@@ -8,10 +8,10 @@ import pytest
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry, resolve, signature
-from fedfleet.tune import methods
+from tools import methods
 
 PAGE = Path(__file__).parents[2] / "docs/methods.md"
-COMMAND = "python -m fedfleet.tune.methods > docs/methods.md"
+COMMAND = "python -m tools.methods > docs/methods.md"
 
 
 def test_the_page_is_up_to_date():

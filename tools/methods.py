@@ -1,4 +1,4 @@
-"""docs/methods.md, from the table: `python -m fedfleet.tune.methods > docs/methods.md`."""
+"""docs/methods.md, from the table: `python -m tools.methods > docs/methods.md`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ..engine.config.registry import Registry, resolve, signature, summary
+from fedfleet.engine.config.registry import Registry, resolve, signature, summary
+
 from . import measured
 
 COMMON = {
@@ -37,7 +38,7 @@ COMMON = {
 HEAD = """\
 # Methods
 
-Made by `python -m fedfleet.tune.methods > docs/methods.md` from the table in `algorithms/table.py` and the recipes; not
+Made by `python -m tools.methods > docs/methods.md` from the table in `algorithms/table.py` and the recipes; not
 edited by hand. Arguments are keys of an experiment, `method: {name: scaffold, start: gradient}`; wherever one is a
 number, a schedule may stand for it. State, down and up are counted in trees of the model's size, per client and round:
 times the bytes of a model, they are what a client keeps, receives and sends with the defaults below. Each file's head

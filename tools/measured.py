@@ -16,7 +16,7 @@ LAST = {SHORT: 3, LONG: 5}
 HEAD = """\
 ## On FashionMNIST
 
-LeNet, 16 clients of which 8 a round, 5 steps of 64, 300 rounds, seed 0, by `python benchmarks/fashion_table.py` on one
+LeNet, 16 clients of which 8 a round, 5 steps of 64, 300 rounds, seed 0, by `python -m benchmarks.fashion_table` on one
 thread. Data are split by a Dirichlet law, 10 (nearly alike) and 0.1 (most classes on few clients). Test accuracy in per
 cent at the end, and in brackets the mean of the last five evaluations, 20 rounds apart. Each method's step size is the
 best of a small grid (`benchmarks/fashion_table.yaml`) after 25 rounds at Dirichlet 10, by test accuracy; one that did
