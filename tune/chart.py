@@ -1,4 +1,4 @@
-"""Learning curves as a PNG."""
+"""Learning curves as an image file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette, told apart by colour-blind readers too; markers tell them apart in print."""
+"""The palette of Okabe and Ito, which colour-blind readers can distinguish; markers distinguish the lines in print."""
 MARKERS = "os^DvPX"
 
 
 def curves(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path, title: str) -> None:
-    """label -> (round, accuracy) points, one line each, labelled at the line's end."""
+    """Draw one line per run. runs: label -> (round, accuracy) points, accuracy in [0, 1]; path: file to write."""
     import matplotlib
 
     matplotlib.use("Agg")

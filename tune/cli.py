@@ -1,11 +1,11 @@
-"""The command line. Light to import: torch, Ray and MLflow load only when a run starts."""
+"""The command line. The module is quick to import: torch, Ray and MLflow are loaded only when a run starts."""
 
 from __future__ import annotations
 
 from .keyboard import arm, finish, keyboard
 
 if __name__ == "__main__":
-    arm()  # before the other imports, which take a moment
+    arm()  # before the other imports, which take some time
 
 import functools
 import json
@@ -18,13 +18,13 @@ import click
 from ..engine.errors import ConfigError, FedFleetError
 from .cluster.cli import COMMANDS, at, on_cluster
 from .leftovers import Out
-from .outcome import resumable, show_result, told
+from .outcome import report_errors, resumable, show_result
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fedfleet")
 def main() -> None:
-    """FedFleet: federated optimisation at scale, stateful clients, runs that repeat to the bit."""
+    """FedFleet: federated optimisation at scale, with stateful clients and runs that can be repeated bit for bit."""
 
 
 @main.command()
@@ -33,8 +33,10 @@ def main() -> None:
 @click.option("--out", type=Out(), help="Folder for the run's files (default: runs/<run id>).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
-@click.option("--detach", is_flag=True, help="Leave the run on the cluster; `fedfleet attach` comes back to it.")
-@told
+@click.option(
+    "--detach", is_flag=True, help="Start the run on the cluster and return; `fedfleet attach` follows it later."
+)
+@report_errors
 def run(
     experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None, detach: bool
 ) -> None:
@@ -64,15 +66,16 @@ def run(
 @main.command()
 @click.argument("run", metavar="DIRECTORY")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=Out(), help="Of a URL: folder for the run's files here.")
+@click.option("--out", type=Out(), help="Local folder for the run's files; only if DIRECTORY is a URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
-@told
+@report_errors
 def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None) -> None:
-    """Go on with the run in DIRECTORY from its last checkpoint, to the same bits as a run without a break.
+    """Continue the run in DIRECTORY from its last checkpoint. The result has the same bits as an uninterrupted run.
 
-    DIRECTORY may be a URL, what `checkpoint.folder` was: then the run's folder here is made of what is there. Plug-ins
-    that its config.yaml names are executed, also files that lie beside it: resume no folder that you do not trust.
+    DIRECTORY may be a URL, the value of `checkpoint.folder`: the run's files are then copied from there into a local
+    folder first. Plug-ins that its config.yaml names are executed, including files that lie beside it: do not resume
+    a folder that you do not trust.
     """
     from .files import load
 
@@ -82,7 +85,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 
         directory = bring(run, out)
     elif out is not None:
-        raise ConfigError(f"--out is for a run that is resumed from a URL, {run} is a folder; leave it out")
+        raise ConfigError(f"--out is only for a run that is resumed from a URL, and {run} is a folder; leave --out out")
     if not (directory / "config.yaml").is_file():
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
@@ -98,11 +101,11 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@told
+@report_errors
 def show(experiment: str, overrides: tuple[str, ...]) -> None:
-    """Print the resolved configuration, the parameters by kind and the bytes that a round will move.
+    """Print the resolved configuration, the parameters by kind, and the bytes that one round sends.
 
-    No round is run, but plug-ins that EXPERIMENT names are executed, also files that lie beside it.
+    No round is run, but plug-ins that EXPERIMENT names are executed, including files that lie beside it.
     """
     from .files import load
 
@@ -115,14 +118,22 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("study")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=Out(), help="Folder (default: runs/studies/NAME); goes on with it.")
-@click.option("--scale", type=float, help="Multiply the rounds by this; the report says so.")
-@click.option("--rounds", type=int, help="Rounds of every run, in the place of the study's.")
-@click.option("--clients", type=int, help="Clients, in the place of the study's; the cohort in proportion.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Cells at once (default: as many as there are processors).")
+@click.option(
+    "--out",
+    type=Out(),
+    help="Folder of the study (default: runs/studies/NAME); a study that is already there is continued.",
+)
+@click.option("--scale", type=float, help="Multiply the number of rounds by this factor; the report says so.")
+@click.option("--rounds", type=int, help="Rounds of every run, instead of the study's.")
+@click.option("--clients", type=int, help="Clients, instead of the study's; the cohort shrinks in proportion.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Cells that run at the same time (default: the number of processors, or as many as fit a cluster).",
+)
 @click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
 @at
-@told
+@report_errors
 def study(
     study: str,
     overrides: tuple[str, ...],
@@ -132,21 +143,23 @@ def study(
     address: str | None,
     **reduced: Any,
 ):
-    """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or go on with it where it stopped."""
+    """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped."""
     from .study_run.command import run_named
 
     given = {key: value for key, value in reduced.items() if value is not None}
     if address is not None:
         overrides = (f"experiment.engine.address={address}", *overrides)
     if failed := run_named(study, overrides, given, out, jobs, keep_models):
-        raise FedFleetError(f"{failed} of the study's cells failed; the report says why, the same command tries again")
+        raise FedFleetError(
+            f"{failed} of the study's cells failed; the report says why, and the same command tries them again"
+        )
 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@told
+@report_errors
 def report(folder: Path) -> None:
-    """Write report.html and report.md of the study in FOLDER anew, of what has been run so far."""
+    """Write report.html and report.md of the study in FOLDER again, from the cells that have been run so far."""
     from .report.page import write_report
     from .study.folder import Folder
 
@@ -156,12 +169,18 @@ def report(folder: Path) -> None:
 @main.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
-@click.option("--lower", is_flag=True, help="Lower values are better.")
-@click.option("--target", "targets", multiple=True, type=float, help="For rounds, bytes, seconds to it (repeatable).")
-@click.option("--html", type=Out(), help="Also write a page with charts.")
-@told
+@click.option("--lower", is_flag=True, help="Lower values of the metric are better.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=float,
+    help="Value of the metric; the report says how many rounds, bytes and seconds it took (repeatable).",
+)
+@click.option("--html", type=Out(), help="Also write an HTML page with charts to this file.")
+@report_errors
 def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None) -> None:
-    """Compare the runs in these folders; runs that differ in the seed alone are one line."""
+    """Compare the runs in these folders. Runs that differ only in the seed are shown as one line."""
     from .compare import compare_runs
 
     click.echo(compare_runs(runs, metric, lower, targets, html))
@@ -170,31 +189,31 @@ def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[flo
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=Out(), help="Folder (default: runs/searches/<search id>).")
-@click.option("--paper-grid", is_flag=True, help="Search the grid that a paper prints for the method.")
-@click.option("--paper", default="auto", help="Which paper's, where several print one; implies --paper-grid.")
-@click.option("--resume", "go_on", is_flag=True, help="Go on with the search in the folder EXPERIMENT.")
+@click.option("--out", type=Out(), help="Folder of the search (default: runs/searches/<search id>).")
+@click.option("--paper-grid", is_flag=True, help="Search the grid that a paper gives for the method.")
+@click.option("--paper", default="auto", help="Name of the paper, if several give a grid; implies --paper-grid.")
+@click.option("--resume", "go_on", is_flag=True, help="Continue the search in the folder EXPERIMENT.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object on the last line.")
 @at
-@told
+@report_errors
 def search(experiment: str, overrides: tuple[str, ...], as_json: bool, address: str | None, **how: Any) -> None:
-    """Search the ranges in EXPERIMENT, a YAML file or a shipped name: Optuna proposes, Ray Tune runs.
+    """Search the ranges in EXPERIMENT, a YAML file or a shipped name. Optuna proposes values, Ray Tune runs the trials.
 
-    A range stands for a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
+    A range takes the place of a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
     """
-    from .search.command import run_search, told_of
+    from .search.command import run_search, text_of
 
     found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)
-    click.echo(json.dumps(found.summary()) if as_json else told_of(found))
+    click.echo(json.dumps(found.summary()) if as_json else text_of(found))
 
 
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--out", type=Out(), default="partition.png", help="The chart: .png, .svg or .pdf.")
-@told
+@click.option("--out", type=Out(), default="partition.png", help="File for the chart: .png, .svg or .pdf.")
+@report_errors
 def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
-    """Draw who has how much of what in EXPERIMENT, and print how unlike its clients are."""
+    """Draw how the data of EXPERIMENT are distributed over its clients, and print measures of their heterogeneity."""
     from .files import load
     from .partition import describe
 
@@ -203,24 +222,45 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
 
 @main.command()
 @click.argument("works", nargs=-1, metavar="[w1|w2|w3|engine.a=b …]")
-@click.option("--method", "methods", multiple=True, help="Beside fedavg, on the first work (default: scaffold, …).")
-@click.option("--peer", "peers", multiple=True, metavar="NAME=COMMAND", help="Another simulator's, see the README.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of every line.")
-@click.option("--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Rounds timed in a run.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="The plain loop has two.")
-@click.option("--out", type=Out(), help="Also draw the ratios: .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print all pairs as one JSON object on the last line.")
-@told
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    help="Method to time beside fedavg, on the first work (default: scaffold and fedmuon_bc).",
+)
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    help="Command of another simulator to time; see the README.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Number of runs of every line."
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=10, show_default=True, help="Number of timed rounds of a run."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Number of workers of the engine; the plain loop has two processes.",
+)
+@click.option("--out", type=Out(), help="Also draw the ratios into this file: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print all measurements as one JSON object on the last line.")
+@report_errors
 def bench(
     works: Sequence[str], methods: Sequence[str], peers: Sequence[str], out: Path | None, as_json: bool, **how: int
 ) -> None:
-    """Time the engine on this machine beside a plain two-process PyTorch loop, in turn: minutes."""
+    """Compare the speed of the engine on this machine with a plain two-process PyTorch loop. It takes minutes."""
     from .bench.command import bench as start
-    from .bench.command import lines_of, summary, told_of
+    from .bench.command import lines_of, summary, text_of
 
     with keyboard():
         found = start(lines_of(works, methods, peers), how, out, functools.partial(click.echo, err=True))
-    click.echo(json.dumps(summary(found)) if as_json else told_of(found))
+    click.echo(json.dumps(summary(found)) if as_json else text_of(found))
 
 
 KINDS = {
@@ -239,7 +279,7 @@ KINDS = {
 @main.command(name="list")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.option("--plugin", "plugins", multiple=True, help="Also load this file or module (may be repeated).")
-@told
+@report_errors
 def list_(kind: str, plugins: tuple[str, ...]) -> None:
     """List what can be chosen by name."""
     from .listing import listing

@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ in the seed alone are one line, called after what sets it apart."""
+"""Comparison of runs. Runs that differ only in the seed form one line, labelled by the settings that set it apart."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
-from .study.cells import IDLE
+from .study.cells import WITHOUT_EFFECT
 from .study.folder import column, points_of, read_json
 from .study.spec import Report
 
 
 def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Sequence[float], html: Path | None) -> str:
-    """The tables as text; `html`: where to write the page too."""
+    """Compare runs; returns the tables as text.
+
+    folders: of runs, studies or searches. metric: a column of rounds.parquet. lower: whether lower values are better.
+    targets: values of the metric to reach. html: file for an HTML page as well, or None.
+    """
     report = Report(metric=metric, best="min" if lower else "max", targets=tuple(targets))
     unique = {folder.resolve(): folder for path in folders for folder in runs_in(path)}
     found = findings_of(list(unique.values()), report)
     if all(run.points is None for run in found.runs):
         known = ", ".join(metrics_of(folders[0])) or "none"
-        raise ConfigError(f"--metric {metric}: no run measured it; the first has {known}")
+        raise ConfigError(f"--metric: no run has a column {metric}; the first run has {known}")
     if html is None:
         return text(found, tables(found))
     if html.suffix != ".html":
-        raise ConfigError(f"--html {html} must end with .html; charts and a .md file go beside it")
+        raise ConfigError(f"--html must end with .html, got {html}; the charts and a .md file are written beside it")
     html.parent.mkdir(parents=True, exist_ok=True)
     return write_page(found, html.parent, html.stem)
 
 
 def runs_in(path: Path) -> list[Path]:
-    """A run's folder, or all those in a study's or search's folder."""
+    """The folders of runs at a path: the path itself, or all runs in a study's or search's folder."""
     if (path / "config.yaml").is_file():
         return [path]
     below = sorted(file.parent for file in path.glob("**/config.yaml")) if path.is_dir() else []
@@ -46,6 +50,7 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def metrics_of(path: Path) -> list[str]:
+    """The metrics that the first run at a path has measured."""
     import pyarrow.parquet as pq
 
     first = runs_in(path)[0] / "rounds.parquet"
@@ -57,7 +62,7 @@ def metrics_of(path: Path) -> list[str]:
 
 
 def findings_of(folders: list[Path], report: Report) -> Findings:
-    configurations = [telling(yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
+    configurations = [numeric_settings(yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
     labels = labels_of(configurations)
     seeds = [seed_of(folder) for folder in folders]
     labels = apart(labels, seeds, folders)
@@ -66,9 +71,11 @@ def findings_of(folders: list[Path], report: Report) -> Findings:
 
 
 def apart(labels: list[str], seeds: list[int], folders: list[Path]) -> list[str]:
-    """Labels of runs that are equal in all that is in their configurations, told apart by their folders: two versions
-    of a plug-in, say, or one configuration on two machines. A label that some runs of equal seed share gets the folder
-    in every run."""
+    """The labels, made unique by the folders' names where runs have the same configuration and seed.
+
+    Examples are two versions of a plug-in, or one configuration on two machines. A label that several runs of the same
+    seed share gets the folder's name in every run.
+    """
     pairs = list(zip(labels, seeds, strict=True))
     shared = {label for label, seed in pairs if pairs.count((label, seed)) > 1}
     short = [folder.name for folder, label in zip(folders, labels, strict=True) if label in shared]
@@ -83,24 +90,26 @@ def seed_of(folder: Path) -> int:
     return int(yaml.safe_load((folder / "config.yaml").read_text()).get("seed", 0))
 
 
-def telling(data: dict[str, Any]) -> dict[str, Any]:
-    """What moves a run's numbers, but for its seed, by dotted key."""
+def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings that influence a run's numbers, without the seed, by dotted key."""
     for part in ("workload", "method"):
         if isinstance(data.get(part), str):
             data[part] = {"name": data[part]}
-    return {k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(IDLE)}
+    return {
+        k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(WITHOUT_EFFECT)
+    }
 
 
 def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
-    """The method's name and the values of all keys in which the runs differ."""
+    """A label for each run: the method's name and the values of all keys in which the runs differ."""
     keys = sorted({key for data in configurations for key in data})
     differ = [key for key in keys if len({str(data.get(key)) for data in configurations}) > 1]
     return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
 
 
 def label_of(data: dict[str, Any], differ: list[str]) -> str:
-    told = [f"{key.removeprefix('method.')} {data[key]}" for key in differ if key in data]
-    return ", ".join([str(data.get("method.name", "method")), *told])
+    differing = [f"{key.removeprefix('method.')} {data[key]}" for key in differ if key in data]
+    return ", ".join([str(data.get("method.name", "method")), *differing])
 
 
 def run_of(folder: Path, label: str, report: Report) -> Run:

@@ -1,6 +1,6 @@
-"""`make demo`: four methods on handwritten digits, 100 clients with few classes each, 20 a round, on Ray.
+"""`make demo`: four methods on handwritten digits. 100 clients have few classes each, and 20 of them form a cohort.
 
-Step sizes are the best of `python benchmarks/digits_steps.py`.
+The step sizes are the best of `python benchmarks/digits_steps.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def accuracies(result: Result) -> list[tuple[int, float]]:
 
 
 def rounds_to(points: list[tuple[int, float]], target: float) -> str:
-    """The first evaluated round at or above the target."""
+    """The first evaluated round whose accuracy is at least the target, as text."""
     return next((str(number) for number, value in points if value >= target), "–")
 
 
@@ -61,7 +61,7 @@ def main() -> None:
 
     started, run_id = time.perf_counter(), new_run_id()
     folder = Path("runs") / f"demo-{run_id}"
-    print("Four methods, 100 clients, 20 a round, Dirichlet 0.1, 100 rounds each, on Ray …", flush=True)
+    print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each, on Ray …", flush=True)
     start_ray(prepare(experiment("FedAvg"), run_id))  # one Ray for all four
     results: dict[str, Result] = {}
     try:
@@ -72,7 +72,7 @@ def main() -> None:
         ray.shutdown()
     chart = folder / "accuracy.png"
     points: dict[str, Any] = {label: accuracies(result) for label, result in results.items()}
-    curves(points, chart, "Digits, 100 clients, 20 a round, Dirichlet 0.1")
+    curves(points, chart, "Digits, 100 clients, cohorts of 20, Dirichlet 0.1")
     print(f"\n{table(results)}\n\nchart: {chart}\nruns:  {folder}")
     print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
     print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")

@@ -1,4 +1,7 @@
-"""Experiment files: YAML, by path or by a shipped name, with `a.b=c` overrides. Command line > file > default."""
+"""Experiment files: YAML, by path or by a shipped name, with `a.b=c` overrides.
+
+The command line has priority over the file, and the file over the defaults.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,14 @@ from ..engine.config.schema import Experiment, experiment
 from ..engine.errors import ConfigError, nearest
 
 EXCLUSIVE = {"federation.local": ("steps", "epochs")}
-"""Keys of which an override of one drops the file's other."""
-
+"""Section -> keys that exclude each other: an override of one removes the others that the file sets."""
 
 MERGE = "tag:yaml.org,2002:merge"
-"""Of the key <<, whose mapping gives defaults to the one it stands in."""
+"""Tag of the key <<, whose value is a mapping of defaults for the mapping that contains the key."""
 
 
 class Loader(yaml.SafeLoader):
-    """The safe loader, refusing keys given twice, and reading 1e-3 as the number it is."""
+    """PyYAML's safe loader, which also refuses repeated keys and reads 1e-3 as a number."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
@@ -42,21 +44,23 @@ Loader.add_implicit_resolver(
 
 
 def shipped() -> dict[str, Path]:
-    """The experiment files that come with the package, by name."""
+    """The experiment files that come with the package: name -> path."""
     folder = resources.files(__package__ or "") / "experiments"
     return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".yaml")}
 
 
 def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a file or a shipped name, overridden."""
+    """The experiment in a file, or of a shipped name, with the overrides applied. Raises ConfigError."""
     data = load_data(source, overrides)
     if "search" in data:
-        raise ConfigError(f"{source} holds a search; start it by `fedfleet search {source}`, or run the file it writes")
+        raise ConfigError(
+            f"{source} holds a search; start it by `fedfleet search {source}`, or run the file that the search writes"
+        )
     return experiment(data)
 
 
 def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The same as plain data, before it is validated."""
+    """The same as plain data, before validation."""
     path = shipped().get(source, Path(source))
     if not path.is_file():
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
@@ -70,13 +74,14 @@ def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def own(value: Any) -> Any:
-    """A copy in which the places of an alias no longer share one mapping, so that an override changes one of them."""
+    """A deep copy in which the places of a YAML alias share no mapping, so that an override changes one of them."""
     if isinstance(value, dict):
         return {key: own(inner) for key, inner in value.items()}
     return [own(inner) for inner in value] if isinstance(value, list) else value
 
 
 def read(path: Path) -> str:
+    """The text of a file; ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,10 +89,11 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, where: str) -> Any:
+    """The data of a YAML text; `where` names the text in the ConfigError."""
     try:
         return own(yaml.load(text, Loader))
     except RecursionError:
-        raise ConfigError(f"{where} is not valid YAML: it holds itself; remove the alias") from None
+        raise ConfigError(f"{where} is not valid YAML: an alias contains itself; remove the alias") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
@@ -95,11 +101,12 @@ def parse(text: str, where: str) -> Any:
 
 
 def listed(value: Any) -> list[Any]:
+    """A list of the value's items, or of the value if it is none; empty for None."""
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def located(plugin: Any, file: Path) -> Any:
-    """A plug-in's path as seen from the experiment file, else from here."""
+    """The absolute path of a plug-in that lies beside the experiment file; any other plug-in as it is given."""
     if isinstance(plugin, str) and plugin.endswith(".py"):
         beside = file.parent / plugin
         return str(beside.resolve() if beside.is_file() else plugin)
@@ -107,8 +114,11 @@ def located(plugin: Any, file: Path) -> Any:
 
 
 def override(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply `a.b=c`. Another name for a part starts from that part's own defaults: what the file said to the old one
-    is dropped, what the command line says to the new one is kept."""
+    """Apply overrides `a.b=c` to `data`, in place.
+
+    If an override changes the `name` of a part, the arguments that the file gave to the old part are removed, and
+    those that other overrides give to the new part are kept.
+    """
     pairs = [pair(text) for text in overrides]
     pairs.sort(key=earliness)
     for keys, _ in pairs:
@@ -122,14 +132,14 @@ def override(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def earliness(override: tuple[list[str], Any]) -> tuple[int, bool]:
-    """A whole part before its name, its name before its arguments, whatever order they were given in."""
+    """Sort key: a whole part comes before its name, and its name before its arguments."""
     keys, _ = override
     named = keys[-1] == "name" and len(keys) > 1
     return len(keys) - named, named
 
 
 def inside(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The mapping at a path, made where there is none; a part given by its bare name becomes {name: …}."""
+    """The mapping at a path. It is created if it is missing; a part given by its bare name becomes {name: …}."""
     for at, key in enumerate(keys, 1):
         inner = data.get(key)
         if inner is not None and not isinstance(inner, str | dict):
@@ -142,6 +152,7 @@ def inside(data: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def drop_rivals(data: dict[str, Any], keys: list[str]) -> None:
+    """Remove the keys that the key at this path excludes; see EXCLUSIVE."""
     rivals = EXCLUSIVE.get(".".join(keys[:-1]), ())
     if keys[-1] in rivals:
         place = inside(data, keys[:-1])
@@ -150,6 +161,7 @@ def drop_rivals(data: dict[str, Any], keys: list[str]) -> None:
 
 
 def pair(text: str) -> tuple[list[str], Any]:
+    """(path, value) of an override; ConfigError if the text is none."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"{text} is not an override; write key=value, as in federation.rounds=100")

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts and ends. Nothing heavy is imported here, so that it is heard from the first moment."""
+"""Handling of Ctrl-C while a command starts and ends. It imports nothing large, so that Ctrl-C works at once."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from contextlib import contextmanager
 from typing import Any
 
 INTERRUPTED = 128
+"""Exit status of a command that a signal ended, less the signal's number."""
 
 
-def leave(number: int, frame: Any) -> None:
-    """End at once, while packages are imported and nothing is at stake: an exception in the middle of an import of C++
-    code may abort the process, and one in a destructor is lost."""
+def exit_now(number: int, frame: Any) -> None:
+    """Signal handler that ends the process at once. It is for the time in which packages are imported, when there is
+    nothing to lose: an exception in the middle of an import of C++ code may abort the process, and an exception in a
+    destructor is lost."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED + number)
 
 
 def arm() -> None:
-    """Until a run takes the signal for itself, Ctrl-C ends the process at once."""
-    signal.signal(signal.SIGINT, leave)
+    """Make Ctrl-C end the process at once, until a run installs its own handler."""
+    signal.signal(signal.SIGINT, exit_now)
 
 
 @contextmanager
 def keyboard() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt meanwhile, for commands that have something to say or to end."""
+    """Ctrl-C raises KeyboardInterrupt in this context, for commands that print a message or clean up when they end."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -35,8 +37,8 @@ def keyboard() -> Iterator[None]:
 
 
 def finish(commands: Callable[[], Any]) -> None:
-    """Carry out the command. One that was interrupted ends without the interpreter's own end: threads may be in the
-    middle of an import, and would abort it."""
+    """Run the command. If it was interrupted, the process exits without the interpreter's shutdown, which would abort
+    if a thread is in the middle of an import."""
     try:
         commands()
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""Where the files of a run, a search or a study may go."""
+"""Checks of `--out`: the folder for the files of a run, a search or a study."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import click
 
 
 class NoFolder(click.ClickException):
+    """The value of an option is no path."""
+
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
@@ -16,7 +18,7 @@ class NoFolder(click.ClickException):
 
 
 class Out(click.ParamType):
-    """A path on the command line. The empty text is refused: as a path it would be the folder that one is in."""
+    """Type of a path on the command line. The empty text is refused, since it would mean the current folder."""
 
     name = "path"
 
@@ -28,7 +30,7 @@ class Out(click.ParamType):
 
 
 def check_out(out: Path) -> None:
-    """Refuse a folder that could not be made, before anything is computed."""
+    """Raise ConfigError for a folder that cannot be created, before anything is computed."""
     from ..engine.config.limits import check_folder
 
     check_folder(f"--out {out}", out)

@@ -1,4 +1,4 @@
-"""The command `fedfleet`. Nothing heavy is imported here, so that Ctrl-C is heard from the first moment on."""
+"""The entry point of the command `fedfleet`. It imports nothing large, so that Ctrl-C works from the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends: what it prints, and with which status."""
+"""The end of a command: what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import click
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
 
 
-def told(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One sentence and a status instead of a traceback: 2 for what cannot run as written, 1 for what failed."""
+def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of commands that prints an error as one sentence instead of a traceback.
+
+    The exit status is 2 for a configuration that cannot run, 1 for a failure, 128 + signal for an interruption.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -43,8 +46,10 @@ def fail(error: Exception, status: int) -> None:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on, where a run that stops early left a checkpoint. What Ray prints meanwhile goes to stderr:
-    stdout is for the result."""
+    """Add to the error of a run that stops early how to resume it, if it has left a checkpoint in `folder`.
+
+    What Ray prints in this context goes to standard error, since standard output is for the result.
+    """
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -63,10 +68,11 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def show_result(result: Any, as_json: bool) -> None:
-    click.echo(json.dumps(result.summary()) if as_json else told_of(result))
+    click.echo(json.dumps(result.summary()) if as_json else text_of(result))
 
 
-def told_of(result: Any) -> str:
+def text_of(result: Any) -> str:
+    """A run's result in three lines."""
     summary = result.summary()
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(

@@ -1,4 +1,4 @@
-"""A live line for a run on a terminal: round, loss, accuracy, clients per second, time left."""
+"""Progress of a run on a terminal: one line with the round, loss, accuracy, clients per second and remaining time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = ("loss", "accuracy", "clients/s")
 
 
 class Progress(Observer):
-    """An observer; shows nothing where standard error is not a terminal."""
+    """An observer that updates the line. It prints nothing if standard error is not a terminal."""
 
     def __init__(self) -> None:
         self.bar: Any = None

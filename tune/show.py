@@ -1,4 +1,4 @@
-"""What an experiment comes to before it runs: configuration, parameters by kind, bytes."""
+"""Description of an experiment before it runs: configuration, parameters by kind, bytes per round."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from ..engine.methods.batch_norm import Buffered
 from ..engine.methods.state_spec import StateSpec
 from ..engine.user_code import plugin_errors
 from .listing import columns
-from .partition import Dealt, told
+from .partition import PartitionSummary, table_of
 
 
 def describe(experiment: Experiment) -> str:
-    """Data that are not here are told, and are no error: nothing runs."""
+    """The description as text. Missing data are mentioned in it and are no error, since nothing runs."""
     run_spec = RunSpec.of("show", experiment)
     method, buffers = run_spec.method(), run_spec.buffers
     x = run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method):
-        forms = StateSpec(method, x)
-    tables = [parameters(x, buffers), "", *compression(method, forms), traffic(run_spec, x), data(run_spec)]
+        state_spec = StateSpec(method, x)
+    tables = [parameters(x, buffers), "", *compression(method, state_spec), traffic(run_spec, x), data(run_spec)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 
 def data(run_spec: RunSpec) -> str:
+    """The table of the partition, or why there are no data."""
     try:
-        return told(Dealt.of(run_spec))
+        return table_of(PartitionSummary.of(run_spec))
     except (ConfigError, ValueError) as error:
         return f"no data: {' '.join(str(error).split()).removeprefix('workload: ')}"
 
 
 def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
-    """Each tensor with its shape, and whether Muon's rules take it as a matrix or as a vector; buffers in one row."""
+    """A table of tensors with their shapes, and whether Muon's rules treat them as matrices or as vectors.
+
+    buffers: names of running statistics, which share one row.
+    """
     rows = [("tensor", "shape", "numbers", "kind")]
     x, apart = x.pick(set(x) - set(buffers)), sum(x[name].numel() for name in buffers)
     for (name, kind), leaf in zip(kinds(x.layout).items(), x.views(), strict=True):
@@ -53,10 +57,12 @@ def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
     return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
 
 
-def compression(method: Algorithm, forms: StateSpec) -> list[str]:
-    """What goes up in place of each compressed weight, and shares of the model; nothing where nothing is compressed.
-    The last line counts all that is sent, places, keys and scales as well, over the bytes of the parameters: the one
-    definition by which all compressions can be compared."""
+def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:
+    """A table of what clients send instead of each compressed weight, and shares of the model; [] without compression.
+
+    The last line divides all bytes that are sent, including indices, keys and scales, by the bytes of the parameters.
+    This is the definition by which all compressions can be compared.
+    """
     method = method.method if isinstance(method, Buffered) else method
     if not isinstance(method, Compressing):
         return []
@@ -66,27 +72,30 @@ def compression(method: Algorithm, forms: StateSpec) -> list[str]:
         sides = f"{weight.rows} x {weight.cols}"
         rows.append((weight.name, sides, text, f"{sent:,}", f"{sent / weight.numbers:.4f}"))
     rows.append(("the model, with all else", "", "", "", f"{report.ratio:.4f}"))
-    shares = f"of the model's {forms.model:,} B: up {forms.up / forms.model:.4f}, down {forms.down / forms.model:.4f}"
+    model = state_spec.model
+    shares = f"of the model's {model:,} B: up {state_spec.up / model:.4f}, down {state_spec.down / model:.4f}"
     return [columns(rows), shares, ""]
 
 
 def traffic(run_spec: RunSpec, x: Tree) -> str:
-    forms, plan = StateSpec(run_spec.method(), x), run_spec.experiment.federation
+    """A table of the bytes that a client keeps and sends, and of those of a round; the block and the kernels."""
+    state_spec, federation = StateSpec(run_spec.method(), x), run_spec.experiment.federation
     rows = [
-        ("per client", f"keeps {forms.kept:,} B", f"down {forms.down:,} B", f"up {forms.up:,} B"),
+        ("per client", f"keeps {state_spec.kept:,} B", f"down {state_spec.down:,} B", f"up {state_spec.up:,} B"),
         (
             "per round",
-            f"{plan.cohort} clients",
-            f"down {plan.cohort * forms.down:,} B",
-            f"up {plan.cohort * forms.up:,} B",
+            f"{federation.cohort} clients",
+            f"down {federation.cohort * state_spec.down:,} B",
+            f"up {federation.cohort * state_spec.up:,} B",
         ),
     ]
-    if forms.buffers:
-        total = plan.cohort * forms.buffers
+    if state_spec.buffers:
+        total = federation.cohort * state_spec.buffers
         rows.append(("per round", "running statistics", f"down {total:,} B", f"up {total:,} B"))
-    measured = "" if given(run_spec) else ", if the run is too short to measure what is quickest"
+    measured = "" if is_given(run_spec) else ", if the run is too short to measure which plan is fastest"
     return columns(rows) + f"\nblocks of {run_spec.block(x.flat.numel())} clients, {run_spec.kernels} kernels{measured}"
 
 
-def given(run_spec: RunSpec) -> bool:
+def is_given(run_spec: RunSpec) -> bool:
+    """Whether the settings say which block and which kernels to use."""
     return "auto" not in (run_spec.experiment.engine.block, run_spec.experiment.engine.kernels)

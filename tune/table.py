@@ -1,4 +1,4 @@
-"""Trackers that experiments choose by name."""
+"""The table of trackers, which experiments choose by name."""
 
 from __future__ import annotations
 

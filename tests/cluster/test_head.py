@@ -161,9 +161,9 @@ def test_nobody_there(head, tmp_path):
 def test_the_doctor(head, tmp_path):
     well = head(tmp_path, "doctor", "digits", "engine.workers=2", "--address", head.address)
     assert well.returncode == 0, well.stdout + well.stderr
-    assert "versions as here" in well.stdout
+    assert "same versions as here" in well.stdout
     assert "authentication: by token" in well.stdout
-    assert "2 asked, granted: 2 on" in well.stdout
+    assert "2 requested, granted: 2 on" in well.stdout
     ill = head(tmp_path, "doctor", "digits", "engine.workers=3", "tracking.uri=sqlite:////no/such/folder/x.db",
                "--address", head.address)  # fmt: skip
     assert ill.returncode == 1

@@ -1,4 +1,4 @@
-"""Clients' own test rows: by fraction, by a column, with natural clients; rows that nobody has are told."""
+"""Clients' own test rows: by fraction, by a column, with natural clients; rows that no client has are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.runs.result import Result
-from fedfleet.tune.partition import Dealt, told
+from fedfleet.tune.partition import PartitionSummary, table_of
 from fedfleet.workloads.base import ClientIndex
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic
@@ -198,6 +198,6 @@ def test_natural_with_fewer_clients_says_how_many_rows_it_leaves_out(backend, ta
 
 
 def test_the_partition_command_says_it_too(table):
-    said = told(Dealt.of(RunSpec.of("partition", plan(table, 5, {"held_out": 0.25}))))
+    said = table_of(PartitionSummary.of(RunSpec.of("partition", plan(table, 5, {"held_out": 0.25}))))
     assert "5 clients, 60 training rows, 40 test rows, 20 rows held out by clients" in said
     assert "160 of 240 training rows belong to no client" in said

@@ -277,7 +277,7 @@ def test_what_cannot_be_brought(tmp_path):
         bring(there, out)
     done = invoke("resume", str(tmp_path / "a" / "out"), "--out", str(tmp_path / "c"))
     assert done.exit_code == 2
-    assert "--out is for a run that is resumed from a URL" in done.stderr
+    assert "--out is only for a run that is resumed from a URL" in done.stderr
 
 
 def test_addresses():

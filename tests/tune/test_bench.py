@@ -10,7 +10,7 @@ import pytest
 
 from fedfleet.engine.errors import FedFleetError
 from fedfleet.tune.bench import measure
-from fedfleet.tune.bench.command import costs, draw, lines_of, peer_of, told_of
+from fedfleet.tune.bench.command import costs, draw, lines_of, peer_of, text_of
 from fedfleet.tune.bench.measure import PARTS, Line, Pair, shares_of
 
 from .commands import invoke
@@ -75,7 +75,7 @@ def test_lines():
         (["w9"], "bench has no work w9; choose from w1, w2, w3"),
         (["w1", "--method", "sgd"], "bench has no method sgd; choose from fedavg"),
         (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
-        (["w1", "--peer", "pfl"], "--peer pfl: no command; give NAME=COMMAND"),
+        (["w1", "--peer", "pfl"], "--peer must be NAME=COMMAND, got 'pfl'"),
         (["w1", "--peer", "pfl=python {rounds"], "--peer pfl=python {rounds: no command"),
     ],
 )
@@ -97,10 +97,10 @@ def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (line,) = [line for line in lines_of(["w2"], [], [f"{peer.name}={peer.command}"]) if line.peer]
     timed = measure.pair(line, 4, 2)
     assert timed.ratio == 0.5
-    text = told_of(found((line, [timed])))
+    text = text_of(found((line, [timed])))
     assert "w2 slow" in text
     assert "0.50 (0.50 … 0.50)" in text
-    with pytest.raises(FedFleetError, match="slow did not tell its clients_per_s: a log"):
+    with pytest.raises(FedFleetError, match="slow did not print its clients_per_s: a log"):
         measure.pair(line._replace(peer=peer._replace(command=f"{sys.executable} -c 'print(\"a log\")'")), 4, 2)
     with pytest.raises(FedFleetError, match="slow cannot be run: "):
         measure.pair(line._replace(peer=peer._replace(command=f"{tmp_path}/absent")), 4, 2)
@@ -108,7 +108,7 @@ def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_medians_spreads_and_the_cost_of_a_method(tmp_path: Path):
     made = found((Line("w1"), pairs(1.0, 2.0, 1.5)), (Line("w1", "scaffold"), pairs(0.8, 1.0, 1.5)))
-    text = told_of(made)
+    text = text_of(made)
     assert "1.50 (1.00 … 2.00)" in text
     assert costs(made) == ["w1 scaffold: 1.25 (1.00 … 2.00) times the time of fedavg"]
     draw(made, tmp_path / "chart.svg")

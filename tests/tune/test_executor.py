@@ -76,13 +76,13 @@ class Listed(Source):
     def next(self) -> RunRequest | None:
         return self.waiting.pop(0) if self.waiting else None
 
-    def hear(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: Report) -> bool:
         self.heard.setdefault(key, []).extend(int(row["round"]) for row in report.rows)
         if report.status != "running":
             self.ends[key] = report
         return False
 
-    def died(self, key: str) -> None:
+    def on_process_death(self, key: str) -> None:
         self.ends[key] = None
 
 

@@ -191,7 +191,9 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     binary.write_bytes(b"\xff\xfe\x00\x81")
     assert "cannot be read" in refused(str(binary))
     assert "there is no experiment" in refused(str(tmp_path))
-    assert "it holds itself" in refused(written(tmp_path, "workload: &w {name: digits, again: *w}\nmethod: fedavg\n"))
+    assert "an alias contains itself" in refused(
+        written(tmp_path, "workload: &w {name: digits, again: *w}\nmethod: fedavg\n")
+    )
 
 
 # --- unknown names ----------------------------------------------------------------------------------------------------

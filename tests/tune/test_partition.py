@@ -12,7 +12,7 @@ import pytest
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.records.partition_file import partition_digest, read_partition, write_partition
 from fedfleet.tune.files import load
-from fedfleet.tune.partition import Dealt, measures, ordered
+from fedfleet.tune.partition import PartitionSummary, measures, ordered
 from fedfleet.workloads.base import ClientIndex
 from tests.tune.commands import invoke
 
@@ -22,8 +22,10 @@ LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")
 def test_measures_by_hand():
     """Two clients, four labels: one has 4 rows of a single label, one has 2 of each of two. Of all 8 rows, half have
     label 0 and a quarter each 1 and 3: total variation 1/2 of both."""
-    dealt = Dealt(ClientIndex(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1)
-    found = {name: values.tolist() for name, values in measures(dealt).items()}
+    summary = PartitionSummary(
+        ClientIndex(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1
+    )
+    found = {name: values.tolist() for name, values in measures(summary).items()}
     assert found == {
         "rows": [4, 4],
         "labels": [1, 2],
@@ -63,8 +65,8 @@ def test_a_set_without_labels_has_rows_only(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("digits", "--out", "chart.xyz"), "--out chart.xyz cannot be written"),
-        (("digits", "--out", "none/chart.png"), "--out none/chart.png cannot be written"),
+        (("digits", "--out", "chart.xyz"), "--out: chart.xyz cannot be written"),
+        (("digits", "--out", "none/chart.png"), "--out: none/chart.png cannot be written"),
         (("fashion_mnist",), "workload: data_root must name the folder"),
         (("digits", "workload.model=lenet"), "choose mlp or logistic"),
     ],

@@ -15,8 +15,8 @@ import yaml
 
 from fedfleet.engine import run
 from fedfleet.tune.search import search
-from fedfleet.tune.search.ledger import Ledger, storage_url
 from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.trial_store import TrialStore, storage_url
 
 from .commands import COMMAND, until
 from .test_search import EXCESS, spec
@@ -79,13 +79,13 @@ def seen(folder: Path) -> dict[int, tuple[Any, ...]]:
 
 def undisturbed(data: dict[str, Any], folder: Path) -> dict[int, tuple[Any, ...]]:
     """The same search, one trial after the other in this process."""
-    ledger = Ledger(plan(data), storage_url("auto", folder), "undisturbed")
-    while proposal := ledger.propose():
-        rows = run(ledger.plan.experiment(proposal.values)).rows
+    store = TrialStore(plan(data), storage_url("auto", folder), "undisturbed")
+    while proposal := store.propose():
+        rows = run(store.plan.experiment(proposal.values)).rows
         for row in rows:
             if "eval/excess" in row:
-                ledger.report(proposal.number, int(row["round"]), row["eval/excess"])
-        ledger.end(proposal.number, "finished", [rows[-1]["eval/excess"]], {})
+                store.report(proposal.number, int(row["round"]), row["eval/excess"])
+        store.end(proposal.number, "finished", [rows[-1]["eval/excess"]], {})
     (folder / "search.json").write_text('{"study": "undisturbed"}')
     return seen(folder)
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from fedfleet.tune.search.ledger import Trial
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.progress import Progress
+from fedfleet.tune.search.trial_store import Trial
 
 DATA = {
     "workload": "quadratic",

@@ -156,7 +156,7 @@ def test_an_absent_server_costs_a_warning_and_seconds(here: Path):
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 7
     (line,) = done.stderr.splitlines()
     assert line.startswith("warning: not tracked in MLflow: ")
-    assert line.endswith("; the run itself goes on")
+    assert line.endswith("; the run itself continues")
     assert SECRET not in done.stdout + done.stderr
     assert not [path for path in here.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert {path.name for path in here.iterdir()} == {"mine"}

@@ -1,7 +1,7 @@
-"""`fedfleet bench`: the engine against a plain PyTorch loop, alternated in one run.
+"""`fedfleet bench`: the speed of the engine and of a plain PyTorch loop, measured alternately.
 
 works        the federations that are timed, as a plug-in
-plain_loop   the yardstick
-measure      runs both in turn, ratios, where a round's time goes
-command      what is printed and drawn
+plain_loop   the plain PyTorch loop
+measure      runs both alternately; ratios, and the parts of a round's time
+command      the tables and the chart
 """

@@ -1,4 +1,4 @@
-"""What `fedfleet bench` prints and draws."""
+"""The lines, tables and chart of `fedfleet bench`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ OTHERS = ("scaffold", "fedmuon_bc")
 ALONE = {"block": 1, "kernels": "torch"}
 
 Found = dict[str, tuple[Line, list[Pair]]]
-"""By the line's name."""
+"""The line's name -> the line and its measurements."""
 
 
 def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] = ()) -> list[Line]:
-    """Of every work FedAvg, a client at a time and as the engine chooses, and the peers; on the first work the other
-    methods too. asked: works and settings; peers: NAME=COMMAND."""
+    """The lines to measure. Raises ConfigError.
+
+    Each work has FedAvg with one client at a time, FedAvg with the plan that the engine chooses, and the peers; the
+    first work has the other methods too. asked: works and settings `engine.a=b`; peers: NAME=COMMAND.
+    """
     works = [word for word in asked if "=" not in word]
     for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple(METHODS))):
         if unknown := set(words) - set(valid):
             raise ConfigError(f"bench has no {kind} {', '.join(sorted(unknown))}; choose from {', '.join(valid)}")
     data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])
-    experiment(data)  # ConfigError for what is no setting
+    experiment(data)  # raises ConfigError for an invalid setting
     engine, lines, others = data["engine"], [], [peer_of(word) for word in peers]
     for number, work in enumerate(works or WORKS):
         lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
@@ -44,6 +47,7 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
 
 
 def peer_of(word: str) -> Peer:
+    """The peer of an option NAME=COMMAND; ConfigError if there is no command."""
     name, _, command = word.partition("=")
     try:
         if name and shlex.split(command.format(work="w1", rounds=1)):
@@ -51,24 +55,24 @@ def peer_of(word: str) -> Peer:
     except (ValueError, KeyError, IndexError):
         pass
     raise ConfigError(
-        f"--peer {word}: no command; give NAME=COMMAND, one that prints a JSON line with clients_per_s; {{work}} and "
-        "{rounds} in it are filled in"
+        f"--peer must be NAME=COMMAND, got {word!r}; give a command that prints a JSON line with clients_per_s; "
+        "{work} and {rounds} in it are replaced"
     )
 
 
-def bench(lines: list[Line], how: dict[str, int], out: Path | None, tell: Callable[[str], None]) -> Found:
-    """how: repeats, rounds, workers."""
+def bench(lines: list[Line], how: dict[str, int], out: Path | None, log: Callable[[str], None]) -> Found:
+    """Measure the lines. how: repeats, rounds and workers; out: file of the chart; log: receives a line of progress."""
     found: Found = {}
-    for line, pair in alternate(lines, **how, tell=tell):
+    for line, pair in alternate(lines, **how, log=log):
         found.setdefault(line.name, (line, []))[1].append(pair)
     if out is not None:
         draw(found, out)
     return found
 
 
-def told_of(found: Found) -> str:
-    """Ratios to the plain loop, where a round's time goes, what a method costs, the machine."""
-    rows: list[tuple[str, ...]] = [("line", "of the plain loop", "clients/s", "first round, s", *PARTS)]
+def text_of(found: Found) -> str:
+    """Tables of the ratios to the plain loop, the parts of a round's time, the methods' costs, and the machine."""
+    rows: list[tuple[str, ...]] = [("line", "ratio to plain loop", "clients/s", "first round, s", *PARTS)]
     for name, (line, pairs) in found.items():
         shares = [f"{100 * median(p.parts[part] for p in pairs):.1f} %" for part in PARTS if not line.peer]
         first = "" if line.peer else f"{median(p.first for p in pairs):.1f}"
@@ -78,22 +82,23 @@ def told_of(found: Found) -> str:
 
 
 def costs(found: Found) -> list[str]:
-    """The other methods' time beside FedAvg's with the same settings, repeat by repeat."""
-    said = []
+    """The other methods' time relative to FedAvg's with the same settings, compared within each repeat."""
+    lines = []
     for name, (line, pairs) in found.items():
         base = found.get(line._replace(method="fedavg").name)
         if line.method != "fedavg" and base:
             times = [a.ratio / b.ratio for a, b in zip(base[1], pairs, strict=True)]
-            said.append(f"{name}: {spread(times)} times the time of fedavg")
-    return said
+            lines.append(f"{name}: {spread(times)} times the time of fedavg")
+    return lines
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median (least … most)."""
+    """The median, and in brackets the minimum and the maximum."""
     return f"{median(values):.2f} ({min(values):.2f} … {max(values):.2f})"
 
 
 def machine() -> str:
+    """Versions, processors and load of this machine."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} processors "
@@ -102,7 +107,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """As the system calls it."""
+    """The processor's model as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -117,7 +122,7 @@ def summary(found: Found) -> dict[str, Any]:
 
 
 def draw(found: Found, path: Path) -> None:
-    """Ratios as bars, from the least to the most as whiskers, the plain loop as a line at 1."""
+    """Draw median ratios as bars, minimum and maximum as whiskers, and the plain loop as a line at 1."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,7 +140,7 @@ def draw(found: Found, path: Path) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
-    axes.set(xlabel="clients per second, of the plain two-process PyTorch loop")
+    axes.set(xlabel="clients per second, relative to a plain two-process PyTorch loop")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""Lines of the benchmark: a work with a method and engine settings, timed in turn with the plain loop on that work."""
+"""The lines of the benchmark: a work with a method and engine settings, timed alternately with the plain loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .works import FEDERATIONS
 WARMUP = 2
 """Rounds that are not timed."""
 PARTS = ("compute", "data", "state", "reduce", "wait", "driver")
-"""Of a round: the workers' time by what they did, `wait` with no task; `driver`, between the tasks of two rounds."""
+"""Parts of a round's time: what the workers did, `wait` without a task; `driver`: between the tasks of two rounds."""
 
 SGD = {"rule": {"name": "sgd", "lr": 0.05}}
 METHODS: dict[str, dict[str, Any]] = {
@@ -35,14 +35,16 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Peer(NamedTuple):
-    """Another simulator: `command` prints, last, a JSON line with "clients_per_s", one number or one a round; {work}
-    and {rounds} in it are filled in."""
+    """Another simulator. The last line that `command` prints is a JSON object with "clients_per_s": a number, or a list
+    with one number per round. {work} and {rounds} in the command are replaced."""
 
     name: str
     command: str
 
 
 class Line(NamedTuple):
+    """What is timed. engine: settings of the section `engine`; peer: another simulator instead of the engine."""
+
     work: str
     method: str = "fedavg"
     engine: dict[str, Any] = {}  # noqa: RUF012 never written to
@@ -57,21 +59,21 @@ class Line(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The plain loop and a run beside it, medians over rounds."""
+    """One measurement of the plain loop and of a run after it; medians over rounds."""
 
     plain: float  # clients/s
-    ours: float  # or a peer's, of which no more is known
+    ours: float  # clients/s of the engine or the peer; nothing else is known of a peer
     first: float  # seconds from the call to the end of the first round
-    parts: dict[str, float]  # share of each of PARTS, of workers x round
-    chosen: str  # what was measured of the path, nothing where it is given
+    parts: dict[str, float]  # share of each of PARTS in workers x duration of a round
+    chosen: str  # the execution plan that was measured, "" if the settings give one
 
     @property
     def ratio(self) -> float:
         return self.ours / self.plain
 
 
-class Watch(Observer):
-    """An observer: when the first record came."""
+class FirstRound(Observer):
+    """An observer that measures the time until the first record, in seconds."""
 
     def __init__(self) -> None:
         self.began, self.first = time.perf_counter(), 0.0
@@ -87,22 +89,25 @@ def plain(work: str, rounds: int) -> float:
 
 
 def speed_of(name: str, command: list[str]) -> float:
-    """What a `Peer` tells, or the plain loop. FedFleetError where it does not."""
+    """Median clients per second that a command prints; FedFleetError if it prints none. name: for the message."""
     try:
-        told = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         raise FedFleetError(f"{name} cannot be run: {error}") from None
-    lines = told.stdout.splitlines()
+    lines = done.stdout.splitlines()
     try:
-        found = json.loads(lines[-1] if told.returncode == 0 else "")["clients_per_s"]
+        found = json.loads(lines[-1] if done.returncode == 0 else "")["clients_per_s"]
         return float(median(found) if isinstance(found, list) else found)
     except (IndexError, ValueError, KeyError, TypeError):
-        last = [line.strip() for line in (told.stderr or told.stdout).splitlines() if line.strip()] or ["nothing said"]
-        raise FedFleetError(f"{name} did not tell its clients_per_s: {last[-1]}") from None
+        last = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
+        raise FedFleetError(f"{name} did not log its clients_per_s: {last[-1]}") from None
 
 
-def settled(made: Experiment) -> tuple[Experiment, str]:
-    """With the path that a long run would take, and what is said of it; these runs are too short to be measured."""
+def with_execution_plan(made: Experiment) -> tuple[Experiment, str]:
+    """The experiment with the execution plan that a long run would choose, and a description of that plan.
+
+    The timed runs are too short to measure plans themselves.
+    """
     engine = made.engine
     if "auto" not in (engine.block, engine.kernels):
         return made, ""
@@ -113,6 +118,7 @@ def settled(made: Experiment) -> tuple[Experiment, str]:
 
 
 def pair(line: Line, rounds: int, workers: int) -> Pair:
+    """Measure the plain loop, then the line."""
     yardstick = plain(line.work, rounds)
     if line.peer:
         words = [word.format(work=line.work, rounds=rounds) for word in shlex.split(line.peer.command)]
@@ -128,9 +134,9 @@ def pair(line: Line, rounds: int, workers: int) -> Pair:
             "tracking": {"uri": "none"},
         }
     )
-    made, chosen = settled(made)
+    made, chosen = with_execution_plan(made)
     workers = made.engine.count_workers() if made.engine.backend == "ray" else 1
-    watch = Watch()
+    watch = FirstRound()
     rows = run(made, observers=[watch]).rows[WARMUP:-1]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in rows)
     shares = [shares_of(row, workers) for row in rows]
@@ -139,20 +145,20 @@ def pair(line: Line, rounds: int, workers: int) -> Pair:
 
 
 def shares_of(row: dict[str, float], workers: int) -> dict[str, float]:
-    """A round's time by PARTS, as shares that sum to 1."""
+    """A round's time by PARTS, as shares whose sum is 1."""
     whole = workers * row["time/seconds"]
     shares = {name: row[f"time/{name}"] / whole for name in PARTS[:-1]}
     return {**shares, "driver": 1 - sum(shares.values())}
 
 
 def alternate(
-    lines: list[Line], repeats: int, rounds: int, workers: int, tell: Callable[[str], None]
+    lines: list[Line], repeats: int, rounds: int, workers: int, log: Callable[[str], None]
 ) -> Iterator[tuple[Line, Pair]]:
-    """Every line once, then every line again: what disturbs the machine disturbs all of them."""
+    """Measure every line once, then every line again, so that a disturbance of the machine affects all of them."""
     for number in range(repeats):
         for line in lines:
             found = pair(line, rounds, workers)
-            tell(
+            log(
                 f"{number + 1}/{repeats}  {line.name}: {found.ours:.1f} clients/s, plain loop {found.plain:.1f}"
                 + ("" if line.peer else f", first round after {found.first:.1f} s")
                 + (f"; {found.chosen}" if found.chosen else "")

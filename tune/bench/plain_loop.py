@@ -1,9 +1,10 @@
-"""The yardstick: clients one at a time in two processes of one thread, plain PyTorch, no framework.
+"""The plain loop: two processes of one thread each train one client at a time in plain PyTorch, without a framework.
 
     python -m fedfleet.tune.bench.plain_loop --work w1
 
-Each process holds one model; for a client it copies the global weights in, takes K steps of SGD and adds the result to
-a running sum; the sums meet in shared memory. Prints one JSON line: clients per second of every timed round.
+Each process holds one model. For a client it copies the global weights into the model, takes K steps of SGD and adds
+the result to a running sum. The sums of both processes lie in shared memory. The program prints one JSON line with the
+clients per second of every timed round.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ LR = 0.05
 
 
 def loop(rank: int, work: str, shared: dict[str, torch.Tensor], go: Any, back: Any) -> None:
+    """One process. shared: weights `x`, and for each process its sum and its clients; a client -1 ends the process.
+    go, back: barriers at the beginning and the end of a round."""
     torch.set_num_threads(1)
     workload, plan = WORKLOADS[work](), FEDERATIONS[work]
     steps, batch = plan["local"]["steps"], plan["local"]["batch"]

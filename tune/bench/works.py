@@ -1,10 +1,10 @@
-"""The works of the benchmarks, as a plug-in: synthetic images, so that speed is all there is to see.
+"""The works of the benchmarks, as a plug-in. Their data are synthetic images, since only the speed matters.
 
-    w1   LeNet, 61,706 parameters           1000 clients, 100 a round, 5 steps of 10
-    w2   MLP 784-200-200-10, 199,210        1000 clients, 100 a round, 5 steps of 10
-    w3   FEMNIST's CNN, 1,206,590           200 clients, 20 a round, 5 steps of 20
+    w1   LeNet, 61,706 parameters           1000 clients, cohorts of 100, 5 steps of 10
+    w2   MLP 784-200-200-10, 199,210        1000 clients, cohorts of 100, 5 steps of 10
+    w3   FEMNIST's CNN, 1,206,590           200 clients, cohorts of 20, 5 steps of 20
 
-Standard normals 1 x 28 x 28 with uniform labels; every client has exactly one round's worth of rows.
+Images are standard normal, 1 x 28 x 28, with uniform labels; a client has exactly the rows of one round.
 
     cnn4         CNN4, 390,880              100 clients of 64 rows
     many_lenet   LeNet again                any number of clients of 10 rows
@@ -27,7 +27,7 @@ from ...workloads.models import LeNet, Mlp
 
 @dataclass(frozen=True)
 class Consecutive(Partition):
-    """Client i has rows i n / N … (i + 1) n / N - 1."""
+    """Client i has the rows from i n / N to (i + 1) n / N - 1."""
 
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         return ClientIndex.equal(np.arange(len(labels)), clients)
@@ -35,6 +35,8 @@ class Consecutive(Partition):
 
 @dataclass(frozen=True)
 class Femnist(Model):
+    """The convolutional network of FEMNIST, 1,206,590 parameters for 62 classes."""
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         features = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         return nn.Sequential(*features, nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, classes))
@@ -42,7 +44,7 @@ class Femnist(Model):
 
 @dataclass(frozen=True)
 class Noise(Classification):
-    """`examples`: rows in all."""
+    """Classification of standard normal images. `examples`: number of training rows."""
 
     model: Model = LeNet()
     partition: Partition = Consecutive()
@@ -62,11 +64,15 @@ class Noise(Classification):
 
 @dataclass(frozen=True)
 class FemnistNoise(Noise):
+    """The same with 62 classes."""
+
     classes: ClassVar[int] = 62
 
 
 @dataclass(frozen=True)
 class SmallNoise(Noise):
+    """The same with images of 8 x 8."""
+
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
 
 

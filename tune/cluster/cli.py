@@ -1,4 +1,4 @@
-"""The commands that are about clusters: submit, attach, doctor. Light to import, as the command line is."""
+"""The commands for clusters: submit, attach, doctor. The module is quick to import, as the command line is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 import click
 
 from ..leftovers import Out
-from ..outcome import show_result, told
+from ..outcome import report_errors, show_result
 
-at = click.option("--address", help="A running Ray: auto (on this machine), HOST:PORT, or ray://HOST:PORT.")
+at = click.option(
+    "--address", help="Address of a running Ray cluster: auto (on this machine), HOST:PORT, or ray://HOST:PORT."
+)
 
 
 def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tuple[str, ...]:
-    """--address as overrides; it wins over `engine.backend=local` of a file."""
+    """The overrides, with those of --address in front. keys: those to set (default: the backend and the address)."""
     if address is None:
         return tuple(overrides)
     keys = keys or ("engine.backend", "engine.address")
@@ -25,12 +27,17 @@ def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tup
 @click.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--address", required=True, help="The cluster's dashboard, http://HOST:8265, or auto on its head.")
-@click.option("--out", type=Out(), help="Folder on the cluster for the run's files (default: ~/fedfleet/RUN ID there).")
-@click.option("--detach", is_flag=True, help="Return once the job is accepted.")
-@told
+@click.option("--address", required=True, help="The cluster's dashboard, http://HOST:8265, or auto on its head node.")
+@click.option(
+    "--out", type=Out(), help="Folder on the cluster for the run's files (default: ~/fedfleet/<run id> there)."
+)
+@click.option("--detach", is_flag=True, help="Return as soon as the cluster has accepted the job.")
+@report_errors
 def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path | None, detach: bool) -> None:
-    """Run EXPERIMENT as a job of a cluster, which is sent this package, the file and its plug-ins; follow its log."""
+    """Run EXPERIMENT as a job of a cluster and follow its log.
+
+    This package, the file and its plug-ins are sent to the cluster.
+    """
     from .submit import follow, send
 
     job = send(experiment, overrides, address, str(out) if out else None)
@@ -41,17 +48,19 @@ def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path 
 
 @click.command()
 @click.argument("run", default="")
-@click.option("--address", help="The cluster's (default: auto); of a job: its dashboard's.")
+@click.option("--address", help="Address of the cluster (default: auto); for a job, address of the dashboard.")
 @click.option("--stop", is_flag=True, help="Ask the run to write a checkpoint and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
-@told
+@report_errors
 def attach(run: str, address: str | None, stop: bool, as_json: bool) -> None:
-    """Follow RUN, a detached run's id or folder, or a job's id, to its end; Ctrl-C leaves it going. Without RUN: list
-    the detached runs."""
+    """Follow RUN to its end: the id or folder of a detached run, or the id of a job. Ctrl-C does not stop the run.
+
+    Without RUN, list the detached runs.
+    """
     from .runs import follow_run, going
 
     if not run:
-        click.echo("\n".join(going(address or "auto")) or "no detached run")
+        click.echo("\n".join(going(address or "auto")) or "there is no detached run")
         return
     if run.startswith("raysubmit_"):
         from .submit import follow
@@ -64,11 +73,11 @@ def attach(run: str, address: str | None, stop: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("experiment", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
-@click.option("--address", help="The Ray to look at; unless given, that of EXPERIMENT, else this machine alone.")
-@click.option("--out", type=Out(), help="Folder that all nodes should see (default: runs).")
-@told
+@click.option("--address", help="The Ray cluster to check (default: that of EXPERIMENT, else only this machine).")
+@click.option("--out", type=Out(), help="Folder that all nodes should be able to read (default: runs).")
+@report_errors
 def doctor(experiment: str | None, overrides: tuple[str, ...], address: str | None, out: Path | None) -> None:
-    """Check versions on every node, resources asked and granted, shared storage, authentication, the MLflow store."""
+    """Check versions on every node, placement of workers, shared storage, authentication and the MLflow store."""
     from .doctor import examine
 
     examine(experiment, on_cluster(overrides, address), out or Path("runs"))

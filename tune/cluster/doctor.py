@@ -1,4 +1,4 @@
-"""`fedfleet doctor`: what a run would stumble over, found before it starts."""
+"""`fedfleet doctor`: finds what would stop a run, before it starts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..files import load
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
 NODE_SECONDS = 60.0
-"""What a node may take to answer: it imports nothing but the standard library."""
+"""Seconds that a node may take to answer; it only imports the standard library."""
 BUILD_SECONDS = 360.0
-"""What a node may take to build the kernels."""
+"""Seconds that a node may take to build the kernels."""
 ROOM = 64 * 2**20
-"""Of /dev/shm, below which boards and object stores have no place."""
+"""Free bytes of /dev/shm that shared memory and the object store need at least."""
 
 
 class Finding(NamedTuple):
-    """`well`: None for what is neither good nor bad."""
+    """The outcome of a check. `what`: was checked; `well`: None for a note; `text`: one sentence."""
 
     what: str
     well: bool | None
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def examine(source: str | None, overrides: Iterable[str], out: Path) -> None:
-    """Print all findings; FedFleetError if there is a problem."""
+    """Print all findings; raises FedFleetError if there is a problem. source: an experiment, or None."""
     experiment = load(source or "digits", overrides)
     problems = 0
     for finding in findings(experiment, out, asked=source is not None):
@@ -49,9 +49,9 @@ def examine(source: str | None, overrides: Iterable[str], out: Path) -> None:
 
 
 def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding]:
-    """asked: whether there is an experiment, whose workers are to be placed."""
+    """All findings. asked: whether the user named the experiment, so that the placement of its workers is checked."""
     ours = look("", PACKAGES)["versions"]
-    yield Finding("here", True, told(ours))
+    yield Finding("here", True, versions_text(ours))
     address = experiment.engine.address
     if address:
         try:
@@ -67,12 +67,13 @@ def findings(experiment: Experiment, out: Path, asked: bool) -> Iterator[Finding
     yield store_opens(experiment.tracking.uri)
 
 
-def told(versions: dict[str, str]) -> str:
+def versions_text(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: bool) -> Iterator[Finding]:
+    """Findings on the cluster that this process has joined. ours: package -> version on this machine."""
     import ray
 
     address = experiment.engine.address
@@ -80,7 +81,7 @@ def of_cluster(experiment: Experiment, out: Path, ours: dict[str, str], asked: b
         yield Finding("cluster", True, f"{address} answers")
         yield authentication()
         seen: list[bool] = []
-        there: list[Any] = []  # nodes that have this package
+        there: list[Any] = []  # the nodes that have this package
         with_mark = mark(out)
         try:
             for node, report in reports(with_mark):
@@ -103,12 +104,14 @@ def authentication() -> Finding:
     if token_found():
         return Finding("authentication", True, "by token")
     return Finding(
-        "authentication", None, "off: whoever reaches the cluster's ports can run code; set RAY_AUTH_MODE=token"
+        "authentication",
+        None,
+        "off: everybody who can reach the cluster's ports can run code on it; set RAY_AUTH_MODE=token",
     )
 
 
 def mark(out: Path) -> Path:
-    """A file that other nodes are asked for."""
+    """Create a file whose existence the nodes are asked for."""
     folder = next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())
     file = folder / f".fedfleet-doctor-{secrets.token_hex(8)}"
     file.write_text("")
@@ -116,8 +119,8 @@ def mark(out: Path) -> Path:
 
 
 def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-    """(node, what it says of itself), None where it does not answer. The function goes there by value: the package may
-    be missing."""
+    """(node, what `look` returns there, or None if it does not answer). The function is sent by value, since the
+    package may be missing there."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -138,7 +141,10 @@ def reports(mark: Path) -> Iterator[tuple[Any, dict[str, Any] | None]]:
 
 
 def look(mark: str, packages: tuple[str, ...]) -> dict[str, Any]:
-    """What a node says of itself; needs nothing of this package."""
+    """Name, versions and free shared memory of the node it runs on, and whether the file `mark` exists there.
+
+    The function uses nothing of this package.
+    """
     import os
     import platform
     import socket
@@ -156,9 +162,10 @@ def look(mark: str, packages: tuple[str, ...]) -> dict[str, Any]:
 
 
 def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen: list[bool]) -> Iterator[Finding]:
+    """Findings on a node. seen: receives whether the node can see the folder."""
     what = f"node {node.name}"
     if report is None:
-        yield Finding(what, False, f"does not answer within {NODE_SECONDS:g} s")
+        yield Finding(what, False, f"did not answer within {NODE_SECONDS:g} s")
         return
     seen.append(report["mark"])
     has = ", ".join(f"{node.room.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
@@ -166,13 +173,13 @@ def of_node(node: Any, report: dict[str, Any] | None, ours: dict[str, str], seen
     other = [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if theirs[name] != ours[name]]
     if theirs["fedfleet"] == "none":
         other.append("install fedfleet there, or use `fedfleet submit`")
-    yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "versions as here"))
+    yield Finding(what, not other, f"{report['host']}, {has}; " + ("; ".join(other) or "same versions as here"))
     if report["shm"] < ROOM:
-        yield Finding(what, False, f"/dev/shm has {report['shm'] >> 20} MiB left; give the container more")
+        yield Finding(what, False, f"/dev/shm has only {report['shm'] >> 20} MiB left; give the container more")
 
 
 def kernels_of(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """(node, why it cannot have the project's own kernels), "" where it can: they are built there now, if need be."""
+    """(node, why it cannot use the project's own kernels, or ""). The kernels are built there if necessary."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -186,28 +193,31 @@ def kernels_of(nodes: Iterable[Any]) -> Iterator[tuple[Any, str]]:
         try:
             yield node, ray.get(reference, timeout=BUILD_SECONDS)
         except RayError as error:
-            yield node, f"it does not say: {type(error).__name__}"
+            yield node, f"no answer: {type(error).__name__}"
 
 
 def of_kernels(what: str, why: str, experiment: Experiment | None) -> Finding:
-    """experiment: one that is to be run, None without."""
+    """A finding on kernels. why: the reason that there are none, or ""; experiment: the one to run, or None."""
     if not why:
-        return Finding(what, True, "has kernels of its own processor")
+        return Finding(what, True, "has kernels for its processor")
     wanted = experiment.engine.kernels if experiment is not None else "auto"
     if wanted in ("native", "chain"):
-        return Finding(what, False, f"engine.kernels={wanted}: {why}; its workers are given up, choose torch or auto")
-    return Finding(what, None, f"no kernels of its own ({why}): runs that measure take torch's on all nodes")
+        return Finding(
+            what, False, f"engine.kernels={wanted}: {why}; workers there would be given up; choose torch or auto"
+        )
+    return Finding(what, None, f"no native kernels ({why}): runs that measure plans use torch's kernels on all nodes")
 
 
 def shared(out: Path, seen: list[bool]) -> Finding:
+    """A finding on the folder of runs. seen: for each node, whether it can read the folder."""
     if all(seen):
-        return Finding("storage", True, f"{out} is seen by all nodes")
-    text = f"{out} is seen by {sum(seen)} of {len(seen)} nodes: checkpoints stay on the node that the run is started on"
+        return Finding("storage", True, f"all nodes can read {out}")
+    text = f"{sum(seen)} of {len(seen)} nodes can read {out}: checkpoints stay on the node that the run is started on"
     return Finding("storage", None, text)
 
 
 def of_workers(experiment: Experiment) -> Iterator[Finding]:
-    """Where the workers would go, and whether that is free now."""
+    """Findings on the nodes of the workers, and on whether their resources are free now."""
     from ...engine.backends.ray.placement import cluster, placed, planned, wanted
 
     try:
@@ -219,13 +229,14 @@ def of_workers(experiment: Experiment) -> Iterator[Finding]:
     counts = {name: sum(spot.node == node for spot in spots) for node, name in names.items()}
     text = ", ".join(f"{count} on {name}" for name, count in counts.items() if count)
     busy = placed(wanted(experiment.engine, cluster()), cluster(free=True))[1]
-    yield Finding("workers", True, f"{len(spots)} asked, granted: {text}")
+    yield Finding("workers", True, f"{len(spots)} requested, granted: {text}")
     if busy:
-        yield Finding("workers", None, f"{len(busy)} of them would wait: others hold what they need")
+        yield Finding("workers", None, f"{len(busy)} of them would wait, since others use the resources that they need")
 
 
 # --- the tracker ------------------------------------------------------------------------------------------------------
 def store_opens(uri: str) -> Finding:
+    """A finding on the MLflow store. uri: the setting tracking.uri."""
     from mlflow import MlflowClient
 
     from ...engine.storage.secrets import redacted
@@ -238,9 +249,13 @@ def store_opens(uri: str) -> Finding:
         file = Path(where.partition("///")[2])
         if where.startswith("sqlite") and not file.exists():
             well = os.access(file.parent, os.W_OK)
-            return Finding("MLflow", well, f"{where} {'will be made' if well else 'cannot be made: no such folder'}")
+            return Finding(
+                "MLflow",
+                well,
+                f"{where} {'will be created' if well else 'cannot be created: the folder is missing or read-only'}",
+            )
         load_mlflow()
         MlflowClient(where).search_experiments(max_results=1)
-    except Exception as error:  # any failure of the store, of whatever kind it raises
+    except Exception as error:  # a store may raise anything
         return Finding("MLflow", False, redacted(str(error).splitlines()[0] if str(error) else type(error).__name__))
     return Finding("MLflow", True, f"{redacted(where)} answers")

@@ -1,4 +1,4 @@
-"""Detached runs: leaving one on the cluster, coming back to it."""
+"""Detached runs: starting one on the cluster, listing them, and following one."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from ..tracking.stores import store
 
 
 def leave(experiment: Experiment, folder: Path, run_id: str) -> str:
-    """Start the run and leave it; how to come back."""
+    """Start a detached run; returns a sentence on how to follow it."""
     if (folder / "config.yaml").exists():
         raise ConfigError(f"--out {folder} already holds a run; choose another folder, remove it, or resume it")
-    if experiment.tracking.uri == "auto":  # of here, not of where the process will be
+    if experiment.tracking.uri == "auto":  # the store of this machine, not of the node that the process will run on
         tracking = experiment.tracking.model_copy(update={"uri": store("auto")})
         experiment = experiment.model_copy(update={"tracking": tracking})
     address = experiment.engine.address
     detached.detach(prepare(experiment, run_id, folder.resolve()))
-    return f"run {run_id} goes on in {folder}; to come back: fedfleet attach {run_id} --address {address}"
+    return f"run {run_id} continues in {folder}; to follow it: fedfleet attach {run_id} --address {address}"
 
 
 def going(address: str) -> Sequence[str]:
+    """The detached runs of a cluster, one line each."""
     join(address)
     return detached.running()
 
 
 def follow_run(run: str, address: str, stop: bool) -> Result:
-    """run: its id or its folder."""
+    """Follow a detached run to its end. run: its id or its folder; stop: ask it for a checkpoint and its end."""
     run_id = read_run_id(Path(run)) if (Path(run) / "run.json").is_file() else run
     try:
         with keyboard(), resumable(Path(run)):
             return detached.attach(run_id, address, [Progress()], signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
-        raise FedFleetError(f"left; the run goes on, fedfleet attach {run_id} --address {address} comes back") from None
+        raise FedFleetError(
+            f"the run continues; to follow it again: fedfleet attach {run_id} --address {address}"
+        ) from None

@@ -1,4 +1,4 @@
-"""What a job of a cluster needs to run an experiment, as one folder: this package, the experiment, its plug-ins."""
+"""Packs what a job of a cluster needs into one folder: this package, the experiment and its plug-ins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "experiment.yaml"
 
 
 def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
-    """Fill the folder. ConfigError for an experiment that could not run, before anything is sent."""
+    """Fill the folder. Raises ConfigError for an experiment that could not run, before anything is sent."""
     overrides = tuple(overrides)
     load(source, overrides)
     data = load_data(source, overrides)
@@ -33,7 +33,7 @@ def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
 
 
 def describe(folder: Path) -> None:
-    """The package's metadata beside it, as an installation has it: parts are found by entry points."""
+    """Write the package's metadata beside it, as an installation has them: the registry looks for entry points."""
     ours = metadata.distribution("fedfleet")
     beside = folder / f"fedfleet-{ours.version}.dist-info"
     beside.mkdir()
@@ -42,8 +42,8 @@ def describe(folder: Path) -> None:
 
 
 def shipped(plugin: str, folder: Path) -> str:
-    """A plug-in as the job will find it: a file or a package of ours beside the experiment, an installed one by its
-    name, which the cluster must have."""
+    """The plug-in's name in the job. A file, or a package that lies in a folder, is copied; an installed package keeps
+    its name and must be installed on the cluster too."""
     found = find_plugin(plugin)
     if found.source is not None:
         name = f"{found.module}.py"
@@ -54,7 +54,7 @@ def shipped(plugin: str, folder: Path) -> str:
     if not package.is_dir():
         return plugin
     if top == "fedfleet":
-        raise ConfigError(f"plugins: {plugin} is named as this package is; rename it")
+        raise ConfigError(f"plugins: {plugin} has the name of this package; rename it")
     if not (folder / top).exists():
         shutil.copytree(package, folder / top, ignore=shutil.ignore_patterns("__pycache__"))
     return plugin

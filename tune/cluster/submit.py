@@ -1,4 +1,4 @@
-"""An experiment as a job of a cluster, by Ray's Jobs API."""
+"""Runs an experiment as a job of a cluster, through the Jobs API of Ray."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from ..keyboard import keyboard
 from .ship import FILE, pack
 
 TICK = 0.5
+"""Seconds between questions for the job's status."""
 ASKED = b"GET /api/version HTTP/1.0\r\n\r\n"
-"""What any web server answers by its protocol's name; Ray's client would wait for ever for one that does not."""
+"""A request to which any web server answers with its protocol's name; Ray's client would wait for ever for another
+server."""
 
 
 def client(address: str) -> Any:
-    """Of the cluster's dashboard; ConfigError says why that cannot be."""
+    """A client of the cluster's dashboard. Raises ConfigError if the dashboard cannot be reached."""
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
@@ -38,16 +40,16 @@ def client(address: str) -> Any:
             answers(f"{host}:{port}")
             if address.startswith("http://") and not first_words(f"{host}:{port}", ASKED, 5).startswith(b"HTTP/"):
                 raise ConfigError(
-                    f"--address {address}: something answers there, but it is no dashboard of a cluster; give the "
-                    "address that `ray start --head` told for it"
+                    f"--address {address}: what answers there is not the dashboard of a cluster; give the dashboard's "
+                    "address that `ray start --head` printed"
                 )
     try:
         return JobSubmissionClient(address)
     except AuthenticationError:
-        raise ConfigError(f"--address {address}: the cluster wants a token, or another one; {TOKEN}") from None
+        raise ConfigError(f"--address {address}: the cluster requires a token, or another one; {TOKEN}") from None
     except (ConnectionError, RuntimeError) as error:
         if "401" in str(error) or "403" in str(error):
-            raise ConfigError(f"--address {address}: the cluster wants a token, or another one; {TOKEN}") from None
+            raise ConfigError(f"--address {address}: the cluster requires a token, or another one; {TOKEN}") from None
         raise ConfigError(
             f"--address {address}: no dashboard of a cluster answers there ({first_line(error)})"
         ) from None
@@ -58,7 +60,7 @@ def first_line(error: Exception) -> str:
 
 
 def send(source: str, overrides: Iterable[str], address: str, out: str | None) -> str:
-    """The job's id, once the cluster has accepted it."""
+    """Submit the job; returns its id when the cluster has accepted it. out: folder there, or None."""
     run_id = new_run_id()
     folder = shlex.quote(out) if out else f'"$HOME/fedfleet/{run_id}"'
     with tempfile.TemporaryDirectory(prefix="ff-job-") as scratch:
@@ -72,11 +74,11 @@ def send(source: str, overrides: Iterable[str], address: str, out: str | None) -
                 metadata={"fedfleet": run_id},
             )
         except RuntimeError as error:
-            raise FedFleetError(f"the cluster at {address} did not take the job: {first_line(error)}") from None
+            raise FedFleetError(f"the cluster at {address} did not accept the job: {first_line(error)}") from None
 
 
 def follow(job: str, address: str, stop: bool = False) -> None:
-    """Print the job's log until it is over. FedFleetError where it failed; Ctrl-C leaves it going."""
+    """Print the job's log until the job ends. Raises FedFleetError if it failed; Ctrl-C does not stop it."""
     jobs = client(address)
     try:
         with keyboard():
@@ -88,7 +90,9 @@ def follow(job: str, address: str, stop: bool = False) -> None:
     except RuntimeError as error:
         raise ConfigError(f"--address {address}: {first_line(error)}") from None
     except KeyboardInterrupt:
-        raise FedFleetError(f"left; the job goes on, fedfleet attach {job} --address {address} comes back") from None
+        raise FedFleetError(
+            f"the job continues; to follow it again: fedfleet attach {job} --address {address}"
+        ) from None
     if status != "SUCCEEDED":
         raise FedFleetError(f"job {job}: {status.lower()}; its log is above")
 

@@ -1,8 +1,8 @@
-"""Many runs at once, for searches and studies: one executor, on Ray Tune, of whatever a source hands out.
+"""The executor of many runs, which searches and studies share. It runs on Ray Tune.
 
-spec        what the executor is given and what it passes on
-executor    connects to Ray, and says how many runs fit
-trials      the runs as trials of Ray Tune, on the driver's side
-worker      the process that executes runs, one after the other
-progress    how many are done, on standard error
+source      the interface of what hands out the runs, and what is exchanged with it
+executor    connects to Ray and computes how many runs fit
+trials      the driver's side: the runs as trials of Ray Tune
+run_actor   the actor that executes runs, one after the other
+progress    the number of runs that have ended, on standard error
 """

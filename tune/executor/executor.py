@@ -1,4 +1,4 @@
-"""Executes many runs at once, for searches and studies. Light to import: Ray loads only when something runs."""
+"""Executes many runs at the same time. The module is quick to import: Ray is loaded only when something runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from .source import Source
 
 
 class Executor:
-    """Executes what sources hand out. Ray is used as it is or started by `start`; `close` stops it where it was
-    started. Use as a context manager."""
+    """Executes the runs that sources hand out. A context manager: at its end it stops Ray if it has started it."""
 
     def __init__(
         self, engine: Engine, stop: Callable[[], Any], at_once: int | None = None, workers: int = 0, share: bool = False
     ) -> None:
-        """engine: where Ray is and what a run takes. stop: asked often; once it says so no run is begun, and those
-        under way end with a checkpoint. at_once: runs at most, as many as fit unless given. workers: worker processes
-        of a run beside its own; 0: it takes place in its own process alone. share: with `at_once`, runs share the
-        processors where there are fewer than they would take."""
+        """Does not connect to Ray yet.
+
+        engine: settings of the cluster and of the resources of a run. stop: polled while runs are under way; when it
+        returns something true, no further run begins, and those under way write a checkpoint and end. at_once: largest
+        number of simultaneous runs; None: as many as fit. workers: worker processes of a run beside its own process;
+        0: a run takes place in its own process only. share: with `at_once`, whether runs share the processors if there
+        are fewer than all of them would reserve.
+        """
         self.engine = engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
         self.stop, self.at_once, self.workers, self.share = stop, at_once, workers, share
         self.ours = self.started = False
@@ -36,19 +39,19 @@ class Executor:
             ray.shutdown()
 
     def start(self) -> None:
-        """Connect to Ray or start it. Raises ConfigError where that cannot be, or a run could never be placed."""
+        """Connect to Ray or start it. Raises ConfigError if that is impossible, or if a run could never be placed."""
         from ...engine.backends.ray.connect import connect
 
         if (self.engine.address or "").startswith("ray://"):
             raise ConfigError(
                 f"engine.address={self.engine.address}: searches and studies cannot run through Ray's client; start "
-                "the command on a node of the cluster and give auto or HOST:PORT"
+                "the command on a node of the cluster, with auto or HOST:PORT as the address"
             )
         if not self.started:
             self.ours, self.started = connect(self.engine), True
 
     def run(self, source: Source) -> None:
-        """Until the source has no run left, or `stop` said so and what was under way has ended."""
+        """Execute the source's runs, until it has none left or `stop` asks to end; returns when no run is under way."""
         self.start()
         from .trials import execute
 
@@ -56,23 +59,25 @@ class Executor:
         execute(source, self.at_once or fitting(bundles), bundles, self.stop)
 
     def _bundles(self) -> list[dict[str, float]]:
-        """What a run holds from its beginning to its end. Worker processes are bundles of its own placement group
-        beside an empty one for the run itself, all on one node: it starts only where all fit, so runs cannot wait for
-        each other's workers."""
+        """The resources that a run reserves from its beginning to its end.
+
+        A run with worker processes has one bundle for each of them, beside an empty one for the run itself, in one
+        placement group on one node. It starts only if all fit, so two runs cannot wait for each other's workers.
+        """
         one = {"CPU": self.engine.cpus, "GPU": self.engine.gpus}
         if self.share and self.at_once:
             import ray
 
             have = ray.cluster_resources()
             for name, amount in one.items():
-                part = math.floor(1e4 * have.get(name, 0.0) / self.at_once) / 1e4  # Ray's resolution
+                part = math.floor(1e4 * have.get(name, 0.0) / self.at_once) / 1e4  # the resolution of Ray's resources
                 one[name] = min(amount, part) if part else amount
         one = {name: amount for name, amount in one.items() if amount}
         return [{}, *[one] * self.workers] if self.workers else [one]
 
 
 def fitting(bundles: list[dict[str, float]]) -> int:
-    """How many runs fit into the cluster."""
+    """The number of runs that fit into the cluster, at least 1. bundles: resources of a run."""
     import ray
 
     have = ray.cluster_resources()

@@ -1,4 +1,4 @@
-"""How many runs get on, on standard error: a live line on a terminal, else a line for each run that ends."""
+"""Progress of many runs on standard error: one line that is updated on a terminal, else one line for each ended run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..quantities import duration
 
 
 class LiveLine:
-    """Counts runs. A subclass says what is best so far, in `best_told`."""
+    """Counts runs and estimates the remaining time. A subclass names the best run so far in `best_text`."""
 
     def __init__(self) -> None:
         self.bar: Any = None
 
     def open(self, what: str, total: int, done: int) -> None:
-        """what: a run is called, trial or cell; done: those of `total` that had ended before."""
+        """Begin to count. what: name of a run, trial or cell; done: number of the `total` runs that ended before."""
         self.what, self.total, self.done, self.earlier = what, total, done, done
-        self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> its label, the share of its rounds
+        self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
         self.since = time.monotonic()
         if not sys.stderr.isatty():
             return
@@ -32,42 +32,44 @@ class LiveLine:
         self.task = self.bar.add_task("starting", total=total, completed=done)
 
     def advance(self, key: Hashable, label: str, share: float) -> None:
-        """A run is under way; share: the part of its rounds that is over."""
+        """A run is under way. share: the part of its rounds that is done."""
         self.shares[key] = (label, share)
         self._update()
 
     def drop(self, key: Hashable) -> None:
-        """A run is no longer under way."""
+        """A run is no longer under way, and does not count as ended."""
         self.shares.pop(key, None)
         self._update()
 
     def finish(self, key: Hashable) -> None:
-        """A run has ended; tell it by `say` next."""
+        """A run has ended; the caller prints its line by `say` next."""
         self.done += 1
         self.drop(key)
 
     def say(self, line: str, detail: str) -> None:
-        """line: how a run has ended; detail: the rest of it, where there is no live line that says the same."""
+        """Print how a run has ended. detail: the end of the line, left out if a live line shows the same."""
         if self.bar is None:
             print(line + detail, file=sys.stderr, flush=True)
         else:
             self.bar.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
+        """Remove the live line."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
     def state(self) -> str:
+        """Numbers of runs, the best one and the remaining time, as text."""
         left = max(0, self.total - self.done - len(self.shares))
-        return f"{len(self.shares)} running, {left} left{self.best_told()}{self._time_left()}"
+        return f"{len(self.shares)} running, {left} left{self.best_text()}{self._time_left()}"
 
-    def best_told(self) -> str:
-        """ ", best 87.6 % (trial 0)", or nothing."""
+    def best_text(self) -> str:
+        """The best run so far, as text such as ", best 87.6 % (trial 0)", or ""."""
         return ""
 
     def _time_left(self) -> str:
-        """From the wall time of the runs that have ended, in parts of those under way as well."""
+        """The remaining time, from the time that the ended runs and the finished parts of the others have taken."""
         made = self.done - self.earlier + sum(share for _, share in self.shares.values())
         left = self.total - self.earlier - made
         return f", about {duration((time.monotonic() - self.since) / made * left)}" if made > 0 and left > 0 else ""

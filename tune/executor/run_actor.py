@@ -1,7 +1,7 @@
-"""A process that Ray Tune started to execute runs, one after the other, each in a folder of its own.
+"""The actor that executes runs, one after the other, each in a folder of its own. Ray Tune starts it.
 
-A run that an earlier process finished without being heard is read from its folder; one that it left with a checkpoint
-is resumed; one that it left without is begun again.
+An earlier process may have begun the run that is asked for. If it has finished the run, the records are read from the
+folder. If it has left a checkpoint, the run is resumed; else it begins again.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from ...engine.storage.lock import Lock, in_use, make_folders
 from .source import Report, RunRequest
 
 HEARTBEAT_SECONDS = 0.5
-"""The process answers the driver at least this often; a run that has no columns to report by reports this often."""
+"""The longest time until the actor answers the driver, and the time between reports of a run without columns."""
 
 ORPHAN_SECONDS = 60.0
-"""How long to wait for the process of a killed driver: Ray ends it within a few seconds."""
+"""How long to wait for the process of a driver that was killed. Ray ends such a process within a few seconds."""
 
 GRACE_SECONDS = 30.0
-"""What a run may take to write a checkpoint and end once it is asked to."""
+"""The time in which a run must write a checkpoint and end when it is asked to."""
 
 
 class RunActor(tune.Trainable):
-    """What Ray Tune calls a trainable: `step` returns the next report. The run itself is in a thread of its own, so
-    that it can be asked to end while it is under way."""
+    """A trainable of Ray Tune, whose `step` returns the next report. The run has a thread of its own, so that it can be
+    asked to end in the middle of a round."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.config, self.running = config, None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Another run in the same process, which spares importing torch."""
+        """Prepare for another run in the same process, which saves the time of importing torch."""
         self.cleanup()
         self.setup(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        if self.running is None:  # not before: Tune may start a process and then use another one for the run
-            self.running = Running(self.config["run"], self.config["cwd"], self.config["variables"])
+        if self.running is None:  # not earlier: Tune may start an actor and then choose another one for the run
+            self.running = RunThread(self.config["run"], self.config["cwd"], self.config["variables"])
         return {"report": self.running.next()}
 
     def cleanup(self) -> None:
@@ -61,16 +61,19 @@ class RunActor(tune.Trainable):
             self.running.stop()
 
 
-class Running(Observer):
-    """A run in a thread. It waits after each report until the next one is asked for, so that a run that is ended by
-    what it reported does not go on meanwhile."""
+class RunThread(Observer):
+    """A run in a thread of its own.
+
+    After each report the run waits until the next one is asked for, so that a run that its report ends does not
+    continue in the meantime.
+    """
 
     def __init__(self, spec: RunRequest, cwd: str, variables: dict[str, str]) -> None:
         self.spec, self.cwd, self.variables = spec, cwd, variables
         self.reports: queue.Queue[Report] = queue.Queue()
         self.heard = threading.Semaphore(0)
-        self.unheard = False  # whether the last answer to the driver held a report that the run waits for
-        self.asked = 0  # the number of the signal that the run is to end by
+        self.unheard = False  # whether the run waits for the answer to its last report
+        self.asked = 0  # the signal by which the run is asked to end, 0 for none
         self.rows: list[Record] = []
         self.rounds = 0
         self.last = time.monotonic()
@@ -79,7 +82,7 @@ class Running(Observer):
 
     # --- the driver's side --------------------------------------------------------------------------------------------
     def next(self) -> Report:
-        """The next report, or an empty one when none comes in time."""
+        """The next report, or an empty one after HEARTBEAT_SECONDS without a report."""
         if self.unheard:
             self.unheard = False
             self.heard.release()
@@ -91,12 +94,12 @@ class Running(Observer):
         return report
 
     def stop(self) -> None:
-        """Ask the run to end, with a checkpoint if it is under way; wait for it."""
+        """Ask the run to write a checkpoint and end; wait for it."""
         self.asked = signal.SIGTERM
         self.heard.release()
         self.thread.join(GRACE_SECONDS)
         if self.thread.is_alive():
-            os._exit(1)  # the next run of this process would have it beside itself
+            os._exit(1)  # else the next run of this process would run beside it
 
     # --- an observer --------------------------------------------------------------------------------------------------
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
@@ -128,16 +131,17 @@ class Running(Observer):
                 if not self.spec.keep_model:
                     (folder / "model.safetensors").unlink(missing_ok=True)
         except Interrupted:
-            pass  # nobody waits for a report
+            pass  # nobody waits for a report any more
         except Diverged as error:
             self._report("diverged", str(error))
-        except Exception as error:  # whatever a method, a workload or a plug-in raises costs its run
+        except Exception as error:  # an error of a method, workload or plug-in ends only its run
             reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             self._report("failed", " ".join(reason.split()))
         else:
             self._report("finished")
 
     def _run_or_read(self, folder: Path) -> None:
+        """Begin the run, resume it, or read the records if it has finished."""
         if (folder / "result.json").is_file():
             self.rows = read_rows(folder / "rounds.parquet")
             return
@@ -155,7 +159,7 @@ class Running(Observer):
 
     @contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
-        """Wait for the process of a driver that was killed, if it still works on this run."""
+        """Hold the run's lock; wait for it if the process of a killed driver still works on this run."""
         make_folders(folder.parent)
         lock = Lock(folder.parent / f".{folder.name}.lock")
         if not lock.wait(ORPHAN_SECONDS, self._check):

@@ -1,7 +1,8 @@
-"""What the executor is given and what it passes on."""
+"""The interface between the executor and a source of runs, such as a search or a study."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +10,12 @@ from ...engine.rounds.driver import Record
 
 
 class RunRequest(NamedTuple):
-    """A run to execute. key: its name, unique among the runs of a source.
+    """A run to execute.
 
-    experiment: its plain data. folder: of the run's files, on a file system that all nodes share. run_id: a new one
-    unless given. columns: the run reports after each round that has all of them, and waits for the verdict; None: it
-    reports about twice a second. keep_model: leave the final model in the folder.
+    key: name of the run, unique in its source. experiment: plain data of the experiment. folder: for the run's files,
+    on a file system that all nodes share. run_id: a new id if None. columns: the run reports after each round whose
+    record has all of these columns, and then waits for the source's answer; if None, it reports about twice a second
+    and does not wait. keep_model: whether the final model stays in the folder.
     """
 
     key: str
@@ -25,8 +27,11 @@ class RunRequest(NamedTuple):
 
 
 class Report(NamedTuple):
-    """rows: the records since the last report; status: running, finished, diverged or failed; reason: why it has
-    failed or diverged, a sentence."""
+    """What a run reports.
+
+    rows: the records since the last report. status: running, finished, diverged or failed. reason: a sentence on why
+    the run failed or diverged, else "".
+    """
 
     rows: list[Record]
     status: str
@@ -34,28 +39,26 @@ class Report(NamedTuple):
 
 
 class Source:
-    """Hands out the runs to execute and hears what becomes of them. All calls come from the driver's main thread."""
+    """Hands out runs and receives their reports. The executor calls all methods in the main thread of the driver."""
 
     def next(self) -> RunRequest | None:
-        """The next run; None where there is none as long as no other run ends, or at all."""
+        """The next run, or None if there is none now: more may follow when another run has ended."""
         raise NotImplementedError
 
-    def hear(self, key: str, report: Report) -> bool:
-        """A run's report; whether the run is to be ended. The last one has another status than running."""
+    def on_report(self, key: str, report: Report) -> bool:
+        """A run has reported; returns whether to end it. The status of a run's last report is not `running`."""
         raise NotImplementedError
 
-    def died(self, key: str) -> None:
-        """The process that executed a run died, and so did the one that tried again."""
+    def on_process_death(self, key: str) -> None:
+        """The process of a run died, and so did the process that tried the run again. No report follows."""
         raise NotImplementedError
 
 
 DIED = "the run's process died, twice; it may have run out of memory"
-"""The reason of a run whose source heard `died`."""
+"""The reason that a source gives for a run after `on_process_death`."""
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a run that has ended would have been resumed from: its process may have been killed."""
-    import shutil
-
+def remove_resume_files(folder: Path) -> None:
+    """Remove the states and checkpoints of a run that has ended. Its own process may have been killed before that."""
     for name in ("state", "checkpoints"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -36,7 +36,7 @@ def plain(*cells: str) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def told(found: Findings, what: Spread, of: int) -> str:
+def mean_and_std(found: Findings, what: Spread, of: int) -> str:
     """ "91.2 ± 0.4", with how many of the seeds where some are missing."""
     if not what.n:
         return "–"
@@ -51,7 +51,7 @@ def results(found: Findings) -> Table:
     rows = []
     for method in found.methods:
         cells = [
-            Text(told(found, spreads[method, place], len(found.at(method, place))), best[place] == method)
+            Text(mean_and_std(found, spreads[method, place], len(found.at(method, place))), best[place] == method)
             for place in found.places
         ]
         rows.append([Text(method), *cells])

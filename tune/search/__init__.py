@@ -1,4 +1,4 @@
-"""`search(data, folder)`: find the best values for an experiment's ranges. docs/search.md has the whole story."""
+"""`search(data, folder)` finds the best values for the ranges in an experiment; docs/search.md explains all of it."""
 
 from .run import Found, search
 

@@ -1,4 +1,4 @@
-"""`fedfleet search`: what the command line says, as a search."""
+"""`fedfleet search`: starts the search that the command line describes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...engine.errors import ConfigError
 from ...engine.runs.launch import new_run_id
 from ..files import load_data, override
 from ..leftovers import check_out
-from .ledger import Trial
 from .paper_grids import with_grid
 from .run import Found, load, search
+from .trial_store import Trial
 
 SEARCHES = Path("runs/searches")
 
@@ -21,11 +21,11 @@ SEARCHES = Path("runs/searches")
 def run_search(
     source: str, overrides: Iterable[str], out: Path | None, paper_grid: bool, paper: str, go_on: bool
 ) -> Found:
-    """source: an experiment's file or shipped name; to go on, the folder of a search."""
+    """Run a search. source: an experiment's file or shipped name; with `go_on` the folder of a search to continue."""
     wants_grid = paper_grid or paper != "auto"
     if go_on:
         if out is not None or wants_grid:
-            raise ConfigError("--resume takes the search's folder alone; drop --out and --paper-grid")
+            raise ConfigError("--resume takes only the search's folder; leave --out and --paper-grid out")
         return search(override(load(Path(source)).plain(), overrides), source, resume=True, progress=True)
     data = load_data(source, overrides)
     if wants_grid:
@@ -35,17 +35,18 @@ def run_search(
     return search(data, folder, progress=True)
 
 
-def told_of(found: Found) -> str:
-    """The outcome, in a few lines."""
+def text_of(found: Found) -> str:
+    """The outcome in a few lines."""
     counts = {
         key: found.summary()[key] for key in ("finished", "pruned", "diverged", "failed") if key in found.summary()
     }
     lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
     lines += [row(trial, list(found.values)) for trial in found.front]
-    return "\n".join([*lines, f"the best as an experiment file: {found.folder / 'best.yaml'}"])
+    return "\n".join([*lines, f"the best trial as an experiment file: {found.folder / 'best.yaml'}"])
 
 
 def row(trial: Trial, objectives: list[str]) -> str:
+    """A trial's values and parameters in one line."""
     values = ", ".join(f"{name} {value:.6g}" for name, value in zip(objectives, trial.values, strict=True))
     params = yaml.safe_dump(trial.params, default_flow_style=True, sort_keys=False, width=1000).strip()
     return f"trial {trial.number}: {values}, {params}"

@@ -1,12 +1,13 @@
-"""The papers' tuning grids, by recipe: what `fedfleet search FILE --paper-grid` searches. Light: text and numbers.
+"""The tuning grids of the papers, by method, which `fedfleet search FILE --paper-grid` searches.
 
     fedmuon_bc   Takezawa et al. 2025, table 1
-    fedmuon_ma   Zhang, Gao 2025 (FedMuon), section 5; its baselines' grids are not printed
+    fedmuon_ma   Zhang, Gao 2025 (FedMuon), section 5; the paper gives no grids for its baselines
     feddua       Takakura et al. 2025, appendix G.3, image classification; feddua_text: Shakespeare; feddua_synthetic:
-                 its linear regression, for which epsilon is 0 too (1e-9 elsewhere)
+                 linear regression, where epsilon is 0 (1e-9 elsewhere)
     fedmud       Li et al. 2025, section 4.1
-    minimax      Zhang, Gao 2025 (minimax), section 5: [1e-3, 1e-1], whose points are ours, as is its use for all
-    fedopt       Reddi et al. 2021, appendix D: half-decades, whose ends are known from secondary sources
+    minimax      Zhang, Gao 2025 (minimax), section 5: [1e-3, 1e-1]; we choose the points in it and
+                 use it for all methods
+    fedopt       Reddi et al. 2021, appendix D: half-decades, whose ends are taken from secondary sources
 
 Half-decades are rounded as FedDuA prints them, 10^-1.5 = 0.0316…. Keys are arguments of the method.
 """
@@ -20,8 +21,8 @@ from ..files import own
 
 
 class Grid(NamedTuple):
-    """`values`: argument, dotted, -> its values; `rule`: the local rule where the experiment names none; `workloads`:
-    which it is meant for, () for any."""
+    """A grid of one paper for one method. `values`: dotted argument -> its values; `rule`: the local rule if the
+    experiment names none; `workloads`: those it is meant for, () for any."""
 
     values: dict[str, tuple[Any, ...]]
     rule: str = ""
@@ -29,7 +30,7 @@ class Grid(NamedTuple):
 
 
 def decades(low: float, high: float) -> tuple[float, ...]:
-    """10^low … 10^high in half-decades."""
+    """From 10^low to 10^high in half-decades."""
     return tuple(float(f"{10 ** (low + i / 2):.4g}") for i in range(int(2 * (high - low)) + 1))
 
 
@@ -39,8 +40,8 @@ MUON = {"matrix_lr": (0.001, 0.0001), "vector_lr": (0.1, 0.01)}
 
 
 def feddua(server: str, images: Any, text: Any, synthetic: Any, **fixed: tuple[float, float]) -> dict[str, Grid]:
-    """G.3 for one method: local step sizes, and the values of its server's argument in the three kinds of tasks.
-    `fixed`: other arguments, set for the first two and for the third."""
+    """The grids of appendix G.3 for one method. server: the argument of its server rule; images, text, synthetic: its
+    values in the three kinds of tasks; fixed: further arguments, (value for the first two, value for the third)."""
     kinds = {
         "feddua": (decades(-2, 0), images, 0, IMAGES),
         "feddua_text": (decades(-2, 0), text, 0, ("shakespeare",)),
@@ -102,9 +103,12 @@ GRIDS: dict[str, dict[str, Grid]] = {
 
 
 def choose(method: str, workload: str, paper: str = "auto") -> Grid:
-    """Of a paper by name, else the first that is meant for the workload, else the first; ConfigError for none."""
+    """The grid for a method: that of the named paper, else the first one for the workload, else the first one.
+
+    Raises ConfigError if there is none.
+    """
     if method not in GRIDS:
-        raise ConfigError(f"--paper-grid: no paper prints a grid for {method}; {nearest(method, GRIDS)}")
+        raise ConfigError(f"--paper-grid: no paper gives a grid for {method}; {nearest(method, GRIDS)}")
     known = GRIDS[method]
     if paper != "auto":
         if paper not in known:
@@ -115,7 +119,7 @@ def choose(method: str, workload: str, paper: str = "auto") -> Grid:
 
 
 def with_grid(data: dict[str, Any], paper: str = "auto") -> dict[str, Any]:
-    """The experiment with a paper's grid for its method; what the file says for these arguments gives way."""
+    """The experiment with a paper's grid for its method, which replaces the file's values of these arguments."""
     made = own(data)
     method, workload = (part_of(made.get(key), key) for key in ("method", "workload"))
     grid = choose(method["name"], workload["name"], paper)
@@ -132,7 +136,8 @@ def with_grid(data: dict[str, Any], paper: str = "auto") -> dict[str, Any]:
 
 
 def part_of(spec: Any, key: str) -> dict[str, Any]:
+    """A part of the experiment as a mapping with a name; ConfigError if it has none."""
     named = {"name": spec} if isinstance(spec, str) else spec
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        raise ConfigError(f"{key} needs a name to know the paper's grid, got {spec!r}")
+        raise ConfigError(f"{key} needs a name, so that the paper's grid can be found, got {spec!r}; write {{name: …}}")
     return named

@@ -1,4 +1,4 @@
-"""What is searched and how: the experiment with its ranges, and the section `search:` beside them."""
+"""The plan of a search: the experiment with its ranges, and the settings in its section `search`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from ..files import own
 from .space import Range, code, corners, decided, ranges
 
 TOTALS = ("bytes", "seconds")
-"""Objectives that are no column of the record: a run's sum of what went down and up, and its time."""
+"""Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""
 
 MODES = {"min": "minimize", "max": "maximize"}
 
 
 class Search(Section):
-    """`objectives`: column of the record, `bytes` or `seconds` -> max or min; a trial's value is the mean of its last
-    `last` evaluated rounds. `sampler`: who proposes; auto: every point once where all ranges are grids, else tpe.
-    `trials`: how many, all points of a grid unless given. `pruner`: asha or median end trials that lag behind, from
-    round `grace` on; asha lets the best 1 in `reduction` pass each rung. `concurrent`: trials at once, auto: as many as
-    fit. `workers`: worker processes of a trial, 0: it runs in its own process alone. `storage`: Optuna's, auto: a
-    SQLite file in the search's folder. `study`: its name there. `start`: points to try first, {key: value}.
-    `keep_models`: leave every trial's final model in its folder."""
+    """The section `search`.
+
+    `objectives`: column of the record, `bytes` or `seconds` -> max or min; a trial's value is the mean over its last
+    `last` evaluated rounds. `sampler`: the algorithm that proposes values; auto: grid if all ranges are grids, else
+    tpe. `trials`: their number; default: all points of a grid, else 20. `seed`: of the sampler. `pruner`: asha or
+    median end trials that lag behind, from round `grace` on; at each rung, asha lets the best of every `reduction`
+    trials continue. `concurrent`: number of simultaneous trials; auto: as many as fit. `workers`: worker processes of a
+    trial; 0: it runs only in its own process. `storage`: of Optuna; auto: a SQLite file in the search's folder.
+    `study`: its name in the storage. `start`: points to try first, {key: value}. `keep_models`: keep every trial's
+    final model in its folder.
+    """
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
     last: int = Field(default=1, ge=1)
@@ -60,12 +64,12 @@ class Search(Section):
 
 
 TRIALS = 20
-"""Where neither the file nor a grid says how many."""
+"""Number of trials if neither the settings nor a grid determine it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`data`: the experiment as plain data with its ranges, without the section `search`."""
+    """A search to run. `data`: plain data of the experiment with its ranges, without the section `search`."""
 
     data: dict[str, Any]
     settings: Search
@@ -92,17 +96,17 @@ class Plan:
         return [MODES[mode] for mode in self.settings.objectives.values()]
 
     def experiment(self, values: dict[str, Any]) -> Experiment:
-        """With these values by dotted key."""
+        """The experiment with these values. values: dotted key -> value."""
         return experiment(decided(self.data, values))
 
     def plain(self) -> dict[str, Any]:
-        """As a file says it."""
+        """The plan as the plain data of a file."""
         settings = self.settings.model_dump(mode="json", exclude_defaults=True)
         return {**own(self.data), "search": settings}
 
 
 def plan(data: dict[str, Any]) -> Plan:
-    """Of a file's plain data; ConfigError in one sentence where it cannot be searched as it is written."""
+    """The plan for a file's plain data; ConfigError if it cannot be searched as it is written."""
     data = own(data)
     made = Plan(data, settings(data.pop("search", None) or {}))
     check(made)
@@ -110,6 +114,7 @@ def plan(data: dict[str, Any]) -> Plan:
 
 
 def settings(given: Any) -> Search:
+    """Validate the section `search`; ConfigError names all errors."""
     if not isinstance(given, dict):
         raise ConfigError(f"search must be a mapping of keys, got {given!r}; write search: {{trials: 20}}")
     try:
@@ -119,6 +124,7 @@ def settings(given: Any) -> Search:
 
 
 def sentence(error: Any) -> str:
+    """One of pydantic's errors as a sentence."""
     key = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal[", "int")))
     if key == "hosts":
         return f"search.hosts is called search.workers now, got {error['input']!r}; write search.workers"
@@ -129,6 +135,7 @@ def sentence(error: Any) -> str:
 
 
 def check(made: Plan) -> None:
+    """Raise ConfigError for settings that exclude each other or do not suit the ranges."""
     found, asked = made.ranges, made.settings
     if not found:
         raise ConfigError(
@@ -137,22 +144,24 @@ def check(made: Plan) -> None:
         )
     lists = [r.key for r in found if not r.listed]
     if made.sampler == "grid" and lists:
-        raise ConfigError(f"search.sampler: a grid needs lists, {lists[0]} is a range; use tpe, random or cmaes")
+        raise ConfigError(
+            f"search.sampler: grid needs lists of values, and {lists[0]} is a range; use tpe, random or cmaes"
+        )
     if made.sampler == "cmaes" and sum(r.numeric for r in found) < 2:
-        raise ConfigError("search.sampler: cmaes needs two ranges of numbers or more; use tpe")
+        raise ConfigError("search.sampler: cmaes needs at least two ranges of numbers; use tpe")
     if made.sampler == "cmaes" and len(asked.objectives) > 1:
-        raise ConfigError("search.sampler: cmaes has one objective; use tpe or random")
+        raise ConfigError(f"search.sampler: cmaes needs one objective, got {len(asked.objectives)}; use tpe or random")
     if asked.pruner != "none" and len(asked.objectives) > 1:
         raise ConfigError(f"search.pruner: {asked.pruner} needs one objective, got {len(asked.objectives)}; use none")
     if asked.start and made.sampler == "grid":
-        raise ConfigError("search.start: a grid tries all its points; drop start")
+        raise ConfigError("search.start: a grid tries all its points anyway; leave start out")
     starts(made)
     for values in corners(found):
         made.experiment(values)
 
 
 def starts(made: Plan) -> list[dict[str, Any]]:
-    """The points to try first, as the storage codes them."""
+    """The points to try first, coded as in the storage. Raises ConfigError for values outside the ranges."""
     by_key = {r.key: r for r in made.ranges}
     for point in made.settings.start:
         for key in point:
@@ -162,5 +171,5 @@ def starts(made: Plan) -> list[dict[str, Any]]:
 
 
 def coded(made: Plan, values: dict[str, Any]) -> dict[str, Any]:
-    """Values by dotted key as the storage holds them."""
+    """Values by dotted key, coded as in the storage."""
     return {r.key: code(values[r.key]) for r in made.ranges}

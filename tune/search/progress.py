@@ -1,4 +1,4 @@
-"""How a search gets on, on standard error."""
+"""Progress of a search on standard error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from ...engine.config.schema import Experiment
 from ...engine.rounds.driver import Record
 from ..executor.progress import LiveLine
 from ..quantities import shown
-from .conductor import Watcher
-from .ledger import Trial
 from .plan import Plan
+from .trial_source import SearchObserver
+from .trial_store import Trial
 
 
-class Progress(LiveLine, Watcher):
+class Progress(LiveLine, SearchObserver):
+    """An observer that prints the trials that end, and a live line on a terminal."""
+
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
@@ -43,7 +45,7 @@ class Progress(LiveLine, Watcher):
     def ends(self, status: str) -> None:
         self.close()
 
-    def best_told(self) -> str:
+    def best_text(self) -> str:
         sign = 1 if self.mode == "max" else -1
         best = max((t for t in self.ended if t.values), key=lambda t: sign * t.values[0], default=None)
         return f", best {shown(self.name, best.values[0])} (trial {best.number})" if best else ""
@@ -56,4 +58,5 @@ class Progress(LiveLine, Watcher):
 
 
 def short(value: Any) -> str:
+    """A parameter's value as short text."""
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

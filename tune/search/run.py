@@ -1,4 +1,4 @@
-"""A search from its beginning, or from where it stopped, to its end."""
+"""Runs a search from its beginning, or from where it stopped, to its end."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.lock import exclusive
 from ..executor.executor import Executor
-from ..executor.source import sweep
+from ..executor.source import remove_resume_files
 from ..files import parse, read
-from .conductor import Conductor, Watcher, trial_folder
-from .ledger import Ledger, Trial, storage_url
 from .plan import TOTALS, Plan, plan
 from .space import corners, decided
+from .trial_source import SearchObserver, TrialSource, trial_folder
+from .trial_store import Trial, TrialStore, storage_url
 
 SAVED = "search.yaml"
 KEPT = "search.json"
 BEST = "best.yaml"
 LOCK = ".search.lock"
 PREPARED = (SAVED, KEPT, "search.db")
-"""What is written before the first trial."""
+"""Files that are written before the first trial."""
 
 
 @dataclass(frozen=True)
 class Found:
     """The outcome of a search.
 
-    `best`: the experiment with the best trial's values in the place of its ranges, as plain data that `fedfleet run`
-    accepts as a file (`folder`/best.yaml); `values`: the best trial's, by objective; `trials`: all; `front`: the Pareto
-    front where there are several objectives (`best` is then the one best in the first), else the best trial alone.
+    `best`: the experiment with the best trial's values instead of its ranges, as plain data; `folder`/best.yaml has the
+    same for `fedfleet run`. `values`: objective -> the best trial's value. `trials`: all trials. `front`: the Pareto
+    front of several objectives, in which `best` is the best in the first objective; else only the best trial.
     """
 
     search_id: str
@@ -52,17 +52,18 @@ class Found:
 
     @property
     def value(self) -> float:
-        """Of the first objective."""
+        """The best trial's value of the first objective."""
         return next(iter(self.values.values()))
 
     @property
     def experiment(self) -> Experiment:
+        """The best trial's experiment."""
         from ...engine.config.schema import experiment
 
         return experiment(self.best)
 
     def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The object that `--json` prints."""
         counts = {status: sum(t.status == status for t in self.trials) for status in STATUSES}
         return {
             "search_id": self.search_id,
@@ -86,30 +87,30 @@ def search(
     progress: bool = False,
     parent: str | None = None,
 ) -> Found:
-    """Search an experiment's ranges, {search: loguniform, low: 1e-3, high: 1} in the place of any value.
+    """Find the best values for the ranges in an experiment, such as {search: loguniform, low: 1e-3, high: 1}.
 
-    data: an experiment's plain data, as `files.load_data` reads it, with ranges and perhaps a section `search` (see
-    `plan.Search`). folder: of the search's files; with `resume` one that holds a search is gone on with, and at once
-    returned from where that is complete; `data` must then be the same but for the number of trials. progress: show it
-    on standard error. parent: an MLflow run to nest the search's run in.
+    data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
+    (see `plan.Search`). folder: for the search's files. resume: continue the search in the folder if there is one; a
+    complete search returns at once, and `data` must be the same except for the settings FREE. progress: show the
+    progress on standard error. parent: id of an MLflow run in which the search's run is nested.
 
-    Ray is used as it is or started here. Raises ConfigError for what cannot be searched as it is written, Interrupted
-    on SIGINT and SIGTERM (resume goes on without losing a trial that ended), FedFleetError where no trial finished.
+    Connects to Ray, or starts it. Raises ConfigError for a search that cannot run as it is written, Interrupted on
+    SIGINT and SIGTERM (`resume` then loses no trial that has ended), FedFleetError if no trial finished.
     """
     if folder == "":
-        raise ConfigError("folder must name the search's folder, got an empty text; give one")
+        raise ConfigError("folder must name the search's folder, got an empty text; give a path")
     wanted, path = plan(dict(data)), Path(folder).resolve()
     refuse(wanted, path, resume)
     try_out(wanted, path)
     with exclusive(path, LOCK):
-        refuse(wanted, path, resume)  # again: another process may have been here since
+        refuse(wanted, path, resume)  # again, since another process may have used the folder
         with nothing_left(path):
-            conductor = prepared(wanted, path, progress, parent)
-        return conducted(conductor)
+            source = prepared(wanted, path, progress, parent)
+        return conducted(source)
 
 
 def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
-    """ConfigError where the folder holds a search that is not to be resumed, or another one."""
+    """Raise ConfigError if the folder holds a search and it must not be resumed, or is a different one."""
     there = (folder / SAVED).is_file()
     if there and not resume:
         raise ConfigError(f"{folder} already holds a search; choose another folder, remove it, or resume it")
@@ -119,7 +120,7 @@ def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
 
 @contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
-    """On a ConfigError, remove what `prepared` writes, by name, unless it was there before."""
+    """On a ConfigError, remove the files PREPARED, except those that existed before."""
     missing = [folder / name for name in PREPARED if not (folder / name).exists()]
     try:
         yield
@@ -129,76 +130,76 @@ def nothing_left(folder: Path) -> Iterator[None]:
         raise
 
 
-def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> Conductor:
-    """Everything but the trials, so that a mistake is told before anything runs."""
+def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
+    """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
     kept = identity(folder, wanted)
     write(folder / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
-    ledger = Ledger(wanted, storage_url(wanted.settings.storage, folder), kept["study"])
-    watching = watchers(wanted, folder, kept["search_id"], progress, parent)
-    return Conductor(wanted, ledger, folder, kept["search_id"], watching)
+    store = TrialStore(wanted, storage_url(wanted.settings.storage, folder), kept["study"])
+    watched_by = observers(wanted, folder, kept["search_id"], progress, parent)
+    return TrialSource(wanted, store, folder, kept["search_id"], watched_by)
 
 
-def watchers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[Watcher]:
+def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[SearchObserver]:
     from .progress import Progress
     from .tracking import SearchTracker
 
     tracking = wanted.experiment(next(corners(wanted.ranges))).tracking
-    found: list[Watcher] = [Progress(wanted)] if progress else []
+    found: list[SearchObserver] = [Progress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
         found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
     return found
 
 
-def conducted(conductor: Conductor) -> Found:
-    """Run what is left to run; tell the watchers how it ended."""
+def conducted(source: TrialSource) -> Found:
+    """Run the trials that are left, and notify the observers."""
     status = "failed"
     with stopping() as stop:
-        sweep_ended(conductor)
-        for watcher in conductor.watchers:
-            watcher.begins(conductor.ledger.trials())
+        clean_up_ended(source)
+        for observer in source.observers:
+            observer.begins(source.store.trials())
         try:
-            if conductor.ledger.open():
-                execute(conductor, stop)
+            if source.store.open():
+                execute(source, stop)
             if stop():
-                raise Interrupted(stop(), left(conductor))
-            if conductor.broken:
-                raise conductor.broken
-            outcome = found(conductor)
+                raise Interrupted(stop(), left(source))
+            if source.broken:
+                raise source.broken
+            outcome = found(source)
             status = "finished"
             return outcome
         except (Interrupted, KeyboardInterrupt):
             status = "killed"
             raise
         finally:
-            sweep_ended(conductor)
-            for watcher in conductor.watchers:
-                watcher.ends(status)
+            clean_up_ended(source)
+            for observer in source.observers:
+                observer.ends(status)
 
 
-def execute(conductor: Conductor, stop: Callable[[], int]) -> None:
-    """Run trials until there is none left or `stop` has the number of a signal."""
-    plan = conductor.plan
+def execute(source: TrialSource, stop: Callable[[], int]) -> None:
+    """Run trials until none is left or `stop` returns the number of a signal."""
+    plan = source.plan
     engine = plan.experiment(next(corners(plan.ranges))).engine
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
-    with Executor(engine, lambda: stop() or conductor.broken, at_once, plan.settings.workers) as executor:
+    with Executor(engine, lambda: stop() or source.broken, at_once, plan.settings.workers) as executor:
         try:
             executor.start()
         except ConfigError as error:
             raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
-        executor.run(conductor)
+        executor.run(source)
 
 
-def left(conductor: Conductor) -> str:
-    trials = conductor.ledger.trials()
+def left(source: TrialSource) -> str:
+    """How many trials have ended, and how to resume; the end of a message."""
+    trials = source.store.trials()
     ended = sum(t.status != "running" for t in trials)
-    return (
-        f"; {ended} of {conductor.plan.trials} trials have ended; to go on: fedfleet search --resume {conductor.folder}"
-    )
+    return f"; {ended} of {source.plan.trials} trials have ended; to go on: fedfleet search --resume {source.folder}"
 
 
-def found(conductor: Conductor) -> Found:
-    plan, ledger, folder = conductor.plan, conductor.ledger, conductor.folder
-    trials, front = tuple(ledger.trials()), ledger.best()
+def found(source: TrialSource) -> Found:
+    """The outcome, whose files are written. Raises FedFleetError if no trial finished."""
+    plan, store, folder = source.plan, source.store, source.folder
+    trials, front = tuple(store.trials()), store.best()
     if not front:
         reasons = [f"trial {t.number}: {t.reason}" for t in trials if t.reason]
         why = f"; {reasons[0]}" if reasons else ""
@@ -213,18 +214,19 @@ def found(conductor: Conductor) -> Found:
         for trial in front:
             its = dict(zip(plan.settings.objectives, trial.values, strict=True))
             write(folder / "front" / f"{trial.number:04d}.yaml", winner(decided(plan.data, trial.params), trial, its))
-    outcome = Found(conductor.search_id, folder, best, values, trials, tuple(front))
+    outcome = Found(source.search_id, folder, best, values, trials, tuple(front))
     write(folder / "result.json", json.dumps(outcome.summary(), indent=2) + "\n")
     return outcome
 
 
 def winner(best: dict[str, Any], trial: Trial, values: dict[str, float]) -> str:
-    told = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
-    return f"# Trial {trial.number} of a search: {told}.\n{yaml.safe_dump(best, sort_keys=False)}"
+    """The experiment file of a trial, with its values in a comment."""
+    text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+    return f"# Trial {trial.number} of a search: {text}.\n{yaml.safe_dump(best, sort_keys=False)}"
 
 
 def try_out(wanted: Plan, folder: Path) -> None:
-    """Resolve every name at both ends of all ranges, so that a mistake is told before anything starts."""
+    """Resolve every name at both ends of all ranges, so that configuration errors are raised before anything starts."""
     for values in corners(wanted.ranges):
         prepare(wanted.experiment(values), "search", folder)
     first = wanted.experiment(next(corners(wanted.ranges)))
@@ -233,7 +235,7 @@ def try_out(wanted: Plan, folder: Path) -> None:
 
 
 def identity(folder: Path, wanted: Plan) -> dict[str, str]:
-    """The search's id and its study's name, the same when it is resumed."""
+    """The search's id and the name of its Optuna study; a resumed search keeps both."""
     path = folder / KEPT
     if path.is_file():
         return json.loads(path.read_text())
@@ -257,6 +259,7 @@ FREE = ("trials", "concurrent", "workers", "keep_models")
 
 
 def same(kept: Plan, wanted: Plan, folder: Path) -> None:
+    """Raise ConfigError if the search in the folder differs from the wanted one in a setting that must not change."""
     differing = [key for key in wanted.data if kept.data.get(key) != wanted.data[key]]
     old, new = kept.settings.model_dump(exclude=set(FREE)), wanted.settings.model_dump(exclude=set(FREE))
     differing += [f"search.{key}" for key in new if old[key] != new[key]]
@@ -265,7 +268,8 @@ def same(kept: Plan, wanted: Plan, folder: Path) -> None:
         raise ConfigError(f"the search in {folder} differs in {', '.join(differing)}; undo these changes")
 
 
-def sweep_ended(conductor: Conductor) -> None:
-    for trial in conductor.ledger.trials():
+def clean_up_ended(source: TrialSource) -> None:
+    """Remove states and checkpoints of the trials that have ended."""
+    for trial in source.store.trials():
         if trial.status != "running":
-            sweep(trial_folder(conductor.folder, trial.number))
+            remove_resume_files(trial_folder(source.folder, trial.number))

@@ -1,5 +1,5 @@
-"""Who proposes. A proposal depends on the seed, the trial's number and the trials before it, and on nothing that would
-be gone with a process that is killed."""
+"""The samplers, which propose values. A proposal depends only on the seed, the trial's number and the earlier trials,
+so a search that is killed and resumed makes the same proposals."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Space = dict[str, BaseDistribution]
 
 
 def sampler(plan: Plan) -> BaseSampler:
+    """The sampler for a plan."""
     if plan.sampler == "grid":
         return Grid([{key: code(value) for key, value in point.items()} for point in points(plan.ranges)])
     if plan.sampler == "cmaes":
         return Numbered(CmaEs, plan.settings.seed)
     if plan.sampler == "random":
         return Numbered(lambda seed: RandomSampler(seed=seed), plan.settings.seed)
-    startup = min(10, max(4, plan.trials // 4))  # Optuna's 10 would be half of a search of 20
+    startup = min(10, max(4, plan.trials // 4))  # Optuna's default of 10 is half of a search of 20
     return Numbered(lambda seed: TPESampler(seed=seed, n_startup_trials=startup), plan.settings.seed)
 
 
 class Numbered(BaseSampler):
-    """A fresh sampler for each trial, seeded by the trial's number."""
+    """A sampler that makes a new inner sampler for each trial, seeded by the trial's number."""
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
         self.make, self.seed = make, seed
@@ -53,7 +54,7 @@ class Numbered(BaseSampler):
 
 
 class Grid(BaseSampler):
-    """Trial n tries point n: none twice, and nothing to keep."""
+    """Trial n tries point n, so no point is tried twice and no state is needed."""
 
     def __init__(self, points: Iterable[dict[str, Any]]) -> None:
         self.points = list(points)
@@ -69,17 +70,18 @@ class Grid(BaseSampler):
 
 
 class CmaEs(BaseSampler):
-    """CMA-ES over the ranges of numbers, lists at random.
+    """CMA-ES over the ranges of numbers; values of lists are drawn at random.
 
-    The optimiser is made anew for each trial from those that ended, in the order they did, a population at a time:
-    Optuna's own sampler keeps it in the storage as a pickle, which reading would run.
+    For each proposal, the optimiser is built again from the trials that have ended, one population after the other in
+    the order in which they ended. Optuna's own sampler keeps the optimiser in the storage as a pickle, and reading a
+    pickle may run code.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed, self.random = seed, RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Space:
-        """The ranges of numbers, once a trial has ended and has shown them."""
+        """The ranges of numbers, which the first trial that ended tells; {} before that."""
         for past in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             shown = past.distributions.items()
             return {name: d for name, d in sorted(shown) if not isinstance(d, CategoricalDistribution)}
@@ -96,10 +98,10 @@ class CmaEs(BaseSampler):
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         ended.sort(key=lambda t: (t.datetime_complete, t.number))
-        told = [(unit(t.params, search_space), sign * float(t.values[0])) for t in ended]
+        observed = [(unit(t.params, search_space), sign * float(t.values[0])) for t in ended]
         each = optimiser.population_size
-        for at in range(0, len(told) - each + 1, each):
-            optimiser.tell(told[at : at + each])
+        for at in range(0, len(observed) - each + 1, each):
+            optimiser.tell(observed[at : at + each])
         return named(optimiser.ask(), search_space)
 
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
@@ -107,12 +109,12 @@ class CmaEs(BaseSampler):
 
 
 def unit(values: dict[str, Any], space: Space) -> np.ndarray:
-    """(n,) in [0, 1]: the place of each value in its range, in the logarithm where the range is."""
+    """(n,) in [0, 1]: the position of each value in its range, on a logarithmic scale if the range has one."""
     return np.array([(scaled(values[k], d) - ends(d)[0]) / (ends(d)[1] - ends(d)[0]) for k, d in space.items()])
 
 
 def named(point: np.ndarray, space: Space) -> dict[str, Any]:
-    """The values at a point of [0, 1]^n, rounded to the ranges' steps."""
+    """The values at a point of [0, 1]^n, rounded to the steps of the ranges."""
     found = {}
     for (key, d), u in zip(space.items(), point, strict=True):
         low, high = ends(d)

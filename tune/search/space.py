@@ -1,12 +1,12 @@
-"""Ranges inside an experiment: a mapping {search: KIND, …} in the place of any value, as {schedule: …} is.
+"""Ranges in an experiment: a mapping {search: KIND, …} instead of any value.
 
     {search: uniform, low: 0, high: 1}          a number; step: 0.1 for multiples
     {search: loguniform, low: 1e-4, high: 1}    a number, uniform in its logarithm
     {search: int, low: 1, high: 64}             a whole number; step: 2, or log: true
-    {search: choice, values: [sgd, adam]}       one of these, of whatever kind; mappings too
-    {search: grid, values: [0.1, 0.01]}         the same; where all ranges are grids every point is tried once
+    {search: choice, values: [sgd, adam]}       one of these values of any type, also mappings
+    {search: grid, values: [0.1, 0.01]}         the same; if all ranges are grids, every point is tried once
 
-A range is called by its dotted key, method.rule.lr, which is its name in Optuna and MLflow as well.
+A range is named by its dotted key, such as method.rule.lr, also in Optuna and MLflow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONAL = ("step", "log")
 
 @dataclass(frozen=True)
 class Range:
-    """One undecided value: `key` is its dotted place, `spec` what the file says without `search`."""
+    """One range. `key`: dotted; `kind`: see KINDS; `spec`: its arguments in the file."""
 
     key: str
     kind: str
@@ -50,16 +50,16 @@ class Range:
 
     @cached_property
     def values(self) -> list[Any]:
-        """All values of a list, else the ends."""
+        """All values of a list, or both ends of a range of numbers."""
         return self.spec["values"] if self.listed else [self.spec["low"], self.spec["high"]]
 
     @cached_property
     def coded(self) -> dict[Any, Any]:
-        """A list's values by what stands for them in the storage, which holds numbers and text: others go as JSON."""
+        """Code in the storage -> value of a list. Values that are neither numbers nor text are coded as JSON."""
         return {code(value): value for value in self.values}
 
     def suggest(self, trial: Any) -> Any:
-        """trial: an optuna.Trial."""
+        """The value that Optuna proposes. trial: an optuna.Trial."""
         if self.listed:
             return self.coded[trial.suggest_categorical(self.key, list(self.coded))]
         low, high, step = self.spec["low"], self.spec["high"], self.spec.get("step")
@@ -69,7 +69,7 @@ class Range:
         return trial.suggest_float(self.key, low, high, step=step, log=self.kind == "loguniform")
 
     def check(self, value: Any) -> Any:
-        """The code of a value that the range has, else ConfigError."""
+        """The code of a value; ConfigError if it lies outside the range."""
         if self.listed:
             if code(value) in self.coded:
                 return code(value)
@@ -82,6 +82,7 @@ class Range:
 
 
 def code(value: Any) -> Any:
+    """The value as the storage holds it."""
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, sort_keys=True)
 
 
@@ -94,7 +95,7 @@ def is_range(data: Any) -> bool:
 
 
 def ranges(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[Range]:
-    """All ranges of an experiment's plain data, in its order; ConfigError names the first that is wrong."""
+    """All ranges in an experiment's plain data, in their order; ConfigError for the first invalid one."""
     found: list[Range] = []
     for key, inner in data.items():
         here = (*path, str(key))
@@ -103,14 +104,17 @@ def ranges(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[Range]:
         elif isinstance(inner, Mapping):
             found += ranges(inner, here)
         elif isinstance(inner, list) and any(is_range(item) for item in inner):
-            raise ConfigError(f"{'.'.join(here)}: a range cannot stand in a list; search over whole lists by choice")
+            raise ConfigError(
+                f"{'.'.join(here)}: a range cannot be an item of a list; search over whole lists by choice"
+            )
     return found
 
 
 def parsed(key: str, spec: dict[str, Any]) -> Range:
+    """The range that a mapping describes; ConfigError if it is invalid."""
     kind = spec.pop("search")
     if kind not in KINDS:
-        raise ConfigError(f"{key}.search: no range is called {kind}; {nearest(str(kind), KINDS)}")
+        raise ConfigError(f"{key}.search: there is no range {kind}; {nearest(str(kind), KINDS)}")
     for argument in spec:
         if argument not in KINDS[kind]:
             raise ConfigError(f"{key}.{argument} is not an argument of {kind}; {nearest(str(argument), KINDS[kind])}")
@@ -126,9 +130,9 @@ def check_list(key: str, kind: str, spec: dict[str, Any]) -> None:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{key}: {kind} needs a list of values, got {values!r}; write values: [0.1, 0.01]")
     if any(is_range(value) or (isinstance(value, Mapping) and ranges(value)) for value in values):
-        raise ConfigError(f"{key}: a value of {kind} cannot hold a range itself; make two searches of it")
+        raise ConfigError(f"{key}: a value of {kind} cannot contain a range; run two searches instead")
     if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
-        raise ConfigError(f"{key}: {kind} has a value twice, got {values!r}; drop one")
+        raise ConfigError(f"{key}: {kind} has a value twice, got {values!r}; remove one")
 
 
 def check_ends(key: str, kind: str, spec: dict[str, Any]) -> None:
@@ -148,11 +152,11 @@ def check_ends(key: str, kind: str, spec: dict[str, Any]) -> None:
     if logarithmic and spec["low"] <= 0:
         raise ConfigError(f"{key}: low > 0 must hold for a logarithm, got {spec['low']:g}")
     if logarithmic and "step" in spec:
-        raise ConfigError(f"{key}: step and log exclude each other; drop one")
+        raise ConfigError(f"{key}: step and log exclude each other; remove one")
 
 
 def decided(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment with values, by dotted key, in the place of its ranges."""
+    """The experiment with values instead of its ranges. values: dotted key -> value."""
     made = own(data)
     for key, value in values.items():
         *outer, last = key.split(".")
@@ -164,12 +168,12 @@ def decided(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def points(found: list[Range]) -> Iterator[dict[str, Any]]:
-    """All combinations of lists, the last one changing fastest."""
+    """All combinations of the lists' values; the last list changes fastest."""
     for values in itertools.product(*(r.values for r in found)):
         yield {r.key: value for r, value in zip(found, values, strict=True)}
 
 
 def corners(found: list[Range]) -> Iterator[dict[str, Any]]:
-    """The first values of all ranges, and the last ones."""
+    """Two points: the first values of all ranges, and the last ones."""
     yield {r.key: r.values[0] for r in found}
     yield {r.key: r.values[-1] for r in found}

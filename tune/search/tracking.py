@@ -1,5 +1,7 @@
-"""A search in MLflow: a run for the search, a nested one for each trial, metrics with step = round. Trials never touch
-the store; what a killed process had not written yet is read from the trials' folders."""
+"""Tracks a search in MLflow: a run for the search and a nested run for each trial, metrics with step = round.
+
+Trials do not write to the store. What a killed process had not written yet is read from the trials' folders.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,22 @@ from ...engine.rounds.driver import Record
 from ..tracking.run_header import RunHeader, commit, header_of
 from ..tracking.stores import store
 from ..tracking.writer import TOP, End, Writer
-from .conductor import Watcher, trial_folder
-from .ledger import Trial
 from .plan import Plan
+from .trial_source import SearchObserver, trial_folder
+from .trial_store import Trial
 
 
-class SearchTracker(Watcher):
-    """parent: an MLflow run to nest the search's run in."""
+class SearchTracker(SearchObserver):
+    """An observer that writes a search to MLflow. parent: id of an MLflow run in which the search's run is nested."""
 
     def __init__(self, plan: Plan, tracking: Tracking, folder: Path, search_id: str, parent: str | None) -> None:
         self.plan, self.tracking, self.folder, self.search_id, self.parent = plan, tracking, folder, search_id, parent
         self.uri = store(tracking.uri)
-        self.told = False  # whether there is anything to write
+        self.has_content = False  # whether there is anything to write
 
     def begins(self, trials: list[Trial]) -> None:
         self.writer = Writer(self.uri, self.tracking.experiment, self.folder, "search", "fedfleet.trial")
-        self.writer.begin(TOP, self._entry)
+        self.writer.begin(TOP, self._header)
         for trial in trials:
             if trial.status != "running":
                 self._begin(trial.number, self.plan.experiment(trial.params))
@@ -37,19 +39,19 @@ class SearchTracker(Watcher):
         self._begin(number, experiment)
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None:
-        self.told = self.told or bool(rows)
+        self.has_content = self.has_content or bool(rows)
         self.writer.rounds(str(number), rows)
 
     def trial_ends(self, trial: Trial) -> None:
         self._end(trial, whole=False)
 
     def ends(self, status: str) -> None:
-        if self.told:
+        if self.has_content:
             files = tuple(self.folder / name for name in ("search.yaml", "best.yaml", "result.json"))
             self.writer.end(End(TOP, status.lower(), files=files))
         self.writer.close()
 
-    def _entry(self) -> RunHeader:
+    def _header(self) -> RunHeader:
         kind = {"fedfleet.search_id": self.search_id, "kind": "search", "commit": commit()}
         outer = {"mlflow.parentRunId": self.parent} if self.parent else {}
         asked = {key: value for key, value in self.plan.plain().items() if key not in ("tracking", "plugins")}
@@ -60,8 +62,8 @@ class SearchTracker(Watcher):
         self.writer.begin(str(number), lambda: header_of(RunSpec.of(run_id, experiment), f"{number:04d}"))
 
     def _end(self, trial: Trial, whole: bool) -> None:
-        """whole: of an earlier part of the search, which may not have written all of it."""
-        self.told = True
+        """whole: whether the trial is from an earlier part of the search, which may not have written all of it."""
+        self.has_content = True
         key, objectives = str(trial.number), dict(zip(self.plan.settings.objectives, trial.values, strict=False))
         records: tuple[tuple[str, Record], ...] = ()
         if objectives:

@@ -21,7 +21,15 @@ from ..files import override
 from .grids import has_ranges, points
 from .spec import CLIENTS, COHORT, ROUNDS, Study
 
-IDLE = ("name", "tracking.", "checkpoint.", "engine.keep_state", "engine.on_failure", "engine.store", "plugins")
+WITHOUT_EFFECT = (
+    "name",
+    "tracking.",
+    "checkpoint.",
+    "engine.keep_state",
+    "engine.on_failure",
+    "engine.store",
+    "plugins",
+)
 """Move no number of a run."""
 
 SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
@@ -153,7 +161,7 @@ def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
 
 def digest(data: dict[str, Any]) -> str:
     """16 hex digits of what moves the numbers of a run, plug-ins by their content."""
-    kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(IDLE)}
+    kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(WITHOUT_EFFECT)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
     return sha256_of_json([kept, plugins])[:16]
 

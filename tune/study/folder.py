@@ -85,10 +85,10 @@ class Folder:
 
     def cells(self) -> list[Cell]:
         """The study's runs with the settings that tuning chose."""
-        from .ranges import settled
+        from .ranges import with_searched_values
 
         study = self.study
-        return [settled(cell, study, self) for cell in cells(study, lambda cell: self.score(cell, study))]
+        return [with_searched_values(cell, study, self) for cell in cells(study, lambda cell: self.score(cell, study))]
 
     def search_of(self, key: str) -> Path:
         return self.path / "searches" / key

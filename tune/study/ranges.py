@@ -68,7 +68,7 @@ def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
     return failed
 
 
-def settled(cell: Cell, study: Study, folder: Folder) -> Cell:
+def with_searched_values(cell: Cell, study: Study, folder: Folder) -> Cell:
     """A cell with the values that its search found in the place of its ranges; as it is where there are none."""
     from ..search.space import decided
 

@@ -73,7 +73,7 @@ class Reduced(Section):
     clients: int | None = Field(default=None, ge=1)
 
 
-class Tracked(Section):
+class StudyTracking(Section):
     uri: str = "auto"
     experiment: str | None = None
 
@@ -90,7 +90,7 @@ class Study(Section):
     tune: Tune = Tune()
     report: Report = Report()
     published: Published = Published()
-    tracking: Tracked = Tracked()
+    tracking: StudyTracking = StudyTracking()
     reduced: Reduced = Reduced()
     notes: tuple[str, ...] = ()
 

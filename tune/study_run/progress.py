@@ -16,7 +16,7 @@ class Progress(LiveLine):
         self.best: tuple[float, str] | None = None
 
     def begins(self, what: str, total: int, old: list[Cell]) -> None:
-        """A wave of cells or trials begins. old: those that were over before."""
+        """A stage of cells or trials begins. old: those that were over before."""
         for cell in old:
             self._better(cell)
         self.open(what, total, len(old))
@@ -35,7 +35,7 @@ class Progress(LiveLine):
         chosen = f" ({cell.chosen})" if cell.settings else ""
         self.say(f"{self.what} {self.done}/{self.total}  {cell.label}{chosen}: {outcome}", f"; {self.state()}")
 
-    def best_told(self) -> str:
+    def best_text(self) -> str:
         return f", best {self._value(self.best[0])} {self.best[1]}" if self.best else ""
 
     def _value(self, number: float) -> str:

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     failed: int
 
 
-class Wave(NamedTuple):
+class Stage(NamedTuple):
     """Runs of which none depends on another. what: one of them is called, trial or cell."""
 
     what: str
@@ -57,11 +57,11 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
         tracker, progress = StudyTracker(study, folder), Progress(study, folder)
         ended = "killed"
         try:
-            tuning, reported = Wave("trial", lambda: trials(study)), Wave("cell", folder.cells, tracker)
+            tuning, reported = Stage("trial", lambda: trials(study)), Stage("cell", folder.cells, tracker)
             with Executor(engine, stop, jobs, share=not engine.address) as executor:
 
-                def execute(*waves: Wave) -> None:
-                    source = Cells(folder, progress, keep_models, waves)
+                def execute(*stages: Stage) -> None:
+                    source = Cells(folder, progress, keep_models, stages)
                     if not stop() and source.ready():
                         executor.run(source)
                     progress.close()
@@ -86,14 +86,14 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
 
 
 class Cells(Source):
-    """Hands out the cells that are not over, wave after wave; a wave begins when all of the one before it have ended.
+    """The source of a study: hands out the cells that are not over, stage after stage.
 
-    waves: (what its runs are called, its cells, the tracker that is told of them) by name.
+    A stage begins when all cells of the stage before it have ended.
     """
 
-    def __init__(self, folder: Folder, progress: Progress, keep_models: bool, waves: Iterable[Wave]) -> None:
+    def __init__(self, folder: Folder, progress: Progress, keep_models: bool, stages: Iterable[Stage]) -> None:
         self.folder, self.progress, self.keep_models = folder, progress, keep_models
-        self.waves = iter(waves)
+        self.stages = iter(stages)
         self.waiting: deque[Cell] = deque()
         self.live: dict[str, Cell] = {}
         self.tracker: StudyTracker | None = None
@@ -101,20 +101,20 @@ class Cells(Source):
     def ready(self) -> bool:
         """Whether there is a cell to run, now that no other is under way."""
         while not self.waiting:
-            wave = next(self.waves, None)
-            if wave is None:
+            stage = next(self.stages, None)
+            if stage is None:
                 return False
-            self._begin(wave)
+            self._begin(stage)
         return True
 
-    def _begin(self, wave: Wave) -> None:
-        planned = wave.planned()
+    def _begin(self, stage: Stage) -> None:
+        planned = stage.planned()
         unique = {cell.key: cell for cell in planned}  # equal cells run once
         old = [key for key, cell in unique.items() if self.folder.status(cell) in OVER]
         self.progress.close()
-        self.tracker = wave.tracker
+        self.tracker = stage.tracker
         if unique:
-            self.progress.begins(wave.what, len(unique), [unique[key] for key in old])
+            self.progress.begins(stage.what, len(unique), [unique[key] for key in old])
         if self.tracker is not None:
             for key in old:
                 self.tracker.add(unique[key], before=True)
@@ -128,7 +128,7 @@ class Cells(Source):
         self.progress.cell_runs(cell)
         return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
 
-    def hear(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: Report) -> bool:
         cell = self.live[key]
         if report.status == "running":
             self.progress.cell_runs(cell, report.rows[-1]["round"])
@@ -136,7 +136,7 @@ class Cells(Source):
             self._end(cell, report.status, report.reason)
         return False
 
-    def died(self, key: str) -> None:
+    def on_process_death(self, key: str) -> None:
         self._end(self.live[key], FAILED, DIED)
 
     def _end(self, cell: Cell, status: str, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""Runs, searches and studies in MLflow.
+"""Tracking of runs, searches and studies in MLflow.
 
-stores      addresses of MLflow stores, opening one
-entry       how a run appears in MLflow: name, tags, parameters
-writer      one thread that does all the writing of a run, or of a search's or study's run and the runs below it
+stores      addresses of MLflow stores; opens a store
+run_header  name, tags and parameters of a run in MLflow
+writer      the thread that writes everything to MLflow
 run         the observer that tracks a single run
 """

@@ -1,4 +1,4 @@
-"""A single run as an MLflow run: parameters flattened, metrics with step = round, tags, artifacts."""
+"""Tracks a single run as a run of MLflow: flattened parameters, metrics with step = round, tags and artifacts."""
 
 from __future__ import annotations
 
@@ -16,34 +16,39 @@ from .writer import TOP, End, Writer, kept
 
 
 class MlflowTracker(Observer):
+    """An observer that writes a run to MLflow."""
+
     def __init__(self, uri: str = "auto", experiment: str = "default", directory: str | None = None) -> None:
-        """directory: of the run; a run that is resumed goes on in the MLflow run that the directory names."""
+        """uri: of the store, or auto. experiment: name of MLflow's experiment. directory: the run's folder, or None.
+
+        The file mlflow.json in the run's folder names the MLflow run in which a resumed run continues.
+        """
         self.folder, self.experiment = Path(directory) if directory else None, experiment
         before = kept(self.folder).get("uri", "")
         file = before.removeprefix("sqlite:///")
         if uri == "auto" and file != before and Path(file).is_file():
-            uri = before  # that of the run's first part, wherever it is resumed from on this machine
+            uri = before  # the store of the run's first part, whatever the current folder is
         self.uri = store(uri)
         self.rounds = 0
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.run_spec = run_spec
         self.writer = Writer(self.uri, self.experiment, self.folder, "run", resumes=run_spec.resume)
-        self.writer.begin(TOP, self._entry)
+        self.writer.begin(TOP, self._header)
 
-    def _entry(self) -> RunHeader:
+    def _header(self) -> RunHeader:
         made = self.run_spec.experiment
         return header_of(self.run_spec, f"{name_of(made.method)}-{name_of(made.workload)}-{self.run_spec.run_id}")
 
     def record(self, record: Record) -> None:
-        """A round that is run again, since a node took clients' states along, has the numbers that it had, but for its
-        times: MLflow keeps those of the first time, the run's folder those of the last."""
+        """A round is repeated if a lost node held states of clients. All its numbers are then the same, except the
+        times: MLflow keeps the times of the first execution, the run's folder those of the last."""
         if record["round"] > self.rounds:
             self.rounds = int(record["round"])
             self.writer.rounds(TOP, [record])
 
     def resumed(self, records: list[Record]) -> None:
-        """The store has them, but for those that a killed launcher had not written yet."""
+        """Most of these records are in the store already; a killed launcher may not have written the last ones."""
         for record in records:
             self.record(record)
 
@@ -52,7 +57,7 @@ class MlflowTracker(Observer):
 
     def failed(self, error: BaseException) -> None:
         if isinstance(error, ConfigError) and self.rounds == 0:
-            self.writer.close()  # it could not begin
+            self.writer.close()  # the run could not begin
         elif isinstance(error, Interrupted | KeyboardInterrupt) and self.rounds == 0:
             self.writer.abandon()
         elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
@@ -65,7 +70,7 @@ class MlflowTracker(Observer):
         self.writer.close()
 
     def _texts(self) -> dict[str, str]:
-        """The configuration, of a run without a directory."""
+        """Artifact texts: the configuration of a run without a folder."""
         import yaml
 
         return {} if self.folder else {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}

@@ -1,4 +1,4 @@
-"""How a run appears in MLflow: its name, its tags and its parameters."""
+"""The header of a run in MLflow: its name, its tags and its parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...engine.config.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What MLflow has of a run from its beginning. parameters: a tree of settings, which is flattened."""
+    """What is written of a run when it begins. parameters: a nested mapping of settings, which the writer flattens."""
 
     name: str
     tags: dict[str, str]
@@ -21,7 +21,7 @@ class RunHeader:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, str]:
-    """{"a": {"b": 1}} -> {"a.b": "1"}; lists stay whole."""
+    """{"a": {"b": 1}} -> {"a.b": "1"}. Lists are not flattened."""
     if isinstance(data, dict) and data:
         flat = {}
         for key, value in data.items():
@@ -31,7 +31,7 @@ def flatten(data: Any, prefix: str = "") -> dict[str, str]:
 
 
 def header_of(run_spec: RunSpec, name: str, **tags: str) -> RunHeader:
-    """A run's entry. tags: more of them, or other values."""
+    """The header of a run. tags: further tags, or other values of these."""
     made = run_spec.experiment
     found = {
         "method": name_of(made.method),
@@ -49,11 +49,12 @@ def header_of(run_spec: RunSpec, name: str, **tags: str) -> RunHeader:
 
 
 def name_of(spec: Any) -> str:
+    """The name of a part that a configuration gives as a mapping, a name or an object."""
     return spec["name"] if isinstance(spec, dict) else spec if isinstance(spec, str) else type(spec).__name__
 
 
 def partition_of(run_spec: RunSpec) -> str:
-    """By the name that was chosen, else the workload's default by its class."""
+    """The name of the partition that the configuration chooses, else the class of the workload's default, or ""."""
     spec = run_spec.experiment.workload
     if isinstance(spec, dict) and "partition" in spec:
         return name_of(spec["partition"])
@@ -62,12 +63,13 @@ def partition_of(run_spec: RunSpec) -> str:
 
 
 def level_of(workload: Any) -> str:
-    """How unlike the clients are, as the file says it: the partition's arguments, beta=0.1."""
+    """The heterogeneity of the clients as the file gives it: the partition's arguments, such as beta=0.1."""
     spec = workload.get("partition") if isinstance(workload, dict) else None
     return ", ".join(f"{key}={value}" for key, value in spec.items() if key != "name") if isinstance(spec, dict) else ""
 
 
 def version() -> str:
+    """The version of this package."""
     from importlib.metadata import version
 
     return version("fedfleet")
@@ -75,7 +77,7 @@ def version() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Of the sources, where they are a git checkout; else of the current folder; else nothing."""
+    """The git commit of the sources, else that of the current folder, or "" if both lie in no repository."""
     for folder in (Path(__file__).parent, Path.cwd()):
         try:
             asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""MLflow stores: their addresses, and opening one."""
+"""Addresses of MLflow stores, and opening a store."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ PATIENCE = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Unless the environment says otherwise: an absent server is given up after seconds (MLflow's own: minutes), `--json`
-has its line for itself, and a run talks to no server but the user's."""
+"""Environment variables for MLflow, unless they are set already.
+
+A server that does not answer is given up after seconds (MLflow's defaults: minutes), nothing is printed between the
+lines of `--json`, and no other server than the user's is contacted.
+"""
 
 STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
-
+"""Regular expression of the addresses that MLflow accepts."""
 
 SECONDS = 10.0
-"""That a run waits, when it is over, for a store that has not been opened yet."""
+"""How long a run that is over waits for a store that has not been opened yet."""
 
 
 def store(uri: str) -> str:
-    """The store's URI; "auto" is a SQLite file in the current folder."""
+    """The URI of the store; "auto" stands for a SQLite file in the current folder. Raises ConfigError."""
     if uri == "auto":
         return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     if not re.fullmatch(STORES, uri):
@@ -43,7 +46,7 @@ def store(uri: str) -> str:
 
 
 def load_mlflow() -> None:
-    """Import MLflow, which takes seconds, with its loggers quiet."""
+    """Import MLflow, which takes seconds, and silence its loggers."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401
@@ -53,7 +56,7 @@ def load_mlflow() -> None:
 
 
 def open_store(uri: str, experiment: str) -> tuple[Any, str]:
-    """(client, the experiment's id)."""
+    """(client of the store, id of the experiment)."""
     from mlflow import MlflowClient
 
     check_database(uri)
@@ -64,7 +67,7 @@ def open_store(uri: str, experiment: str) -> tuple[Any, str]:
 
 
 def check_database(uri: str) -> None:
-    """OSError where a SQLite store cannot be opened or made. MLflow would try for minutes."""
+    """Raise OSError for a SQLite store that cannot be opened or created. MLflow would try for minutes."""
     import sqlite3
 
     from ...engine.config.limits import check_folder
@@ -76,19 +79,19 @@ def check_database(uri: str) -> None:
         check_folder("tracking.uri", file.parent)
         return
     if not file.is_file():
-        raise OSError(f"tracking.uri: {file} is no file, so it cannot be a store; give another")
+        raise OSError(f"tracking.uri: {file} is not a file, so it cannot be a store; give another address")
     try:
         with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=SECONDS)) as store:
             store.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
         raise OSError(
-            f"tracking.uri: {file} cannot be opened as a store ({error}), got {uri!r}; give another"
+            f"tracking.uri: {file} cannot be opened as a store ({error}), got {uri!r}; give another address"
         ) from error
 
 
 def make_database(uri: str) -> None:
-    """A SQLite store, where there is none yet: made beside, moved into place when complete. MLflow makes its tables one
-    by one and cannot go on where a kill stopped it."""
+    """Create a SQLite store, unless it exists. It is created under another name and renamed when it is complete, since
+    MLflow creates its tables one by one and cannot continue after a kill."""
     from mlflow import MlflowClient
 
     file = Path(uri.partition("///")[2])
@@ -102,7 +105,8 @@ def make_database(uri: str) -> None:
 
 @contextmanager
 def one_at_a_time(uri: str) -> Iterator[None]:
-    """The first use of a SQLite store creates its tables, and MLflow lets two processes try at once: both break."""
+    """Let one process at a time open a SQLite store. The first use creates the tables, and two processes that try this
+    at the same time both fail in MLflow."""
     if not uri.startswith("sqlite"):
         yield
         return
@@ -111,14 +115,14 @@ def one_at_a_time(uri: str) -> Iterator[None]:
     database = Path(uri.partition("///")[2]).resolve()
     folder = os.open(next(path for path in database.parents if path.is_dir()), os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # a folder can be locked: there is no file to leave behind
+        fcntl.flock(folder, fcntl.LOCK_EX)  # locking the folder leaves no lock file behind
         yield
     finally:
         os.close(folder)
 
 
 def experiment_id(client: Any, name: str, uri: str) -> str:
-    """The experiment's id, made if it is new; a local store keeps artifacts beside its database."""
+    """The id of the experiment, which is created if it is new. A local store keeps artifacts beside its database."""
     from mlflow.exceptions import MlflowException
 
     known = client.get_experiment_by_name(name)
@@ -130,7 +134,7 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
         beside = folder.resolve().as_uri()
     try:
         return client.create_experiment(name, artifact_location=beside)
-    except MlflowException:  # another process was quicker
+    except MlflowException:  # another process has created it
         known = client.get_experiment_by_name(name)
         if known is None:
             raise

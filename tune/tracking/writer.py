@@ -1,12 +1,12 @@
-"""One thread writes everything to MLflow: a single run, or a search's or study's run with a run below it for each
-trial or cell.
+"""The thread that writes everything to MLflow: a single run, or the run of a search or study with one nested run for
+each trial or cell.
 
-SQLite has one writer, and importing mlflow and creating its database take seconds that nobody should wait for. So the
-callers put messages into a queue and one thread writes them in batches. Nothing is written before the first round of a
-run is over or a run has ended, so an experiment that cannot start leaves no trace. What is resumed goes on in its
-MLflow run, which the file mlflow.json in its folder names; values that the store already has are not written again. A
-store that fails costs the record in MLflow, never the run: the reason is printed. One that fails for a while, such as a
-server that is restarted, gets what it missed with the next batch.
+SQLite allows one writer, and importing mlflow and creating its database take seconds that a run should not wait for.
+So the callers put messages into a queue, and one thread writes them in batches. Nothing is written before the first
+round of a run is over or a run has ended, so an experiment that cannot start leaves nothing behind. Whatever is resumed
+continues in its MLflow run, which the file mlflow.json in its folder names, and values that the store has are not
+written again. If the store fails, a warning with the reason is printed and the run itself continues. A store that fails
+only for a while, such as a server that restarts, receives the missing values with the next batch.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .run_header import RunHeader, flatten
 from .stores import SECONDS, load_mlflow, open_store
 
 BATCH = 100
-"""Parameters a call at most (MLflow's own limit); metrics may be ten times as many."""
+"""Largest number of parameters in a call (MLflow's limit); a call may have ten times as many metrics."""
 
 KEPT = "mlflow.json"
-"""In the folder of a run, a search or a study: where its MLflow run is."""
+"""File in the folder of a run, search or study that names its MLflow run."""
 
 LOOK_SECONDS = 0.2
-"""Between looks at whether the store has been opened, when all else is over."""
+"""Time between checks whether the store has been opened, when everything else is over."""
 
 FLUSH_SECONDS = 1.0
 """How long rounds are gathered before they are written."""
 
 TOP = ""
-"""Key of the single run, or of the search's or study's own run, which is the parent of all others."""
+"""Key of the single run, or of the search's or study's own run, which is the parent of all other runs."""
 
 FILES = ("config.yaml", "rounds.parquet", "result.json", "failure.json", "environment.json")
-"""Of a run's folder, kept as artifacts."""
+"""Files of a run's folder that become artifacts."""
 
 STATUS = {
     "finished": "FINISHED",
@@ -52,16 +52,18 @@ STATUS = {
     "interrupted": "KILLED",
     "killed": "KILLED",
 }
-"""The tag `status` -> MLflow's own status of a run, FAILED for all others."""
+"""Value of the tag `status` -> MLflow's own status of a run. All other values mean FAILED."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended. status: the tag `status`; reason: a sentence for what failed.
+    """Message: a run has ended.
 
-    folder: of the run, whose FILES become artifacts. whole: take the record from the folder too. once: write nothing
-    where an earlier process has written this run with this status. records: more metrics, by key of the run, each with
-    its step under `round`. files: more artifacts, files and folders; texts: more artifacts by file name.
+    key: of the run. status: value of the tag `status`. reason: a sentence on a failure, else "". folder: the run's
+    folder, whose FILES become artifacts. whole: whether to read the records from the folder too. once: whether to write
+    nothing if an earlier process has already written this run with this status. records: further metrics as (key of the
+    run, record), with the step under `round`. files: further artifacts, files or folders. texts: returns further
+    artifacts, file name -> text.
     """
 
     key: str
@@ -77,56 +79,63 @@ class End:
 
 @dataclass(frozen=True)
 class Rounds:
-    """batch: (milliseconds, record) of each round."""
+    """Message: rounds of a run are over. key: of the run; batch: (time in milliseconds, record) of each round."""
 
     key: str
     batch: list[tuple[int, Record]]
 
 
 class Closed:
-    """The last message."""
+    """Message: no further message follows."""
 
 
 Message = Rounds | End | Closed
 
 
 class Writer:
+    """Writes a run, or a search's or study's run and the nested ones, in a thread of its own."""
+
     def __init__(
         self, uri: str, experiment: str, folder: Path | None, what: str, child_tag: str = "", resumes: bool = True
     ) -> None:
-        """uri: of the store, as `stores.store` returns it. folder: where the top run's id is kept; what: run, search or
-        study, for the warning; child_tag: the tag that has the key of a run below the top one; resumes: whether the
-        folder's MLflow run, if it has one, goes on."""
+        """Starts the thread.
+
+        uri: of the store, as `stores.store` returns it. experiment: name of MLflow's experiment. folder: its file KEPT
+        names the top run; or None. what: run, search or study, for the warning. child_tag: tag with the key of a nested
+        run. resumes: whether to continue the MLflow run that the folder names, if it names one.
+        """
         self.uri, self.experiment, self.folder, self.what = uri, experiment, folder, what
         self.child_tag, self.resumes = child_tag, resumes
-        self.entries: dict[str, tuple[int, Callable[[], RunHeader]]] = {}
+        self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
         self.messages: queue.Queue[Message] = queue.Queue()
-        # What follows belongs to the thread.
-        self.opening = 0.0  # when the store began to be opened, by time.monotonic
+        # Only the thread uses the following attributes.
+        self.opening = 0.0  # time.monotonic() when opening the store began
         self.client: Any = None
-        self.place = ""  # the id of MLflow's experiment
+        self.place = ""  # id of MLflow's experiment
         self.runs: dict[str, str] = {}  # key -> id of the MLflow run
-        self.open: set[str] = set()  # keys of runs that have not ended
-        self.earlier: dict[str, Any] = {}  # key -> the MLflow run as an earlier process left it
-        self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that are written
+        self.open: set[str] = set()  # keys of the runs that have not ended
+        self.earlier: dict[str, Any] = {}  # key -> the MLflow run that an earlier process left
+        self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that the store has
         self.thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
         self.thread.start()
 
     # --- the callers' side --------------------------------------------------------------------------------------------
-    def begin(self, key: str, entry: Callable[[], RunHeader]) -> None:
-        """A run begins. entry: called by the thread when the first of the run is written."""
-        self.entries[key] = (now(), entry)
+    def begin(self, key: str, header: Callable[[], RunHeader]) -> None:
+        """A run begins. header: called in the thread, when something of the run is written for the first time."""
+        self.headers[key] = (now(), header)
 
     def rounds(self, key: str, records: Iterable[Record]) -> None:
+        """Rounds of a run are over."""
         stamp = now()
         if batch := [(stamp, record) for record in records]:
             self.messages.put(Rounds(key, batch))
 
     def end(self, end: End) -> None:
+        """A run has ended."""
         self.messages.put(end)
 
     def close(self) -> None:
-        """Wait until everything is written, but not for a server that does not answer."""
+        """Wait until everything is written, but not for a server that does not answer within SECONDS."""
         self.messages.put(Closed())
         closing = time.monotonic()
         while self.thread.is_alive():
@@ -137,7 +146,7 @@ class Writer:
                 return
 
     def abandon(self) -> None:
-        """Nothing was told, so nobody waits, not even for the import of mlflow."""
+        """End without a message; does not wait, not even for the import of mlflow."""
         self.messages.put(Closed())
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -150,15 +159,15 @@ class Writer:
                 self.client, self.place = open_store(self.uri, self.experiment)
                 self._top()
                 self._follow(first)
-        except Exception as error:  # any failure of the store, of whatever kind it raises
+        except Exception as error:  # a store may raise anything
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         reason = " ".join(redacted(str(error) or type(error).__name__).split())
-        print(f"warning: not tracked in MLflow: {reason}; the {self.what} itself goes on", file=sys.stderr)
+        print(f"warning: not tracked in MLflow: {reason}; the {self.what} itself continues", file=sys.stderr)
 
     def _follow(self, first: Message) -> None:
-        """Write what comes until the last message."""
+        """Write all messages until `Closed`."""
         todo: list[Message] = [first]
         while True:
             self._gather(todo)
@@ -180,7 +189,7 @@ class Writer:
             todo.append(self.messages.get())
 
     def _gather(self, todo: list[Message]) -> None:
-        """Add what comes within FLUSH_SECONDS."""
+        """Append the messages that arrive within FLUSH_SECONDS."""
         deadline = time.monotonic() + FLUSH_SECONDS
         while not isinstance(todo[-1], Closed) and (left := deadline - time.monotonic()) > 0:
             try:
@@ -189,13 +198,13 @@ class Writer:
                 return
 
     def _top(self) -> None:
-        """Go on in the folder's MLflow run, with all runs below it, or begin a new one."""
+        """Begin the top run, or continue the one that the folder names, with its nested runs."""
         from mlflow.exceptions import MlflowException
 
         run_id = kept(self.folder).get("run_id", "") if self.resumes else ""
         try:
             found = self.client.get_run(run_id) if run_id else None
-        except MlflowException:  # the store has lost it, or is another one
+        except MlflowException:  # the store has lost the run, or is another store
             found = None
         if found is not None:
             self.earlier[TOP] = found
@@ -207,7 +216,7 @@ class Writer:
             write(self.folder / KEPT, text)
 
     def _below(self, parent: str) -> Iterator[Any]:
-        """All runs below one."""
+        """All nested runs of a run."""
         below, token = f"tags.`mlflow.parentRunId` = '{parent}'", None
         while True:
             page = self.client.search_runs([self.place], below, max_results=500, page_token=token)
@@ -216,15 +225,15 @@ class Writer:
                 return
 
     def _run(self, key: str) -> str:
-        """The id of a run, which is begun or goes on."""
+        """The MLflow id of a run. The MLflow run is created or continued at the first call."""
         if key in self.runs:
             return self.runs[key]
-        began, make = self.entries[key]
-        entry = make()
-        tags = {**entry.tags, "mlflow.parentRunId": self.runs[TOP], self.child_tag: key} if key != TOP else entry.tags
+        began, make = self.headers[key]
+        header = make()
+        tags = {**header.tags, "mlflow.parentRunId": self.runs[TOP], self.child_tag: key} if key != TOP else header.tags
         before = self.earlier.get(key)
         if before is None:
-            run = self.client.create_run(self.place, start_time=began, tags=tags, run_name=entry.name)
+            run = self.client.create_run(self.place, start_time=began, tags=tags, run_name=header.name)
             self.known[key] = set()
         else:
             run = before
@@ -235,18 +244,18 @@ class Writer:
                     self.client.set_tag(run.info.run_id, name, value)
             if "reason" in run.data.tags:
                 self.client.delete_tag(run.info.run_id, "reason")
-        self._parameters(run, entry.parameters)
+        self._parameters(run, header.parameters)
         self.runs[key] = run.info.run_id
         self.open.add(key)
         return run.info.run_id
 
     def _steps(self, run: Any) -> set[tuple[str, int]]:
-        """(metric, step) of all that is in the store."""
+        """(metric, step) of all values that the store has of a run."""
         history = self.client.get_metric_history
         return {(name, metric.step) for name in run.data.metrics for metric in history(run.info.run_id, name)}
 
     def _parameters(self, run: Any, parameters: dict[str, Any]) -> None:
-        """Those that the run does not have yet, cut to MLflow's longest: MLflow refuses another value."""
+        """Write the parameters that the run does not have, since MLflow refuses to change one. Long values are cut."""
         from mlflow.entities import Param
 
         flat = flatten(parameters).items() if parameters else ()
@@ -285,7 +294,7 @@ class Writer:
             if end.reason:
                 self.client.set_tag(run_id, "reason", end.reason[:5000])
         finally:
-            self.client.set_tag(run_id, "status", end.status)  # last but one: from now on the run is whole
+            self.client.set_tag(run_id, "status", end.status)  # the tag comes late: it says that the run is complete
             self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
         self.open.discard(end.key)
         if end.key == TOP:
@@ -304,7 +313,7 @@ class Writer:
 
 
 def merged(messages: list[Message]) -> list[Message]:
-    """The same, with all rounds of a run in one message."""
+    """The same messages, with the rounds of a run joined into one message."""
     made: list[Message] = []
     batches: dict[str, list[tuple[int, Record]]] = {}
     for message in messages:
@@ -322,7 +331,7 @@ def merged(messages: list[Message]) -> list[Message]:
 
 
 def kept(folder: Path | None) -> dict[str, str]:
-    """Store and id of the MLflow run that the folder names, or nothing."""
+    """`uri` and `run_id` of the MLflow run that the folder names, or {}."""
     try:
         found = json.loads((folder / KEPT).read_text("utf-8")) if folder is not None else {}
     except (OSError, ValueError, RecursionError):
@@ -332,4 +341,5 @@ def kept(folder: Path | None) -> dict[str, str]:
 
 
 def now() -> int:
+    """The time in milliseconds, as MLflow counts it."""
     return int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""Between the executor and Optuna: hands out trials, hears their reports, decides which end early."""
+"""The source of a search: hands out trials that Optuna proposes, and decides from their reports which end early."""
 
 from __future__ import annotations
 
@@ -11,60 +11,64 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
 from ..executor.source import DIED, Report, RunRequest, Source
-from .ledger import Ledger, Trial
 from .plan import TOTALS, Plan
+from .trial_store import Trial, TrialStore
 
 
-class Watcher:
-    """Told of a search: progress, MLflow."""
+class SearchObserver:
+    """Receives the events of a search, for progress and MLflow. Its methods do nothing."""
 
     def begins(self, trials: list[Trial]) -> None:
-        """trials: of earlier parts of the search."""
+        """The search begins or is resumed. trials: those of earlier parts of the search."""
 
     def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
-        """A trial is about to start."""
+        """A trial begins. params: its values by dotted key; experiment: with these values."""
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None:
-        """A trial has reported rounds."""
+        """Rounds of a trial are over. rows: their records."""
 
     def trial_ends(self, trial: Trial) -> None:
-        """A trial is over."""
+        """A trial has ended."""
 
     def ends(self, status: str) -> None:
-        """status: finished, failed or killed."""
+        """The search has ended. status: finished, failed or killed."""
 
 
 @dataclass
 class Live:
-    """A trial that is running. `rows`: its record so far."""
+    """A trial that is running. `rows`: the records of its rounds so far."""
 
     experiment: Experiment
     rows: list[Record] = field(default_factory=list)
 
     def add(self, row: Record) -> None:
-        """A round told again, after a process died, replaces what was told."""
+        """Add a record. A round that is repeated after the death of a process replaces its first record."""
         while self.rows and self.rows[-1]["round"] >= row["round"]:
             self.rows.pop()
         self.rows.append(row)
 
 
-class Conductor(Source):
-    def __init__(self, plan: Plan, ledger: Ledger, folder: Path, search_id: str, watchers: list[Watcher]) -> None:
-        self.plan, self.ledger, self.folder, self.search_id = plan, ledger, folder, search_id
-        self.watchers = watchers
+class TrialSource(Source):
+    """Connects the executor with Optuna's storage and the observers."""
+
+    def __init__(
+        self, plan: Plan, store: TrialStore, folder: Path, search_id: str, observers: list[SearchObserver]
+    ) -> None:
+        self.plan, self.store, self.folder, self.search_id = plan, store, folder, search_id
+        self.observers = observers
         self.live: dict[int, Live] = {}
-        self.broken: ConfigError | None = None  # a mistake that every trial would make
+        self.broken: ConfigError | None = None  # an error that every trial would have
         self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
     def next(self) -> RunRequest | None:
-        proposal = self.ledger.propose()
+        proposal = self.store.propose()
         if proposal is None:
             return None
         number = proposal.number
         made = self.plan.experiment(proposal.values)
         self.live[number] = Live(made)
-        for watcher in self.watchers:
-            watcher.trial_begins(number, proposal.values, made)
+        for observer in self.observers:
+            observer.trial_begins(number, proposal.values, made)
         return RunRequest(
             f"{number:04d}",
             inner(made, self.plan.settings.workers).plain(),
@@ -74,7 +78,7 @@ class Conductor(Source):
             self.plan.settings.keep_models,
         )
 
-    def hear(self, key: str, report: Report) -> bool:
+    def on_report(self, key: str, report: Report) -> bool:
         number, rows, lags = int(key), report.rows, False
         live = self.live.get(number)
         if live is None:
@@ -82,8 +86,8 @@ class Conductor(Source):
         for row in rows:
             live.add(row)
             lags = self._reported(number, live, row) or lags
-        for watcher in self.watchers:
-            watcher.trial_rounds(number, rows)
+        for observer in self.observers:
+            observer.trial_rounds(number, rows)
         if report.status == "running":
             if lags:
                 self._end(number, "pruned")
@@ -91,19 +95,19 @@ class Conductor(Source):
         self._end(number, report.status, report.reason)
         return True
 
-    def died(self, key: str) -> None:
+    def on_process_death(self, key: str) -> None:
         if int(key) in self.live:
             self._end(int(key), "failed", DIED)
 
     def _reported(self, number: int, live: Live, row: Record) -> bool:
-        """Record an evaluated round; whether the trial lags behind."""
+        """Record a round with an objective's value; returns whether the pruner ends the trial."""
         if len(self.plan.settings.objectives) > 1 or not all(column in row for column in self.columns):
             return False
-        prune = self.ledger.report(number, int(row["round"]), self._values(live)[0])
+        prune = self.store.report(number, int(row["round"]), self._values(live)[0])
         return prune and row["round"] < live.experiment.federation.rounds
 
     def _values(self, live: Live) -> list[float]:
-        """Of the objectives, over the rounds so far."""
+        """The values of the objectives over the rounds so far."""
         return [value_of(name, live.rows, self.plan.settings.last) for name in self.plan.settings.objectives]
 
     def _end(self, number: int, status: str, reason: str = "") -> None:
@@ -116,20 +120,21 @@ class Conductor(Source):
                 self.broken, status, reason = error, "failed", str(error)
             else:
                 if not all(math.isfinite(value) for value in values):
-                    status, reason = "failed", f"an objective is not a number: {values}"
+                    status, reason = "failed", f"an objective is not finite: {values}"
         facts = {"rounds": len(live.rows), "seconds": total("seconds", live.rows), "bytes": total("bytes", live.rows)}
-        self.ledger.end(number, status, values, {**facts, "reason": reason} if reason else facts)
-        (ended,) = [trial for trial in self.ledger.trials() if trial.number == number]
-        for watcher in self.watchers:
-            watcher.trial_ends(ended)
+        self.store.end(number, status, values, {**facts, "reason": reason} if reason else facts)
+        (ended,) = [trial for trial in self.store.trials() if trial.number == number]
+        for observer in self.observers:
+            observer.trial_ends(ended)
 
 
 def trial_folder(search: Path, number: int) -> Path:
+    """The folder of a trial's run. search: the search's folder."""
     return search / "trials" / f"{number:04d}"
 
 
 def inner(made: Experiment, workers: int) -> Experiment:
-    """The experiment as a trial runs it: in its own process or on workers of its own, MLflow left to the search."""
+    """The experiment as a trial runs it: in its own process or on its own workers, and without MLflow."""
     where = {"backend": "ray", "workers": workers} if workers else {"backend": "local"}
     updates: dict[str, Any] = {"engine": made.engine.model_copy(update=where)}
     if made.tracking.name == "mlflow":
@@ -138,7 +143,7 @@ def inner(made: Experiment, workers: int) -> Experiment:
 
 
 def value_of(name: str, rows: list[Record], last: int) -> float:
-    """An objective over a run's record: a total, or the mean of a column's last values."""
+    """An objective's value over a run: a total, or the mean of the last values of a column. Raises ConfigError."""
     if name in TOTALS:
         return total(name, rows)
     found = [row[name] for row in rows if name in row]
@@ -149,6 +154,7 @@ def value_of(name: str, rows: list[Record], last: int) -> float:
 
 
 def total(name: str, rows: list[Record]) -> float:
+    """Seconds or bytes of a run; see TOTALS."""
     if name == "seconds":
         return float(sum(row["time/seconds"] for row in rows))
     return float(sum(row["comm/bytes_down"] + row["comm/bytes_up"] for row in rows))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedfleet.engine.errors import ConfigError
-from fedfleet.tune.search.ledger import Ledger, storage_url
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.samplers import sampler as chosen
+from fedfleet.tune.search.trial_store import TrialStore, storage_url
 
 RATE = {"search": "loguniform", "low": 1e-3, "high": 10.0}
 MU = {"search": "uniform", "low": 0.0, "high": 1.0}
@@ -22,8 +22,8 @@ def spec(lr: Any = RATE, mu: Any = MU, **search: Any) -> dict[str, Any]:
     return {"workload": "quadratic", "method": method, "federation": {"rounds": 27}, "search": search}
 
 
-def made(folder: Path, **search: Any) -> Ledger:
-    return Ledger(plan(spec(**search)), storage_url("auto", folder), "study")
+def made(folder: Path, **search: Any) -> TrialStore:
+    return TrialStore(plan(spec(**search)), storage_url("auto", folder), "study")
 
 
 def cost(values: dict[str, Any]) -> float:
@@ -31,14 +31,14 @@ def cost(values: dict[str, Any]) -> float:
     return math.log10(values["method.rule.lr"] / 0.1) ** 2 + 4 * (values["method.mu"] - 0.5) ** 2
 
 
-def played(ledger: Ledger, count: int) -> list[dict[str, Any]]:
+def played(store: TrialStore, count: int) -> list[dict[str, Any]]:
     """Trials one after the other."""
     seen = []
     for _ in range(count):
-        proposal = ledger.propose()
+        proposal = store.propose()
         if proposal is None:
             break
-        ledger.end(proposal.number, "finished", [cost(proposal.values)], {"rounds": 27})
+        store.end(proposal.number, "finished", [cost(proposal.values)], {"rounds": 27})
         seen.append(proposal.values)
     return seen
 
@@ -48,7 +48,7 @@ MIN = {"objectives": {"eval/loss": "min"}}
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_proposals_are_the_same_in_a_new_process(tmp_path: Path, sampler: str):
-    """Seven trials at a stretch, or with the ledger opened anew for each: nothing but the storage is remembered."""
+    """Seven trials at a stretch, or with the store opened anew for each: nothing but the storage is remembered."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     setting = {**MIN, "sampler": sampler, "trials": 7, "seed": 3}
@@ -129,15 +129,15 @@ def test_asha_ends_what_lags_behind_and_remembers(tmp_path: Path):
     setting = {**MIN, "sampler": "random", "pruner": "asha", "trials": 9}
     rounds = []
     for height in range(9):
-        ledger = made(tmp_path, **setting)  # anew each time: the rungs are in the storage
-        proposal = ledger.propose()
+        store = made(tmp_path, **setting)  # anew each time: the rungs are in the storage
+        proposal = store.propose()
         assert proposal is not None
         for number in range(1, 28):
-            if ledger.report(proposal.number, number, float(height)):
-                ledger.end(proposal.number, "pruned", [], {"rounds": number})
+            if store.report(proposal.number, number, float(height)):
+                store.end(proposal.number, "pruned", [], {"rounds": number})
                 break
         else:
-            ledger.end(proposal.number, "finished", [float(height)], {"rounds": 27})
+            store.end(proposal.number, "finished", [float(height)], {"rounds": 27})
         rounds.append(number)
     assert rounds[0] == 27
     assert rounds[-1] == 1
@@ -147,41 +147,41 @@ def test_asha_ends_what_lags_behind_and_remembers(tmp_path: Path):
 
 
 def test_median_stopping(tmp_path: Path):
-    ledger = made(tmp_path, **MIN, pruner="median", trials=7, grace=2)
+    store = made(tmp_path, **MIN, pruner="median", trials=7, grace=2)
     for height in range(5):  # Optuna's rule wants five trials that ended
-        proposal = ledger.propose()
+        proposal = store.propose()
         assert proposal is not None
-        assert not any(ledger.report(proposal.number, number, height) for number in (1, 3))
-        ledger.end(proposal.number, "finished", [float(height)], {})
+        assert not any(store.report(proposal.number, number, height) for number in (1, 3))
+        store.end(proposal.number, "finished", [float(height)], {})
     for height, ends in ((0.5, False), (3.5, True)):
-        proposal = ledger.propose()
+        proposal = store.propose()
         assert proposal is not None
-        assert not ledger.report(proposal.number, 1, height)  # within the grace
-        assert ledger.report(proposal.number, 3, height) is ends
+        assert not store.report(proposal.number, 1, height)  # within the grace
+        assert store.report(proposal.number, 3, height) is ends
 
 
 def test_several_objectives_and_their_front(tmp_path: Path):
-    ledger = made(tmp_path, objectives={"eval/loss": "min", "bytes": "min"}, trials=4)
+    store = made(tmp_path, objectives={"eval/loss": "min", "bytes": "min"}, trials=4)
     for values in ([1.0, 9.0], [2.0, 5.0], [3.0, 7.0]):
-        proposal = ledger.propose()
+        proposal = store.propose()
         assert proposal is not None
-        ledger.end(proposal.number, "finished", values, {})
-    diverged = ledger.propose()
+        store.end(proposal.number, "finished", values, {})
+    diverged = store.propose()
     assert diverged is not None
-    ledger.end(diverged.number, "diverged", [], {"reason": "diverged in round 3"})
-    assert [t.values for t in ledger.best()] == [(1.0, 9.0), (2.0, 5.0)]
-    assert [t.status for t in ledger.trials()] == ["finished", "finished", "finished", "diverged"]
+    store.end(diverged.number, "diverged", [], {"reason": "diverged in round 3"})
+    assert [t.values for t in store.best()] == [(1.0, 9.0), (2.0, 5.0)]
+    assert [t.status for t in store.trials()] == ["finished", "finished", "finished", "diverged"]
 
 
 def test_states_as_optuna_sees_them(tmp_path: Path):
     import optuna
 
-    ledger = made(tmp_path, **MIN, trials=4)
+    store = made(tmp_path, **MIN, trials=4)
     for status in ("finished", "pruned", "diverged", "failed"):
-        proposal = ledger.propose()
+        proposal = store.propose()
         assert proposal is not None
-        ledger.report(proposal.number, 3, 0.5)
-        ledger.end(proposal.number, status, [0.5] if status == "finished" else [], {"reason": status})
+        store.report(proposal.number, 3, 0.5)
+        store.end(proposal.number, status, [0.5] if status == "finished" else [], {"reason": status})
     study = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path / 'search.db'}")
     assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED", "PRUNED", "FAIL"]
     assert all(t.intermediate_values == {3: 0.5} for t in study.trials)

@@ -1,7 +1,7 @@
-"""The trials in Optuna's storage, which is the truth: what was proposed, what was reported, how it ended.
+"""The trials in Optuna's storage: the proposed values, the reported ones, and how each trial ended.
 
-Tune only executes. A search that is killed is gone on with from the storage alone: trials that had not ended are run
-again under their own numbers, with their own values.
+The storage is the only record of a search, and Ray Tune merely executes trials. A killed search is resumed from the
+storage alone: trials that had not ended are run again, with the same numbers and values.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from ...engine.storage.secrets import redacted
 from .plan import Plan, starts
 
 LOCKED_SECONDS = 60
-"""What SQLite may wait for a reader, such as a dashboard."""
+"""How long SQLite waits for a reader, such as a dashboard."""
 
 ENDED = {"finished": "COMPLETE", "pruned": "PRUNED", "diverged": "PRUNED", "failed": "FAIL"}
-"""How a trial ended -> Optuna's state. Diverged ones count as pruned, so that TPE learns to keep away from them."""
+"""How a trial ended -> Optuna's state. Diverged trials count as pruned, so that TPE learns to avoid their values."""
 
 
 class Proposal(NamedTuple):
+    """Values for the next trial."""
+
     number: int
     values: dict[str, Any]  # by dotted key
 
 
 class Trial(NamedTuple):
-    """One trial of a search. `status`: running, finished, pruned, diverged or failed; `value`: of the objectives, in
-    their order, or () ; `reason`: of a failure."""
+    """One trial of a search. `status`: running, finished, pruned, diverged or failed; `params`: by dotted key;
+    `values`: of the objectives, in their order, () unless finished; `reason`: of a failure."""
 
     number: int
     status: str
@@ -39,7 +41,9 @@ class Trial(NamedTuple):
     reason: str = ""
 
 
-class Ledger:
+class TrialStore:
+    """A study of Optuna with the trials of one search."""
+
     def __init__(self, plan: Plan, url: str, name: str) -> None:
         import optuna
 
@@ -77,7 +81,7 @@ class Ledger:
 
     # --- proposals ------------------------------------------------------------------------------------------------
     def propose(self) -> Proposal | None:
-        """What to run next: first what had not ended, then something new, None where there are enough."""
+        """The next trial to run: first those that had not ended, then a new one; None when there are enough."""
         if self.unfinished:
             number = self.unfinished.pop(0)
             trial = self.optuna.trial.Trial(self.study, self.ids[number])
@@ -89,17 +93,17 @@ class Ledger:
         return Proposal(trial.number, {r.key: r.suggest(trial) for r in self.plan.ranges})
 
     def open(self) -> bool:
-        """Whether there is a trial left to run."""
+        """Whether a trial is left to run."""
         return bool(self.unfinished) or len(self.ids) < self.plan.trials
 
     # --- reports --------------------------------------------------------------------------------------------------
     def report(self, number: int, round: int, value: float) -> bool:
-        """Record the value after a round; whether the trial should end here."""
+        """Record the objective's value after a round; returns whether the pruner ends the trial here."""
         self.storage.set_trial_intermediate_value(self.ids[number], round, value)
         return bool(self.study.pruner.prune(self.study, self.storage.get_trial(self.ids[number])))
 
     def end(self, number: int, status: str, values: list[float], facts: dict[str, Any]) -> None:
-        """facts: kept with the trial."""
+        """Record how a trial ended. facts: further attributes of the trial."""
         for key, value in {"status": status, **facts}.items():
             self.storage.set_trial_user_attr(self.ids[number], key, value)
         state = self.optuna.trial.TrialState[ENDED[status]]
@@ -107,11 +111,11 @@ class Ledger:
 
     # --- what there is --------------------------------------------------------------------------------------------
     def trials(self) -> list[Trial]:
-        """All that have begun, in the order of their numbers."""
+        """All trials that have begun, in the order of their numbers."""
         return [self._seen(t) for t in self._all() if t.state.name != "WAITING"]
 
     def best(self) -> list[Trial]:
-        """The one best trial, or the Pareto front; empty where none finished."""
+        """The best trial, or the Pareto front of several objectives; [] if no trial finished."""
         if not any(t.status == "finished" for t in self.trials()):
             return []
         found = self.study.best_trials if len(self.plan.directions) > 1 else [self.study.best_trial]
@@ -130,6 +134,7 @@ MODES = {"MINIMIZE": "min", "MAXIMIZE": "max"}
 
 
 def pruner(plan: Plan) -> Any:
+    """Optuna's pruner for the settings."""
     from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
 
     grace = plan.settings.grace
@@ -141,19 +146,20 @@ def pruner(plan: Plan) -> Any:
 
 
 def storage_url(asked: str, folder: Path) -> str:
+    """The URL of the storage. asked: the setting, a URL or auto."""
     return f"sqlite:///{folder.resolve() / 'search.db'}" if asked == "auto" else asked
 
 
 def open_storage(url: str) -> Any:
-    """Optuna's storage at a URL; ConfigError where there is none."""
+    """Optuna's storage at a URL; ConfigError if it cannot be opened."""
     from optuna.storages import RDBStorage, get_storage
 
     logging.getLogger("alembic").setLevel(logging.ERROR)
     waits = {"connect_args": {"timeout": LOCKED_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         return get_storage(RDBStorage(url, engine_kwargs=waits))
-    except Exception as error:  # of SQLAlchemy, of a database's driver that is missing, of Optuna's versions
+    except Exception as error:  # SQLAlchemy, a missing driver and Optuna raise different classes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"search.storage: {redacted(url)} cannot be opened: {redacted(reason)}; give auto or a database's URL"
+            f"search.storage: {redacted(url)} cannot be opened: {redacted(reason)}; give auto or the URL of a database"
         ) from None
