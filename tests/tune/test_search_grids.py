@@ -83,7 +83,7 @@ def test_the_files_rule_stays():
 @pytest.mark.parametrize(
     ("method", "paper", "told"),
     [
-        ("stem", "auto", "no paper prints a grid for stem"),
+        ("stem", "auto", "no paper gives a grid for stem"),
         ("fedavg", "fedmuon_ma", "fedmuon_ma has no grid for fedavg"),
     ],
 )
