@@ -143,10 +143,10 @@ def test_a_study_on_top_of_another(tmp_path: Path):
         ({"methods": {"A": "fedavgg"}}, "no method is called fedavgg; did you mean fedavg?"),
         ({"tune": {"each": "all"}}, "tune.each must be 'none', 'cell', 'level' or 'once'"),
         ({"axes": {"x": {"a": 1}}}, "axes.x.a must be a mapping of overrides, got 1"),
-        ({"axes": {"x": {"key": {"FedAv": "a"}, "values": [1]}}}, "FedAv is no method of the study"),
-        ({"report": {"level_axis": "alpha"}}, "level_axis=alpha is no axis of the study"),
+        ({"axes": {"x": {"key": {"FedAv": "a"}, "values": [1]}}}, "the study has no method FedAv"),
+        ({"report": {"level_axis": "alpha"}}, "level_axis must be an axis of the study, got alpha"),
         ({"methods": {"A": {"name": "fedavg", "rule": {"name": "sgd", "lr": {"search": "grid"}}}}}, "needs values"),
-        ({"experiment": "digit"}, "there is no digit; did you mean digits?"),
+        ({"experiment": "digit"}, "there is no experiment digit; did you mean digits?"),
     ],
 )
 def test_what_cannot_run_is_told_in_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str):

@@ -1,4 +1,4 @@
-"""Charts as SVG: text stays text, in the reader's fonts; small panels, so that a phone shows one and a desk several."""
+"""Charts as SVG. Text stays text, in the reader's fonts. The panels are small, so that they also fit a phone."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from .statistics import front, spread
 
 SIZE = (4.3, 3.1)
 PANELS = 12
-"""Of a kind, at most; the tables have all."""
-BYTES = "Bytes of the whole run, up and down, of all clients; the line joins the methods that no other beats in both."
+"""Largest number of panels of a kind; the tables contain all levels."""
+BYTES = (
+    "Bytes of all clients in both directions over the whole run. The line joins the methods that no other method "
+    "surpasses in both bytes and value."
+)
 LINES = ("-", "--", ":", "-.")
 
 
 class Chart(NamedTuple):
+    """A chart. `name`: of its file, without suffix; `alt`: text for readers who cannot see it; `svg`: its element."""
+
     name: str
     alt: str
     svg: str
 
 
 class Group(NamedTuple):
-    """`legend`: of its charts, where they have methods."""
+    """A section of charts. `legend`: of the methods in its charts, or None."""
 
     title: str
     note: str
@@ -40,8 +45,8 @@ class Group(NamedTuple):
 
 
 def groups(found: Findings) -> list[Group]:
-    """Only those that have something to show."""
-    more = f" Of {len(found.places)} levels the first {PANELS}." if len(found.places) > PANELS else ""
+    """The sections that have charts."""
+    more = f" The first {PANELS} of {len(found.places)} levels are shown." if len(found.places) > PANELS else ""
     title = f"{found.what[:1].upper()}{found.what[1:]} against"
     made = [
         Group("Learning curves", "Mean over seeds; the band is one standard deviation." + more, curves(found)),
@@ -49,7 +54,7 @@ def groups(found: Findings) -> list[Group]:
         Group(f"{title} bytes", BYTES + more, pareto(found)),
     ]
     keyed = [group._replace(legend=legend(found, f"key-{i}")) for i, group in enumerate(made, 1)]
-    points = "Mean over seeds of every point that was run; the best is framed, × diverged."
+    points = "Mean over seeds of every point that was run. The best point is framed; × stands for a diverged run."
     return [group for group in [*keyed, Group("Sensitivity", points, list(rendered(found)))] if group.charts]
 
 
@@ -62,6 +67,7 @@ def rendered(found: Findings) -> Iterator[Chart]:
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 def panel(title: str, size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
+    """A new figure and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -74,7 +80,7 @@ def panel(title: str, size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
 
 
 def svg(figure: Any, prefix: str) -> str:
-    """The figure as an element to stand in a page: ids that no other chart has, no size but the view box's."""
+    """The figure as an element for a page. prefix: makes its ids unique in the page. Its only size is the view box."""
     import matplotlib
 
     out = io.StringIO()
@@ -84,25 +90,26 @@ def svg(figure: Any, prefix: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(
         r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text
-    )  # hundredths of a point will do
+    )  # hundredths of a point suffice
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))
 
 
 def plain(label: str) -> str:
-    """As text, where matplotlib would see mathematics."""
+    """The label with escaped $, which matplotlib would read as mathematics."""
     return label.replace("$", r"\$")
 
 
 def style(found: Findings, method: str) -> dict[str, Any]:
+    """Colour, marker and line of a method, the same in all charts."""
     i = found.methods.index(method)
     line = LINES[i // len(COLOURS) % len(LINES)]
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": line}
 
 
 def legend(found: Findings, name: str) -> Chart | None:
-    """The methods' colours, where there are several."""
+    """The legend of the methods; None for a single method."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -120,6 +127,7 @@ def legend(found: Findings, name: str) -> Chart | None:
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
 def curves(found: Findings) -> list[Chart]:
+    """Learning curves, one panel for each level."""
     made = []
     for number, place in enumerate(found.places[:PANELS], 1):
         figure, axes = panel(name_of(place))
@@ -133,6 +141,7 @@ def curves(found: Findings) -> list[Chart]:
 
 
 def curve(axes: Any, found: Findings, method: str, place: Place) -> bool:
+    """Draw a method's mean curve at a level; returns whether there is one."""
     points = mean_curve([run for run in found.at(method, place) if run.status == "finished"])
     if points is None:
         return False
@@ -150,7 +159,7 @@ def scaled(axes: Any, report: Report) -> None:
 
 
 def single(points: Points, report: Report, title: str) -> str:
-    """One run's curve."""
+    """The learning curve of one run, as an SVG file."""
     figure, axes = panel(title)
     axes.plot(points.rounds, points.values, color=COLOURS[0], marker=MARKERS[0], markersize=3)
     axes.set(xlabel="round", ylabel=report.metric)
@@ -160,7 +169,7 @@ def single(points: Points, report: Report, title: str) -> str:
 
 
 def against(found: Findings) -> Iterator[Chart]:
-    """Final values along one axis, a panel for each combination of the others' levels."""
+    """Final values along one axis, one panel for each combination of the other axes' levels."""
     axis = found.report.level_axis or (list(found.axes)[-1] if found.axes else None)
     if axis is None or len(found.axes[axis]) < 2:
         return
@@ -184,6 +193,7 @@ def against(found: Findings) -> Iterator[Chart]:
 
 
 def pareto(found: Findings) -> list[Chart]:
+    """Final values against bytes, one panel for each level with at least two methods."""
     made = []
     for number, place in enumerate(found.places[:PANELS], 1):
         points = {m: found.at(m, place) for m in found.methods if found.finals(m, place)}
@@ -202,7 +212,7 @@ def pareto(found: Findings) -> list[Chart]:
 
 
 def sent_and_final(found: Findings, runs: list[Run]) -> tuple[float, float]:
-    """(MB, mean final value) of the runs that finished."""
+    """(mean MB, mean final value) of the runs that finished."""
     done = [run for run in runs if not math.isnan(run.final)]
     sent = spread([(run.up + run.down) / 1e6 for run in done]).mean
     return sent, spread([run.final for run in done]).mean * found.factor

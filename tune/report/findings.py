@@ -1,4 +1,4 @@
-"""What is to be reported: runs by method, level and seed, with what they measured."""
+"""The findings that a report shows: the runs by method, level and seed, with their measurements."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from ..study.folder import FINISHED, Folder, Points, column, read_json
 from ..study.spec import Published, Report
 
 Place = tuple[str, ...]
+"""A level: one label for each axis."""
 
 
 class Run(NamedTuple):
-    """`final`: mean of the last evaluations, nan unless finished; `up`, `down` in bytes; `chosen`: tuned settings."""
+    """One run. `chosen`: tuned settings as text; `final`: mean of the last evaluations, nan unless finished;
+    `up`, `down`: bytes; `seconds`: of the rounds."""
 
     method: str
     place: Place
@@ -36,7 +38,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """`axes`: name -> labels in order; a place has a label for each. `notes`: in what a study was made smaller."""
+    """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
+    `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`."""
 
     title: str
     report: Report
@@ -52,16 +55,16 @@ class Findings:
     tuned: str = "none"
 
     def at(self, method: str, place: Place) -> list[Run]:
-        """By seed."""
+        """The runs of a method at a level, one for each seed."""
         return [run for run in self.runs if run.method == method and run.place == place]
 
     def finals(self, method: str, place: Place) -> dict[int, float]:
-        """Seed -> final value of the runs that finished."""
+        """Seed -> final value, for the runs that finished."""
         return {run.seed: run.final for run in self.at(method, place) if not math.isnan(run.final)}
 
     @property
     def factor(self) -> float:
-        """From the metric to the unit of tables and charts."""
+        """Factor from the metric to the unit of tables and charts."""
         return 100.0 if is_share(self.report.metric) else 1.0
 
     @property
@@ -72,30 +75,36 @@ class Findings:
 
     @property
     def unit(self) -> str:
-        """The same with its unit, for an axis."""
+        """The metric in words with its unit, for an axis."""
         return f"{self.what}{' (%)' if is_share(self.report.metric) else ''}"
 
     @property
     def head(self) -> str:
+        """The same with a capital letter, for the beginning of a sentence."""
         return self.unit[:1].upper() + self.unit[1:]
 
-    def said(self, value: float) -> str:
+    def with_unit(self, value: float) -> str:
+        """A value of the metric as text, with its unit."""
         return f"{self.number(value)}{' %' if is_share(self.report.metric) else ''}"
 
     def number(self, value: float) -> str:
+        """A value of the metric as text, without a unit; – for nan."""
         if math.isnan(value):
             return "–"
         return f"{value * self.factor:.1f}" if is_share(self.report.metric) else f"{value:.4g}"
 
     def better(self, a: float, b: float) -> bool:
+        """Whether a is better than b."""
         return a > b if self.report.best == "max" else a < b
 
 
 def name_of(place: Place) -> str:
+    """A level as text."""
     return ", ".join(place) or "all"
 
 
 def findings(folder: Folder) -> Findings:
+    """The findings in a study's folder."""
     study = folder.study
     cells = folder.cells()
     places = [place for place, _ in levels(study)]
@@ -137,7 +146,7 @@ def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
 
 
 def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
-    """Bytes up, bytes down, seconds of the rounds."""
+    """(bytes up, bytes down, seconds) of a run's rounds; nan without a record."""
     import pyarrow.parquet as pq
 
     path = folder.of(cell) / "rounds.parquet"
@@ -149,9 +158,9 @@ def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
 
 
 def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
-    """Sizes and versions, of the cells that were run."""
+    """Texts on sizes of the federations and versions of the packages, from the cells that were run."""
     sizes = [cell.data["federation"] for cell in cells]
-    for key, what in (("clients", "clients"), ("cohort", "of them a round"), ("rounds", "rounds")):
+    for key, what in (("clients", "clients"), ("cohort", "of them in each round"), ("rounds", "rounds")):
         found = sorted({size[key] for size in sizes})
         yield f"{found[0]} {what}" if len(found) == 1 else f"{found[0]} to {found[-1]} {what}"
     seeds = len({cell.seed for cell in cells})
@@ -163,7 +172,10 @@ def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
 
 
 def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(rounds, mean, standard deviation) over the seeds that were evaluated in these rounds; 0 for one seed."""
+    """(rounds, mean, standard deviation over seeds), each (E,); None without evaluations.
+
+    Only rounds in which most seeds were evaluated are included. The standard deviation of one seed is 0.
+    """
     values: dict[int, list[float]] = {}
     for run in runs:
         if run.points is not None:

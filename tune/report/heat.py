@@ -1,6 +1,6 @@
-"""How much the settings matter: a map over two of them, a line over one, from all points that were run.
+"""Charts of sensitivity: the metric over one setting as a line, over two settings as a map of colours.
 
-The points are a tuned method's trials, and the study's own cells where two of its axes are keys with values.
+The points are the trials of tuned methods, and the study's own cells if two of its axes are keys with values.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from .statistics import spread
 
 Paint = Callable[[Any, Any], None]
 Values = dict[tuple[Any, ...], float]
-"""Point of the grid -> mean of the metric over seeds; nan where a run diverged."""
+"""Point of the grid -> mean of the metric over seeds; nan if a run diverged."""
 
 
 def grids(found: Findings) -> list[tuple[str, Paint]]:
-    """(title, what draws it)."""
+    """(title, function that draws the chart) of each chart."""
     return [*of_trials(found), *of_axes(found)]
 
 
 def of_trials(found: Findings) -> list[tuple[str, Paint]]:
+    """The charts of tuned methods, one for each method and level."""
     made = []
     for place in found.places:
         for method in found.methods:
@@ -39,7 +40,7 @@ def of_trials(found: Findings) -> list[tuple[str, Paint]]:
 
 
 def of_axes(found: Findings) -> list[tuple[str, Paint]]:
-    """The last two axes of a study whose levels are values."""
+    """The charts over the last two axes whose levels are values, one for each method and level of the other axes."""
     axes = [a for a, labels in found.axes.items() if all(label.startswith(f"{a} = ") for label in labels)][-2:]
     if len(axes) < 2:
         return []
@@ -59,6 +60,7 @@ def without(place: tuple[str, ...], at: list[int]) -> tuple[str, ...]:
 
 
 def value_of(label: str) -> Any:
+    """The value in a label "axis = value", a number if it is one."""
     text = label.partition(" = ")[2]
     try:
         return float(text)
@@ -67,6 +69,7 @@ def value_of(label: str) -> Any:
 
 
 def drawn(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> list[tuple[str, Paint]]:
+    """A chart over one or two settings; [] for another number of settings. points: (values of the keys, run)."""
     together: dict[tuple[Any, ...], list[float]] = {}
     for point, run in points:
         together.setdefault(point, []).append(run.final * found.factor)
@@ -78,10 +81,12 @@ def drawn(found: Findings, title: str, keys: list[str], points: list[tuple[Any, 
 
 
 def ordered(values: Values, at: int) -> list[Any]:
+    """The sorted values of one setting."""
     return sorted({point[at] for point in values}, key=lambda v: (isinstance(v, str), v if v == v else 0))
 
 
 def best_of(found: Findings, values: Values) -> tuple[Any, ...] | None:
+    """The best point; None if all diverged."""
     best = None
     for point, value in values.items():
         if not math.isnan(value) and (best is None or found.better(value, values[best])):
@@ -90,6 +95,7 @@ def best_of(found: Findings, values: Values) -> tuple[Any, ...] | None:
 
 
 def line(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
+    """Draw the metric over one setting."""
     points = ordered(values, 0)
     heights = np.array([values[(point,)] for point in points])
     axes.plot(range(len(points)), heights, color=COLOURS[0], marker="o", linewidth=1.5)
@@ -105,16 +111,16 @@ def line(found: Findings, names: list[str], values: Values, figure: Any, axes: A
 
 
 def heat(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
-    """Coloured cells with their numbers; drawn as shapes, for a page that may hold no images."""
+    """Draw coloured cells with their numbers. They are shapes, since the page must not contain images."""
     rows, columns = ordered(values, 0), ordered(values, 1)
     table = np.array([[values.get((row, column), math.nan) for column in columns] for row in rows])
     axes.pcolormesh(np.arange(len(columns) + 1) - 0.5, np.arange(len(rows) + 1) - 0.5, table, cmap="cividis")
     axes.grid(visible=False)
     middle = (np.nanmin(table) + np.nanmax(table)) / 2 if not np.isnan(table).all() else 0.0
     for (i, j), value in np.ndenumerate(table):
-        said = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
+        shown = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
         colour = "white" if not math.isnan(value) and value < middle else "black"
-        axes.text(j, i, said, ha="center", va="center", fontsize=10, color=colour)
+        axes.text(j, i, shown, ha="center", va="center", fontsize=10, color=colour)
     if (best := best_of(found, values)) is not None:
         frame(axes, columns.index(best[1]), rows.index(best[0]))
     axes.set_xticks(range(len(columns)), [short(v) for v in columns])

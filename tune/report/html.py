@@ -1,6 +1,6 @@
-"""A report as one HTML page: no network, no script, the reader's fonts; for a desk, a phone and paper.
+"""A report as one HTML page, which needs no network and no script, for screens, phones and paper.
 
-The page is the Jinja2 template page.html.j2, which escapes everything that it is given.
+The page is the Jinja2 template page.html.j2, which escapes all values except our own SVG.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from .findings import Findings
 from .tables import Table
 
 LONG = 60
-"""Characters from which a cell's text may break."""
+"""Longer texts of table cells may be broken into lines."""
 
 
 def page(found: Findings, tables: list[Table], groups: list[Group]) -> str:
+    """The page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
@@ -28,5 +29,5 @@ def page(found: Findings, tables: list[Table], groups: list[Group]) -> str:
 
 
 def labelled(chart: Chart) -> Markup:
-    """The SVG, which is our own, with what it shows for those who cannot see it."""
+    """The chart's SVG, which is our own and not escaped, with a description for readers who cannot see it."""
     return Markup(chart.svg.replace("<svg", f'<svg role="img" aria-label="{escape(chart.alt)}"', 1))

@@ -1,4 +1,4 @@
-"""A report as Markdown: the page's numbers, its charts as files beside it."""
+"""A report as Markdown, with the numbers of the HTML page and the charts as files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tables import Table, Text
 
 
 def page(found: Findings, tables: list[Table], groups: list[Group], folder: str) -> str:
-    """`folder`: of the charts, beside the page."""
+    """The page as text. folder: name of the charts' folder, which lies beside the page."""
     parts = [f"# {escaped(found.title)}", head(found)]
     if found.notes:
         parts.append("**Reduced, not the full study:** " + escaped("; ".join(found.notes)) + ".")
@@ -23,8 +23,9 @@ def page(found: Findings, tables: list[Table], groups: list[Group], folder: str)
 
 
 def head(found: Findings) -> str:
-    said = [found.paper, *found.facts]
-    return escaped("; ".join(filter(None, said))) + "." if any(said) else ""
+    """The line below the title: the paper, sizes and versions."""
+    texts = [found.paper, *found.facts]
+    return escaped("; ".join(filter(None, texts))) + "." if any(texts) else ""
 
 
 def section(group: Group, folder: str) -> str:
@@ -47,5 +48,5 @@ def cell(text: Text) -> str:
 
 
 def escaped(text: str) -> str:
-    """User's words as words: no markup, no HTML, no line that ends a table."""
+    """A user's text without any effect as Markdown or HTML, and without line breaks."""
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""A report's files: report.html with all in it, report.md with its charts in charts/."""
+"""Writes the files of a report: report.html, which contains everything, and report.md with its charts in charts/."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .tables import Table, tables
 
 
 def write_report(folder: Folder) -> str:
-    """Of what has been run so far; the tables as text."""
+    """Write the report of what has been run so far; returns its tables as text."""
     return write_page(findings(folder), folder.path)
 
 
 def write_page(found: Findings, path: Path, name: str = "report") -> str:
+    """Write NAME.html, NAME.md and the charts into a folder; returns the tables as text."""
     made, drawn = tables(found), groups(found)
     charts = path / ("charts" if name == "report" else f"{name}-charts")
     if charts.is_dir():
@@ -34,6 +35,7 @@ def write_page(found: Findings, path: Path, name: str = "report") -> str:
 
 
 def text(found: Findings, made: list[Table]) -> str:
+    """The title and the tables as text."""
     parts = [found.title, *(f"Reduced: {note}." for note in found.notes)]
     for table in made:
         rows = [tuple(table.heads), *(tuple(cell.text for cell in row) for row in table.rows)]

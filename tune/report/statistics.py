@@ -1,4 +1,4 @@
-"""Numbers of a report: spread over seeds, paired differences, what it took to reach a target, who is not dominated."""
+"""Statistics of a report: spread over seeds, paired differences, costs of reaching a target, the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..study.folder import Points
 
 
 class Spread(NamedTuple):
-    """`std`: the sample's, n - 1 in the denominator; nan for one value."""
+    """Mean and sample standard deviation (n - 1 in the denominator) of n values; nan where undefined."""
 
     mean: float
     std: float
@@ -27,9 +27,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class Paired(NamedTuple):
-    """Mean of a - b over the seeds that both have, its 95 % interval, and the p of no difference (Student's paired t).
-
-    nan where there are fewer than two such seeds.
+    """A paired comparison: the mean of a - b over the seeds that both have, its 95 % confidence interval, and the
+    p-value of Student's paired t test. n: number of these seeds; interval and p are nan for fewer than two.
     """
 
     difference: float
@@ -40,14 +39,14 @@ class Paired(NamedTuple):
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
-    """a, b: seed -> value."""
+    """Compare two methods. a, b: seed -> value."""
     from scipy import stats
 
     both = np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
     if len(both) < 2:
         return Paired(float(both.mean()) if len(both) else math.nan, math.nan, math.nan, math.nan, len(both))
     mean = float(both.mean())
-    if both.std() == 0:  # a t of 0/0 or infinity, of which SciPy warns
+    if both.std() == 0:  # t would be 0/0 or infinite, and SciPy warns
         return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(both))
     test: Any = stats.ttest_1samp(both, 0.0)
     low, high = test.confidence_interval(0.95)
@@ -55,7 +54,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjustment for having looked at all of them; nan stays nan and does not count. Holm 1979."""
+    """p-values adjusted for multiple comparisons (Holm 1979); nan stays nan and does not count as a comparison."""
     order = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
     adjusted, least = [math.nan] * len(ps), 0.0
     for rank, (p, i) in enumerate(order):
@@ -65,13 +64,15 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 class Reached(NamedTuple):
+    """The costs of reaching a target."""
+
     rounds: float
     sent: float  # bytes, up and down
     seconds: float
 
 
 def reached(points: Points | None, target: float, better: Callable[[float, float], bool]) -> Reached | None:
-    """What the first evaluation at or beyond the target had taken."""
+    """The costs until the first evaluation at or beyond the target; None if no evaluation reached it."""
     if points is None:
         return None
     for i, value in enumerate(points.values):
@@ -81,7 +82,7 @@ def reached(points: Points | None, target: float, better: Callable[[float, float
 
 
 def front(points: Sequence[tuple[float, float]], better: Callable[[float, float], bool]) -> list[int]:
-    """Of (cost, value): those that no other beats in one and equals or beats in the other, by cost."""
+    """Indices of the Pareto front of points (cost, value), in the order of cost."""
     kept: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: points[i][0]):
         if not kept or better(points[i][1], points[kept[-1]][1]):

@@ -1,4 +1,4 @@
-"""The tables of a report, as text; every form of the report shows the same."""
+"""The tables of a report as text, which all forms of the report show."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from .findings import Findings, Place, Run, name_of
 from .statistics import Spread, holm, paired, reached, spread
 
 LEVEL = 0.05
-BY = "by the reported metric, on the test set, as the papers have it"
+"""Smaller p-values stand out."""
+BY = "by the reported metric on the test set, as in the papers"
 
 
 class Text(NamedTuple):
-    """A cell; `best`: to stand out."""
+    """A cell of a table; `best`: whether it stands out."""
 
     text: str
     best: bool = False
 
 
 class Table(NamedTuple):
+    """A table with a note below its title."""
+
     title: str
     note: str
     heads: list[str]
@@ -28,6 +31,7 @@ class Table(NamedTuple):
 
 
 def tables(found: Findings) -> list[Table]:
+    """All tables that have rows."""
     made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
     return [table for table in [*made, troubles(found)] if table.rows]
 
@@ -37,7 +41,7 @@ def plain(*cells: str) -> list[Text]:
 
 
 def mean_and_std(found: Findings, what: Spread, of: int) -> str:
-    """ "91.2 ± 0.4", with how many of the seeds where some are missing."""
+    """Mean and standard deviation as text, such as "91.2 ± 0.4", with the number of seeds if some are missing."""
     if not what.n:
         return "–"
     few = f" ({what.n} of {of})" if what.n < of else ""
@@ -46,6 +50,7 @@ def mean_and_std(found: Findings, what: Spread, of: int) -> str:
 
 
 def results(found: Findings) -> Table:
+    """Final values of all methods and levels."""
     spreads = {(m, p): spread(list(found.finals(m, p).values())) for m in found.methods for p in found.places}
     best = {place: leader(found, place) for place in found.places}
     rows = []
@@ -56,12 +61,12 @@ def results(found: Findings) -> Table:
         ]
         rows.append([Text(method), *cells])
     last = f", each the mean of its last {found.report.last} evaluations" if found.report.last > 1 else ""
-    note = f"{found.head}: mean ± standard deviation over seeds{last}. The best of each column stands out."
+    note = f"{found.head}: mean ± standard deviation over seeds{last}. The best value of each column stands out."
     return Table("Results", note, ["method", *map(name_of, found.places)], rows)
 
 
 def leader(found: Findings, place: Place) -> str | None:
-    """The method with the best mean."""
+    """The method with the best mean at a level; None if nothing finished there."""
     ahead, value = None, math.nan
     for method in found.methods:
         mean = spread(list(found.finals(method, place).values())).mean
@@ -71,7 +76,7 @@ def leader(found: Findings, place: Place) -> str | None:
 
 
 def published(found: Findings) -> Table:
-    """Where the paper has a number: it, ours, the difference."""
+    """The paper's numbers, ours, and the differences."""
     rows, places = [], {name_of(place): place for place in found.places}
     for method, values in found.published.values.items():
         for level, value in values.items():
@@ -82,24 +87,29 @@ def published(found: Findings) -> Table:
                 rows.append(plain(method, level, f"{value:.1f}", here, apart))
     note = f"{found.head}; published: {found.published.source or found.paper}."
     if found.notes:
-        note += " This study was made smaller than the published one (see above), so the numbers are not of one thing."
-    return Table("Beside the published numbers", note, ["method", "level", "published", "here", "difference"], rows)
+        note += " This study is smaller than the published one (see above), so the numbers cannot be compared directly."
+    return Table(
+        "Comparison with the published numbers", note, ["method", "level", "published", "here", "difference"], rows
+    )
 
 
 def targets(found: Findings) -> Iterator[Table]:
+    """The costs of reaching each target, without targets that no run reached."""
     for target in found.report.targets:
         rows = [row for place in found.places for method in found.methods if (row := to(found, method, place, target))]
         if all(row[3].text == "–" for row in rows):
             continue
         note = (
-            "To the first evaluation that reached it, mean ± standard deviation over the seeds that did. Bytes up and "
-            "down of all clients; seconds are of rounds, as they took with other cells running beside."
+            "Costs until the first evaluation that reached the target, mean ± standard deviation over the seeds "
+            "that reached it. MB are those of all clients in both directions. Seconds were measured while other "
+            "cells ran at the same time."
         )
         heads = ["level", "method", "seeds", "rounds", "MB", "seconds"]
-        yield Table(f"What it took to reach {found.said(target)} {found.what}", note, heads, rows)
+        yield Table(f"Costs of reaching {found.with_unit(target)} {found.what}", note, heads, rows)
 
 
 def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
+    """A row of the table of costs; [] without runs."""
     runs = found.at(method, place)
     there = [reached(run.points, target, found.better) for run in runs]
     took = [one for one in there if one is not None]
@@ -109,6 +119,7 @@ def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
 
 
 def bare(what: Spread, digits: int) -> str:
+    """Mean and standard deviation as text."""
     if not what.n:
         return "–"
     sd = "" if math.isnan(what.std) else f" ± {what.std:,.{digits}f}"
@@ -116,7 +127,7 @@ def bare(what: Spread, digits: int) -> str:
 
 
 def significance(found: Findings) -> Table:
-    """Every method against the best of its level, paired by seed."""
+    """The comparison of every method with the best one of its level, paired by seed."""
     rows = []
     for place in found.places:
         ahead = leader(found, place)
@@ -126,19 +137,20 @@ def significance(found: Findings) -> Table:
             if pair.n < 2:
                 continue
             interval = f"{found.number(pair.low)} … {found.number(pair.high)}"
-            said = Text(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
+            p_value = Text(f"{p:.3f}" if p >= 0.001 else "< 0.001", p < LEVEL)
             cells = plain(name_of(place), ahead or "", other, found.number(pair.difference), interval, str(pair.n))
-            rows.append([*cells, said])
+            rows.append([*cells, p_value])
     note = (
-        f"{found.head}: the best mean of each level less each other, paired by seed: mean difference, its 95 % "
-        "interval, and the p of Student's paired t, by Holm for the methods of the level. Few seeds make wide "
-        "intervals; that the best was picked by the same numbers makes p a little too small."
+        f"{found.head}: the best method of each level minus each other method, paired by seed: mean difference, "
+        "its 95 % confidence interval, and the p-value of Student's paired t test, adjusted by Holm's method within the "
+        "level. Few seeds give wide intervals. Since the best method is chosen by the same numbers, p is slightly too "
+        "small."
     )
-    return Table("Differences", note, ["level", "best", "less", "difference", "95 %", "seeds", "p"], rows)
+    return Table("Differences", note, ["level", "best", "minus", "difference", "95 %", "seeds", "p"], rows)
 
 
 def settings(found: Findings) -> Table:
-    """What tuning chose."""
+    """The settings that tuning has chosen."""
     rows, paper = [], found.published.settings
     for method in found.methods:
         for place in found.places:
@@ -150,15 +162,16 @@ def settings(found: Findings) -> Table:
     if not any(row[3].text for row in rows):
         heads, rows = heads[:3], [row[:3] for row in rows]
     note = {
-        "none": "Not tuned: the first of every grid.",
-        "cell": f"The best of each grid for every seed {BY}; seeds apart by |.",
-        "level": f"The best of each grid for all seeds of a level {BY}.",
-        "once": f"The best of each grid for all levels and seeds {BY}.",
+        "none": "Not tuned: the first value of every grid.",
+        "cell": f"The best point of each grid for every seed, {BY}; | separates seeds.",
+        "level": f"The best point of each grid for all seeds of a level, {BY}.",
+        "once": f"The best point of each grid for all levels and seeds, {BY}.",
     }[found.tuned]
     return Table("Settings", note, heads, rows)
 
 
 def costs(found: Findings) -> Table:
+    """Traffic and time of the methods."""
     rows = []
     for method in found.methods:
         runs = [run for run in found.runs if run.method == method and not math.isnan(run.up)]
@@ -181,6 +194,12 @@ def seconds(run: Run) -> float:
 
 
 def troubles(found: Findings) -> Table:
+    """The runs that did not finish."""
     bad = [run for run in found.runs if run.status != "finished"]
     rows = [plain(run.method, name_of(run.place), str(run.seed), run.status, run.reason) for run in bad]
-    return Table("Not finished", "Diverged runs count nowhere above.", ["method", "level", "seed", "how", "why"], rows)
+    return Table(
+        "Not finished",
+        "These runs are not included in the tables above.",
+        ["method", "level", "seed", "how", "why"],
+        rows,
+    )

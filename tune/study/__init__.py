@@ -1,7 +1,8 @@
-"""Studies: methods × levels × seeds as one file, and the folder of what has been run. The package study_run runs them.
+"""Studies: the file of methods × levels × seeds, and the folder with the results. The package study_run runs them.
 
-spec        what a study file says
-cells       the runs that it comes to, and which settings the tuned ones take
-folder      what has been run
-grids       values to try, ranges what is searched instead
+spec        the study file
+cells       the runs of a study, and the choice of tuned settings
+check       refuses a study that could not run
+folder      the results in the study's folder
+grids       values to try; ranges: the searches instead of grids
 """

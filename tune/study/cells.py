@@ -1,6 +1,6 @@
-"""What a study comes to: cells, each a run; trials of its grids; and which point of a grid a cell takes.
+"""The runs of a study: its cells, the trials of its grids, and the choice of a grid's point for each cell.
 
-Nothing is kept here: from a study and the folder with what has been run, the same cells follow every time.
+The module keeps no state: the same study and the same results always give the same cells.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ WITHOUT_EFFECT = (
     "engine.store",
     "plugins",
 )
-"""Move no number of a run."""
+"""Settings that influence no number of a run, as beginnings of dotted keys."""
 
 SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
 
 
 class Cell(NamedTuple):
-    """One run. `settings`: the values that were chosen from the method's grids, by dotted key."""
+    """One run of a study. `settings`: dotted key -> the value that was chosen from the method's grids."""
 
     method: str
-    place: tuple[str, ...]  # a label for each axis
+    place: tuple[str, ...]  # the label of the level on each axis
     seed: int
     settings: dict[str, Any]
-    data: dict[str, Any]  # the experiment
-    key: str  # names its folder: equal configurations, equal keys
+    data: dict[str, Any]  # plain data of the experiment
+    key: str  # name of its folder, the same for the same configuration
 
     @property
     def label(self) -> str:
@@ -51,17 +51,17 @@ class Cell(NamedTuple):
 
     @property
     def chosen(self) -> str:
-        """ "rule.lr 0.1, server_lr 1": the settings, without "method."."""
+        """The settings as text, such as "rule.lr 0.1, server_lr 1", without the prefix "method."."""
         return ", ".join(f"{key.removeprefix('method.')} {value}" for key, value in self.settings.items())
 
 
 Score = Callable[[Cell], float]
-"""A trial's value, larger is better; -inf for one that diverged, failed or has not been run."""
+"""Trial -> its value, where larger is better; -inf if the trial diverged, failed or has not been run."""
 
 
 # --- levels -----------------------------------------------------------------------------------------------------------
 def levels(study: Study) -> list[tuple[tuple[str, ...], Callable[[str], list[str]]]]:
-    """(labels, method -> overrides) of every combination of the axes' levels."""
+    """(labels, function method -> overrides) of every combination of the axes' levels."""
     axes = [axis_levels(name, axis, study) for name, axis in study.axes.items()]
     return [(tuple(label for label, _ in combination), joined(combination)) for combination in product(*axes)]
 
@@ -71,7 +71,10 @@ def joined(combination: Any) -> Callable[[str], list[str]]:
 
 
 def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str, Callable[[str], list[str]]]]:
-    """{key: a.b, values: [1, 2]}, the key perhaps one for each method, or {label: {a.b: 1, …}, …}."""
+    """(label, function method -> overrides) of each level of an axis.
+
+    axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}.
+    """
     if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
         return [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
     made = []
@@ -88,21 +91,22 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
 
 
 def of_level(overrides: dict[str, Any], own: dict[str, dict[str, Any]], method: str) -> list[str]:
-    """The level's overrides, then those for this method."""
+    """The level's overrides, followed by those for this method."""
     mine = {**{key: value for key, value in overrides.items() if key != "methods"}, **own.get(method, {})}
     return [text(key, value) for key, value in mine.items()]
 
 
 def known(path: str, methods: Any, study: Study) -> None:
-    """Refuse what is no mapping by the study's methods."""
+    """Raise ConfigError unless `methods` is a mapping whose keys are methods of the study."""
     if not isinstance(methods, dict):
         raise ConfigError(f"{path} must be a mapping by method, got {methods!r}")
     for method in methods:
         if method not in study.methods:
-            raise ConfigError(f"{path}: {method} is no method of the study; {nearest(str(method), study.methods)}")
+            raise ConfigError(f"{path}: the study has no method {method}; {nearest(str(method), study.methods)}")
 
 
 def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], list[str]]:
+    """Function method -> the override that sets the axis's key to a value."""
     if isinstance(key, str):
         return lambda method: [text(key, value)]
     known(f"axes.{name}.key", key, study)
@@ -110,12 +114,13 @@ def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], li
 
 
 def text(key: str, value: Any) -> str:
+    """An override as text."""
     return f"{key}={json.dumps(value)}"
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
 def planned(study: Study, method: str, overrides: Callable[[str], list[str]], seed: int) -> dict[str, Any]:
-    """The experiment of one method, level and seed, with its grids and ranges."""
+    """Plain data of the experiment of one method, level and seed, with its grids and ranges."""
     data = deepcopy({**study.experiment, "method": study.methods[method]})
     data = reduce(override(data, overrides(method)), study)
     data.update(seed=seed, plugins=list(study.plugins), tracking={"uri": "none"})
@@ -124,7 +129,7 @@ def planned(study: Study, method: str, overrides: Callable[[str], list[str]], se
 
 
 def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> Iterator[Cell]:
-    """A cell for each point of the method's grids; one, undecided, where it has ranges (see `ranges`)."""
+    """A cell for each point of the method's grids; a single one with its ranges if it has ranges (see `ranges`)."""
     data = planned(study, method, overrides, seed)
     for settings, point in [({}, data)] if has_ranges(data) else points(data):
         yield made(method, place, seed, settings, point)
@@ -136,7 +141,7 @@ def made(method: str, place: tuple[str, ...], seed: int, settings: dict[str, Any
 
 
 def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
-    """Fewer rounds and clients, as the study says; evaluations stay at the same shares of the run."""
+    """The experiment with the study's reduced rounds and clients; evaluations stay at the same fractions of the run."""
     scale, rounds, clients = study.reduced.scale, study.reduced.rounds, study.reduced.clients
     federation = data["federation"] = {**SIZES, **data.get("federation", {})}
     full = federation["rounds"]
@@ -150,7 +155,7 @@ def reduce(data: dict[str, Any], study: Study) -> dict[str, Any]:
 
 
 def shorter(cell: Cell, rounds: int | None) -> Cell:
-    """The same for a trial's number of rounds."""
+    """The same cell with another number of rounds, unless that is None."""
     data = shorten(cell.data, rounds)
     return cell if rounds is None else cell._replace(data=data, key=digest(data))
 
@@ -160,7 +165,7 @@ def shorten(data: dict[str, Any], rounds: int | None) -> dict[str, Any]:
 
 
 def digest(data: dict[str, Any]) -> str:
-    """16 hex digits of what moves the numbers of a run, plug-ins by their content."""
+    """16 hex digits that depend on all settings that influence the numbers of a run, and on the content of plug-ins."""
     kept = {k: v for k, v in flatten(data).items() if k not in FREE_KEYS and not k.startswith(WITHOUT_EFFECT)}
     plugins = [find_plugin(name).module for name in data.get("plugins", [])]
     return sha256_of_json([kept, plugins])[:16]
@@ -168,7 +173,7 @@ def digest(data: dict[str, Any]) -> str:
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
 def trials(study: Study) -> list[Cell]:
-    """All points that tuning has to run, in the order of the cells that wait for them."""
+    """The cells that tuning has to run, in the order of the cells that wait for them."""
     if study.tune.each == "none":
         return []
     seeds = study.tune.seeds or study.seeds
@@ -187,7 +192,7 @@ def points_or_nothing(cells: list[Cell]) -> list[Cell]:
 
 
 def cells(study: Study, score: Score | None = None) -> list[Cell]:
-    """The study's runs, each with the best settings by `score`; without one, with the first of every grid."""
+    """The study's runs, each with the best settings by `score`, or with the first of every grid if it is None."""
     return [cell for method in study.methods for cell in of_method(study, method, score)]
 
 
@@ -202,7 +207,7 @@ def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
 
 
 def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[tuple[Any, int]]:
-    """((level, its overrides), seed) of the trials whose mean decides for one cell."""
+    """((labels, overrides of the level), seed) of the trials whose mean decides for one cell."""
     each, seeds = study.tune.each, study.tune.seeds or study.seeds
     at = [level for level in levels(study) if each == "once" or level[0] == place]
     own = [seed] if each == "cell" and study.tune.seeds is None else seeds
@@ -210,7 +215,10 @@ def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[
 
 
 def best(offered: list[Cell], deciding: list[tuple[Any, int]], study: Study, score: Score) -> Cell:
-    """Of equals the first. A point that was not run for every trial of the group counts as its worst does."""
+    """The cell whose point has the best mean score, the first one of equal means.
+
+    A point without a score in one of the deciding trials counts as -inf.
+    """
     if len(offered) == 1:
         return offered[0]
     method = offered[0].method

@@ -1,4 +1,4 @@
-"""Refuses a study that could not run as it is written, before anything runs."""
+"""Checks a study before anything runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from .spec import Study
 
 
 def check(study: Study) -> None:
-    """Every name and argument, for each method and level; that the data can be had and the model built, for a level."""
+    """Raise ConfigError for a study that could not run as it is written.
+
+    All names and arguments are resolved for each method and level. The data are loaded and the model is built once for
+    each level.
+    """
     for place, overrides in levels(study):
         for method in study.methods:
             offered = [*grid(study, method, place, overrides, study.seeds[0])]
@@ -42,9 +46,9 @@ def check(study: Study) -> None:
 
 
 def check_metrics(study: Study) -> None:
-    """ConfigError where a column that the study goes by is recorded by none of its methods, for some workload.
+    """Raise ConfigError if, for some workload, no method records a column that the study decides or reports by.
 
-    Levels that differ in numbers alone have the same columns, and are tried once.
+    Levels that differ only in numbers have the same columns and are checked once.
     """
     wanted = {"report.metric": study.report.metric, "tune.metric": study.deciding}
     by_workload: dict[str, list[Experiment]] = {}
@@ -59,7 +63,7 @@ def check_metrics(study: Study) -> None:
 
 
 def first_values(data: dict[str, Any]) -> dict[str, Any]:
-    """An experiment with the first value of each grid, and the lower end of each range."""
+    """The experiment with the first value of each grid and the lower end of each range."""
     if not has_ranges(data):
         return next(points(data))[1]
     from ..search.space import corners, decided, ranges
@@ -69,7 +73,7 @@ def first_values(data: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def of_cell(cell: Cell) -> Iterator[None]:
-    """Errors of an experiment name the study's section that it comes from: `methods.LABEL` or `experiment`."""
+    """Let a ConfigError of the experiment name the section of the study: `methods.LABEL` or `experiment`."""
     try:
         yield
     except ConfigError as error:
@@ -77,6 +81,7 @@ def of_cell(cell: Cell) -> Iterator[None]:
 
 
 def in_study(message: str, cell: Cell) -> str:
+    """The message of an experiment's error with the study's keys and the level."""
     at = f" (at {', '.join(cell.place)})" if cell.place else ""
     if re.match(r"method\b", message):
         return f"methods.{cell.method}{message.removeprefix('method')}{at}"
@@ -86,12 +91,13 @@ def in_study(message: str, cell: Cell) -> str:
 
 
 def resolve(cell: Cell) -> None:
-    """Build the workload's and the method's settings, not the network, which takes a second where it is large."""
+    """Build the workload and the method, but not the network, which may take a second."""
     with of_cell(cell):
         built_of(cell)
 
 
 def built_of(cell: Cell) -> None:
+    """Build the workload and the method; ConfigError if they cannot be built."""
     run_spec = RunSpec.of("check", experiment(cell.data))
     assert run_spec.workload is not None
     spec = schedules.resolve(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")

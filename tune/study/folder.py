@@ -1,6 +1,7 @@
 """A study's folder: study.yaml, cells/<key>/ with one run each, report.html, report.md, charts/.
 
-A cell is over when it has a result.json, or a failure.json that says why it has none. Nothing else is remembered.
+A cell is over when its folder has a result.json, or a failure.json with the reason that it has none. There is no other
+record of a study's progress.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from .spec import Study, load
 
 FINISHED, DIVERGED, FAILED, MISSING = "finished", "diverged", "failed", "missing"
 OVER = (FINISHED, DIVERGED)
-"""Not run again; a cell that failed is, by the next `fedfleet study`."""
+"""Status of cells that are not run again. The next `fedfleet study` tries failed cells again."""
 
 
 class Points(NamedTuple):
-    """A run's evaluations: rounds (E,), values of the metric (E,), and up to then bytes (E,) and seconds (E,)."""
+    """A run's evaluations: rounds (E,), values of the metric (E,), and the bytes (E,) and seconds (E,) until then."""
 
     rounds: np.ndarray
     values: np.ndarray
@@ -33,71 +34,80 @@ class Points(NamedTuple):
 
 
 class Folder:
+    """The folder of a study at `path`."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def study(self) -> Study:
+        """The study that the folder holds; ConfigError if it holds none."""
         if not (self.path / "study.yaml").is_file():
             raise ConfigError(f"{self.path} holds no study; give the folder that `fedfleet study` wrote")
         return load(str(self.path / "study.yaml"))
 
     def keep(self, study: Study) -> None:
+        """Write study.yaml."""
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.path / "study.yaml", yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False))
 
     def of(self, cell: Cell) -> Path:
+        """The folder of a cell's run."""
         return self.path / "cells" / cell.key
 
     def status(self, cell: Cell) -> str:
+        """FINISHED, DIVERGED, FAILED or MISSING."""
         place = self.of(cell)
         if (place / "result.json").is_file():
             return FINISHED
         return self.failure(cell).get("status", FAILED) if (place / "failure.json").is_file() else MISSING
 
     def failure(self, cell: Cell) -> dict[str, Any]:
-        """Status and reason of a cell that has no result."""
+        """`status` and `reason` of a cell that has no result, or {}."""
         return read_json(self.of(cell) / "failure.json")
 
     def note(self, cell: Cell, status: str, reason: str) -> None:
-        """Record that a cell diverged or failed, or that one which had failed has finished."""
+        """Record that a cell diverged or failed; a cell that finished loses its failure.json."""
         place = self.of(cell)
         if status == FINISHED:
             (place / "failure.json").unlink(missing_ok=True)
             return
-        with suppress(OSError):  # a full disk: the study counts the cell as missing
+        with suppress(OSError):  # the disk is full: the cell then counts as missing
             place.mkdir(parents=True, exist_ok=True)
             write(place / "failure.json", json.dumps({"status": status, "reason": reason}) + "\n")
 
     def result(self, cell: Cell) -> dict[str, Any]:
+        """The content of result.json, or {}."""
         return read_json(self.of(cell) / "result.json")
 
     def points(self, cell: Cell, metric: str) -> Points | None:
-        """Of the rounds in which the metric was measured; None where it never was."""
+        """The evaluations of a metric; None if it was never measured."""
         return points_of(self.of(cell), metric)
 
     def final(self, cell: Cell, metric: str, last: int) -> float:
-        """Mean over the last evaluations of a finished cell; nan for any other."""
+        """The mean over the last evaluations of a finished cell; nan for any other cell."""
         if self.status(cell) != FINISHED:
             return float("nan")
         points = self.points(cell, metric)
         return float(points.values[-last:].mean()) if points is not None else float("nan")
 
     def cells(self) -> list[Cell]:
-        """The study's runs with the settings that tuning chose."""
+        """The study's runs, with the settings that tuning has chosen."""
         from .ranges import with_searched_values
 
         study = self.study
         return [with_searched_values(cell, study, self) for cell in cells(study, lambda cell: self.score(cell, study))]
 
     def search_of(self, key: str) -> Path:
+        """The folder of a search. key: as in `ranges.searches`."""
         return self.path / "searches" / key
 
     def searched(self, key: str) -> dict[str, Any] | None:
-        """The best values by dotted key, of a search that is over."""
+        """Dotted key -> best value of a search; None if the search is not over."""
         return read_json(self.search_of(key) / "result.json").get("best", {}).get("params")
 
     def score(self, cell: Cell, study: Study) -> float:
+        """A trial's value for tuning; see `cells.Score`."""
         value = self.final(cell, study.deciding, study.tune.last)
         if not np.isfinite(value):
             return -float("inf")
@@ -105,7 +115,7 @@ class Folder:
 
 
 def points_of(run: Path, metric: str) -> Points | None:
-    """The same for any run's folder."""
+    """The evaluations of a metric in any run's folder; None if it was never measured."""
     import pyarrow.parquet as pq
 
     if not (run / "rounds.parquet").is_file():
@@ -121,10 +131,12 @@ def points_of(run: Path, metric: str) -> Points | None:
 
 
 def column(table: Any, name: str) -> np.ndarray:
+    """A column of an Arrow table, (R,) in float64; missing values are nan."""
     return np.array(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file, or {} if it cannot be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,5 +1,7 @@
-"""Values to try, inside an experiment: {search: grid, values: [0.1, 0.01]} in the place of a number (`choice` is the
-same). Other kinds of `search` are ranges, for `fedfleet search` to explore."""
+"""Grids in an experiment: {search: grid, values: [0.1, 0.01]} instead of a number; `choice` means the same.
+
+Other kinds of `search` are ranges, which `fedfleet search` explores.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ LISTS = ("grid", "choice")
 
 
 def leaves(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """(path, leaf) of every {search: …}."""
+    """(path, mapping) of every mapping {search: …}."""
     if isinstance(data, dict):
         if "search" in data:
             yield path, data
@@ -24,11 +26,12 @@ def leaves(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def has_ranges(data: Any) -> bool:
+    """Whether the data contain a range that is no grid."""
     return any(leaf["search"] not in LISTS for _, leaf in leaves(data))
 
 
 def points(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(chosen values by dotted key, data with them) of every point of the grid; one, ({}, data), without a grid."""
+    """({dotted key: value}, data with these values) of every point of the grids; only ({}, data) without a grid."""
     found = list(leaves(data))
     for values in product(*(values_of(path, leaf) for path, leaf in found)):
         yield chosen(data, found, values)

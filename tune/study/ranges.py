@@ -1,7 +1,7 @@
-"""Methods with ranges, {search: loguniform, …}, and not grids alone: one `fedfleet search` for each choice to be made.
+"""Methods with ranges, such as {search: loguniform, …}: one search is run for each choice that `tune.each` asks for.
 
-What decides is one run's setting: the cell's own, its level's first seed, or the study's first level and seed, as
-`tune.each` says; a search tries settings one after the other, and does not take means over seeds.
+A search runs with the seed and level of one cell: the cell itself, the first seed of its level, or the first level and
+seed of the study. It takes no means over seeds, unlike tuning by grids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .spec import Study
 
 
 def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tuple[str, dict[str, Any]]:
-    """(key, experiment with its ranges and a section `search`) of what decides for a cell."""
+    """(key, experiment with ranges and a section `search`) of the search that decides for a cell."""
     all_levels = levels(study)
     overrides = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
     seeds = study.tune.seeds or study.seeds
@@ -31,19 +31,22 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
 
 
 def searches(study: Study) -> dict[str, dict[str, Any]]:
-    """All that have to be run, by key. Raises ConfigError where a range has nothing to decide it."""
+    """Key -> experiment of all searches that the study needs. Raises ConfigError for ranges without tuning."""
     found = {}
     for method in study.methods:
         for place, overrides in levels(study):
             if not has_ranges(planned(study, method, overrides, study.seeds[0])):
                 continue
             if study.tune.each == "none":
-                raise ConfigError(f"methods.{method} holds a range; say tune.each, or give a grid or a number")
+                raise ConfigError(
+                    f"methods.{method} contains a range, but tune.each is none; set tune.each, or write a grid or number"
+                )
             found.update(wanted(study, method, place, seed) for seed in study.seeds)
     return found
 
 
 def check_ranges(study: Study) -> None:
+    """Raise ConfigError for a search that could not run."""
     from ..search.plan import plan
 
     for data in searches(study).values():
@@ -51,7 +54,7 @@ def check_ranges(study: Study) -> None:
 
 
 def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
-    """Those that are not done yet; sentences on what failed."""
+    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials."""
     from ..search import search
 
     failed = []
@@ -69,7 +72,7 @@ def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
 
 
 def with_searched_values(cell: Cell, study: Study, folder: Folder) -> Cell:
-    """A cell with the values that its search found in the place of its ranges; as it is where there are none."""
+    """The cell with the values that its search has found instead of its ranges; unchanged if there are none."""
     from ..search.space import decided
 
     if not has_ranges(cell.data):

@@ -1,7 +1,7 @@
-"""A study file: a base experiment, methods by label, axes of levels, seeds; what is tuned, what is reported.
+"""The study file: a base experiment, methods by label, axes of levels, seeds, tuning and report.
 
-docs/studies.md explains every key. Overrides on the command line change the study as they do an experiment:
-`seeds=[0] experiment.federation.cohort=4`.
+docs/studies.md explains every key. Overrides on the command line change a study as they change an experiment, for
+example `seeds=[0] experiment.federation.cohort=4`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from ..files import listed, located, override, own, parse, read
 from ..files import shipped as shipped_experiments
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
-"""What an experiment has where it does not say."""
+"""The defaults of an experiment."""
 
 QUIET = ("tracking.", "experiment.engine.", "reduced.", "name", "notes")
-"""Changes of these are no news to a reader of the report, or are told otherwise."""
+"""Beginnings of keys whose changes are not listed as differences in the report."""
 
 
 class Tune(Section):
-    """`each`: of what the best point of the grids is chosen: every cell (as most papers do), a level (one point for all
-    its seeds), once (one for all levels), or none (the first value of every grid). The choice goes by the mean over the
-    last `last` evaluations of `metric`, the report's unless given; its good end is the report's. `rounds`: of a trial,
-    the study's unless given; `seeds`: of the trials, the study's unless given; `trials`: how many, where a range is
-    searched and not a grid."""
+    """The section `tune`.
+
+    `each`: for what the best point of the grids is chosen: `cell` (for every cell, as most papers do), `level` (one
+    point for all seeds of a level), `once` (one point for all levels), or `none` (the first value of every grid).
+    `metric`: the column that decides, by the mean over its `last` last evaluations; default: the report's metric.
+    Whether larger values are better follows from `report.best`. `rounds`, `seeds`: of the trials; default: the study's.
+    `trials`: their number where ranges are searched instead of grids.
+    """
 
     each: Literal["none", "cell", "level", "once"] = "none"
     metric: str | None = None
@@ -42,9 +45,13 @@ class Tune(Section):
 
 
 class Report(Section):
-    """`metric`: a column of rounds.parquet; `best`: its good end; the final value is the mean over the `last`
-    evaluations; `targets`: for rounds, bytes and seconds to reach them; `level_axis`: the axis that is drawn from left
-    to right, the last one unless given; `log`: draw the metric on a logarithmic scale."""
+    """The section `report`.
+
+    `metric`: a column of rounds.parquet; `best`: whether its larger or smaller values are better. The final value is
+    the mean over the `last` last evaluations. `targets`: values for which the report gives the rounds, bytes and
+    seconds to reach them. `level_axis`: the axis that is drawn from left to right; default: the last one. `log`:
+    draw the metric on a logarithmic scale.
+    """
 
     metric: str = "eval/accuracy"
     best: Literal["max", "min"] = "max"
@@ -55,8 +62,11 @@ class Report(Section):
 
 
 class Published(Section):
-    """`values`: method -> level -> number, in the unit of the report's tables (per cent for accuracies); `settings`:
-    method -> level -> the best ones, as text; `claims`: what the figures show."""
+    """The section `published`: the paper's numbers.
+
+    `source`: of the numbers. `values`: method -> level -> number, in the unit of the report's tables (per cent for
+    accuracies). `settings`: method -> level -> the best settings as text. `claims`: sentences on the paper's figures.
+    """
 
     source: str = ""
     values: dict[str, dict[str, float]] = Field(default_factory=dict)
@@ -65,8 +75,11 @@ class Published(Section):
 
 
 class Reduced(Section):
-    """A study made smaller: `scale` multiplies rounds (and those between evaluations), `rounds` and `clients` set them;
-    the cohort shrinks with the clients."""
+    """The section `reduced`, which makes a study smaller.
+
+    `scale` multiplies the rounds and the rounds between evaluations; `rounds` and `clients` set these numbers. The
+    cohort shrinks in proportion to the clients.
+    """
 
     scale: float = Field(default=1.0, gt=0)
     rounds: int | None = Field(default=None, ge=1)
@@ -74,11 +87,15 @@ class Reduced(Section):
 
 
 class StudyTracking(Section):
+    """The section `tracking`. `experiment`: MLflow's experiment; default: the study's name."""
+
     uri: str = "auto"
     experiment: str | None = None
 
 
 class Study(Section):
+    """A study. `notes`: in what it differs from its file, for the report."""
+
     name: str
     title: str = ""
     paper: str = ""
@@ -96,13 +113,13 @@ class Study(Section):
 
     @property
     def deciding(self) -> str:
-        """The column that the best point of the grids is chosen by."""
+        """The column by which the best point of the grids is chosen."""
         return self.tune.metric or self.report.metric
 
     @field_validator("methods", mode="before")
     @classmethod
     def _mappings(cls, methods: Any) -> Any:
-        """A bare name is a method with its defaults; labels are text."""
+        """A bare name stands for the method with its defaults; labels become text."""
         if not isinstance(methods, dict):
             return methods
         return {str(k): {"name": v} if isinstance(v, str) else v for k, v in methods.items()}
@@ -118,20 +135,22 @@ class Study(Section):
     def _known_axis(self) -> Study:
         wanted = self.report.level_axis
         if wanted is not None and wanted not in self.axes:
-            raise ValueError(f"report.level_axis={wanted} is no axis of the study; {nearest(wanted, self.axes)}")
+            raise ValueError(
+                f"report.level_axis must be an axis of the study, got {wanted}; {nearest(wanted, self.axes)}"
+            )
         return self
 
 
 def shipped() -> dict[str, Path]:
-    """The studies that come with the package, by name: fedmuon-bc/fmnist is studies/fedmuon-bc/fmnist.yaml."""
+    """The studies that come with the package: name -> path. fedmuon-bc/fmnist is studies/fedmuon-bc/fmnist.yaml."""
     root = Path(str(resources.files("fedfleet.tune"))) / "studies"
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
-    """The study of a file or a shipped name, overridden and made smaller; `notes` says in what it differs."""
+    """The study in a file, or of a shipped name, with overrides and reductions; `notes` lists the differences."""
     data = contents(source)
-    full = study(own(data))  # a copy: what overrides change below is shared with it otherwise
+    full = study(own(data))  # a copy, since `override` below changes data in place
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
     changed = study(override(data, overrides))
@@ -139,7 +158,7 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
 
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A study file as plain data, with what it takes from its `base`, another study."""
+    """The plain data of a study file, merged with those of its `base`. above: the studies that build on this one."""
     path = shipped().get(source, Path(source))
     if not path.is_file():
         raise ConfigError(f"there is no study {source}; {nearest(source, shipped())}, or the path of a YAML file")
@@ -159,29 +178,32 @@ def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """`data`'s keys instead of the base's; those of the experiment one by one; methods may be a list of the base's."""
+    """The base with the keys of `data`. Keys of `experiment` are replaced one by one; `methods` may be a list of
+    labels of the base."""
     made = {**base, **data, "experiment": {**base.get("experiment", {}), **data.get("experiment", {})}}
     if isinstance(data.get("methods"), list):
         for name in data["methods"]:
             if name not in base["methods"]:
-                raise ConfigError(f"methods: the base has no {name}; {nearest(str(name), base['methods'])}")
+                raise ConfigError(f"methods: the base has no method {name}; {nearest(str(name), base['methods'])}")
         made["methods"] = {name: base["methods"][name] for name in data["methods"]}
     return made
 
 
 def resolved(experiment: Any, file: Path) -> Any:
-    """A mapping, or what the named experiment file holds."""
+    """The base experiment: a mapping, or the content of the experiment file that is named."""
     if not isinstance(experiment, str):
         return experiment
     known = shipped_experiments()
     path = known.get(experiment, file.parent / experiment)
     if not path.is_file():
-        raise ConfigError(f"experiment: there is no {experiment}; {nearest(experiment, known)}, or the path of a file")
+        raise ConfigError(
+            f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"
+        )
     return parse(read(path), experiment)
 
 
 def differences(full: Study, changed: Study) -> list[str]:
-    """["rounds × 0.1", "seeds is [0], in full [0, 1]", …]"""
+    """Sentences on the differences, such as ["rounds × 0.1", "seeds is [0], in full [0, 1]"]."""
     old, new = (flatten(s.model_dump(mode="json")) for s in (full, changed))
     made = smaller(changed) if changed.reduced != full.reduced else []
     for key in sorted(old.keys() | new.keys()):
@@ -191,6 +213,7 @@ def differences(full: Study, changed: Study) -> list[str]:
 
 
 def smaller(study: Study) -> list[str]:
+    """Sentences on the section `reduced`."""
     reduced, federation = study.reduced, study.experiment.get("federation", {})
     made = [f"rounds × {reduced.scale:g}"] if reduced.scale != 1 and reduced.rounds is None else []
     if reduced.rounds is not None:
@@ -207,7 +230,7 @@ def shown(values: dict[str, Any], key: str) -> str:
 
 
 def study(data: dict[str, Any]) -> Study:
-    """Validate; ConfigError with one sentence per mistake."""
+    """Validate a study; ConfigError with one sentence per error."""
     try:
         return Study.model_validate(data)
     except ValidationError as error:
@@ -215,6 +238,7 @@ def study(data: dict[str, Any]) -> Study:
 
 
 def sentence(error: Any) -> str:
+    """One of pydantic's errors as a sentence."""
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{key} is not a key of a study; {nearest(str(error['loc'][-1]), keys(error['loc'][:-1]))}"
@@ -225,6 +249,7 @@ def sentence(error: Any) -> str:
 
 
 def keys(path: Iterable[Any]) -> list[str]:
+    """The valid keys of the section at a path."""
     model: Any = Study
     for part in path:
         model = model.model_fields[part].annotation

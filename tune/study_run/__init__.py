@@ -1,6 +1,7 @@
-"""Runs a study: its cells through the executor, MLflow, and the report. What a study is lies in the package study.
+"""Runs a study: executes its cells, tracks them in MLflow and writes the report. The package study defines studies.
 
-runner      all of it, and the source of cells for the executor
-tracking    the study in MLflow
-command     the command line's side
+runner      runs a study; the source of cells for the executor
+progress    progress on standard error
+tracking    tracks the study in MLflow
+command     the part of `fedfleet study` besides running
 """

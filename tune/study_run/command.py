@@ -1,4 +1,4 @@
-"""What `fedfleet study` does besides running: the folder, what is printed."""
+"""`fedfleet study`: chooses the folder, runs the study and prints its report."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..study.spec import load
 def run_named(
     source: str, overrides: tuple[str, ...], reduced: dict[str, Any], out: Path | None, jobs: int | None, keep: bool
 ) -> int:
-    """Run a study by name or file; the number of cells that failed."""
+    """Run a study, by name or file; returns the number of cells that failed. keep: whether to keep the final models."""
     study = load(source, overrides, reduced)
     folder = out or Path("runs") / "studies" / study.name
     check_out(folder)
     if (folder / "config.yaml").exists():
-        raise ConfigError(f"--out {folder} holds a run; choose another folder")
+        raise ConfigError(f"--out {folder} already holds a run; choose another folder")
     for note in study.notes:
         click.echo(f"reduced: {note}", err=True)
-    click.echo(f"{len(cells(study))} cells, {len(trials(study))} trials to tune them; in {folder}", err=True)
+    click.echo(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}", err=True)
 
     from .runner import run_study
 
     outcome, text = run_study(study, folder, jobs, keep)
     click.echo(text)
-    told = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
-    click.echo(f"\n{told}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
+    counts = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
+    click.echo(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
     return outcome.failed

@@ -1,4 +1,4 @@
-"""How a study gets on, on standard error."""
+"""Progress of a study on standard error."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from ..study.spec import Study
 
 
 class Progress(LiveLine):
+    """Prints the cells that end, and a live line on a terminal."""
+
     def __init__(self, study: Study, folder: Folder) -> None:
         super().__init__()
         self.study, self.folder = study, folder
         self.best: tuple[float, str] | None = None
 
     def begins(self, what: str, total: int, old: list[Cell]) -> None:
-        """A stage of cells or trials begins. old: those that were over before."""
+        """A stage of cells or trials begins. old: those of them that were over before."""
         for cell in old:
             self._better(cell)
         self.open(what, total, len(old))
 
     def cell_runs(self, cell: Cell, round: float = 0) -> None:
+        """A cell is under way. round: its last round."""
         self.advance(cell.key, cell.label, round / int(cell.data["federation"]["rounds"]))
 
     def cell_ends(self, cell: Cell, status: str) -> None:
+        """A cell has ended."""
         self._better(cell)
         self.finish(cell.key)
         outcome = status

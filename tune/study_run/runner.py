@@ -1,4 +1,4 @@
-"""Runs a study: first the trials that tuning needs, then the cells, then the report."""
+"""Runs a study: first the trials of tuning, then the cells, then the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .tracking import StudyTracker
 
 
 class Outcome(NamedTuple):
-    """Cells by how they ended."""
+    """Numbers of cells by how they ended."""
 
     finished: int
     diverged: int
@@ -34,7 +34,8 @@ class Outcome(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Runs of which none depends on another. what: one of them is called, trial or cell."""
+    """Runs that do not depend on each other. what: name of a run, trial or cell; planned: returns the runs, when all
+    runs of earlier stages have ended; tracker: receives those that end."""
 
     what: str
     planned: Callable[[], list[Cell]]
@@ -42,12 +43,13 @@ class Stage(NamedTuple):
 
 
 def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bool = False) -> tuple[Outcome, str]:
-    """Run what is not over yet; how cells ended, and the report as text. The folder's report is up to date afterwards.
+    """Run the cells that are not over and write the report; returns the outcome and the report as text.
 
-    jobs: cells at once; unless given, as many as this machine has processors, or as fit into the cluster that
-    `experiment.engine.address` names. A cell that fails or diverges is recorded and the study goes on. Raises
-    ConfigError, before anything runs, for what cannot; Interrupted on SIGINT and SIGTERM, with what was under way
-    checkpointed.
+    path: the study's folder. jobs: number of simultaneous cells; default: the number of processors of this machine, or
+    as many as fit into the cluster that `experiment.engine.address` names. keep_models: whether to keep the final
+    models. A cell that fails or diverges is recorded, and the study continues. Raises ConfigError, before anything
+    runs, for a study that cannot run; Interrupted on SIGINT and SIGTERM, after the cells under way have written
+    checkpoints.
     """
     check(study)
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
@@ -69,14 +71,16 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
                 if any(folder.searched(key) is None for key in searches(study)):
                     execute(tuning)
                     if not stop():
-                        executor.start()  # one Ray for all searches and for the cells
+                        executor.start()  # one Ray for all searches and the cells
                         for failed in run_searches(study, folder, jobs):
                             print(f"search failed: {failed}", file=sys.stderr)
                     execute(reported)
                 else:
                     execute(tuning, reported)
             if stop():
-                raise Interrupted(stop(), f"; to go on: give the same command again, {folder.path} has what is done")
+                raise Interrupted(
+                    stop(), f"; to go on: give the same command again, {folder.path} has the results so far"
+                )
             text = write_report(folder)
             ended = "finished"
         finally:
@@ -99,7 +103,7 @@ class Cells(Source):
         self.tracker: StudyTracker | None = None
 
     def ready(self) -> bool:
-        """Whether there is a cell to run, now that no other is under way."""
+        """Begin the next stages until one has a cell; returns whether there is one. No cell may be under way."""
         while not self.waiting:
             stage = next(self.stages, None)
             if stage is None:
@@ -109,7 +113,7 @@ class Cells(Source):
 
     def _begin(self, stage: Stage) -> None:
         planned = stage.planned()
-        unique = {cell.key: cell for cell in planned}  # equal cells run once
+        unique = {cell.key: cell for cell in planned}  # cells with the same configuration run once
         old = [key for key, cell in unique.items() if self.folder.status(cell) in OVER]
         self.progress.close()
         self.tracker = stage.tracker
@@ -148,6 +152,7 @@ class Cells(Source):
 
 
 def outcome(folder: Folder) -> Outcome:
+    """How the cells in a folder have ended."""
     found = [folder.status(cell) for cell in folder.cells()]
     finished, diverged = found.count(FINISHED), found.count(DIVERGED)
     return Outcome(finished, diverged, len(found) - finished - diverged)

@@ -1,5 +1,7 @@
-"""A study in MLflow: an experiment per study, a parent run per study, a run below it for every cell and seed. A cell's
-run is written when the cell is over, from what lies in its folder; cells never touch the store."""
+"""Tracks a study in MLflow: an experiment and a parent run for the study, and a nested run for every cell and seed.
+
+A cell's run is written when the cell is over, from the files in its folder. Cells do not write to the store.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ..tracking.writer import TOP, End, Writer
 
 
 class StudyTracker:
-    """`add` cells that are over, `close` at the end."""
+    """Writes a study to MLflow: `add` the cells that are over, and `close` at the end."""
 
     def __init__(self, study: Study, folder: Folder) -> None:
         self.study, self.folder = study, folder
@@ -26,16 +28,16 @@ class StudyTracker:
             self.writer.begin(TOP, lambda: RunHeader(study.name, self._tags()))
 
     def add(self, cell: Cell, before: bool) -> None:
-        """before: the cell was over when the study began, and may be in the store already."""
+        """Write a cell that is over. before: whether it was over when the study began; the store may then have it."""
         if self.writer is None:
             return
-        self.writer.begin(cell.key, lambda: self._entry(cell))
+        self.writer.begin(cell.key, lambda: self._header(cell))
         status, reason = self.folder.status(cell), self.folder.failure(cell).get("reason", "")
         place = self.folder.of(cell)
         self.writer.end(End(cell.key, status, reason, place, True, before, texts=lambda: self._curve(cell)))
 
     def close(self, status: str) -> None:
-        """status: finished or killed."""
+        """End the study's run. status: finished or killed."""
         if self.writer is not None:
             names = ("study.yaml", "report.html", "report.md", "charts")
             self.writer.end(End(TOP, status, files=tuple(self.folder.path / name for name in names)))
@@ -45,7 +47,7 @@ class StudyTracker:
         reduced = "; ".join(self.study.notes) or "no"
         return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, "commit": commit()}
 
-    def _entry(self, cell: Cell) -> RunHeader:
+    def _header(self, cell: Cell) -> RunHeader:
         axes = {f"axis.{name}": label for name, label in zip(self.study.axes, cell.place, strict=True)}
         own = {"method": cell.method, "level": ", ".join(cell.place), **axes}
         return header_of(
