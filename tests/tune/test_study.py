@@ -318,4 +318,4 @@ def test_a_range_needs_something_that_decides(tmp_path: Path):
     methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
     done = invoke("study", written(tmp_path, methods=methods), "--out", str(tmp_path / "out"))
     assert done.exit_code == 2
-    assert "methods.FedAvg contains a range, but tune.each is none; set tune.each" in done.output
+    assert "methods.FedAvg contains a range, but tune.each is none; set it" in done.output

@@ -25,7 +25,7 @@ from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
 from ...engine.rounds.driver import Record
 from ...engine.runs.observer import Observer
 from ...engine.runs.run_directory import clear, read_rows
-from ...engine.storage.lock import Lock, in_use, make_folders
+from ...engine.storage.lock import Lock, in_use_error, make_folders
 from .source import Report, RunRequest
 
 HEARTBEAT_SECONDS = 0.5
@@ -163,7 +163,7 @@ class RunThread(Observer):
         make_folders(folder.parent)
         lock = Lock(folder.parent / f".{folder.name}.lock")
         if not lock.wait(ORPHAN_SECONDS, self._check):
-            raise in_use(folder, lock)
+            raise in_use_error(folder, lock)
         try:
             yield
         finally:

@@ -142,9 +142,9 @@ def significance(found: Findings) -> Table:
             rows.append([*cells, p_value])
     note = (
         f"{found.head}: the best method of each level minus each other method, paired by seed: mean difference, "
-        "its 95 % confidence interval, and the p-value of Student's paired t test, adjusted by Holm's method within the "
-        "level. Few seeds give wide intervals. Since the best method is chosen by the same numbers, p is slightly too "
-        "small."
+        "its 95 % confidence interval, and the p-value of Student's paired t test, adjusted by Holm's method within "
+        "the level. Few seeds give wide intervals. Since the best method is chosen by the same numbers, p is slightly "
+        "too small."
     )
     return Table("Differences", note, ["level", "best", "minus", "difference", "95 %", "seeds", "p"], rows)
 

@@ -39,7 +39,7 @@ def searches(study: Study) -> dict[str, dict[str, Any]]:
                 continue
             if study.tune.each == "none":
                 raise ConfigError(
-                    f"methods.{method} contains a range, but tune.each is none; set tune.each, or write a grid or number"
+                    f"methods.{method} contains a range, but tune.each is none; set it, or write a grid or a number"
                 )
             found.update(wanted(study, method, place, seed) for seed in study.seeds)
     return found
