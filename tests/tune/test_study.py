@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -124,6 +125,10 @@ def started(folder: Path, file: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
+RAY_PROCESS = re.compile(r"ray::(?!\w*Agent)")
+"""The title of a process of Ray that executes or may execute a run."""
+
+
 def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -139,8 +144,8 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     file = written(tmp_path, tune={"each": "cell"}, tracking={"uri": stored(tmp_path)})
     process = started(tmp_path, file)
     until(lambda: len(results(tmp_path / "out")) >= 3, "three cells", 120)
-    workers = [child for child in below(process) if "Trainable" in " ".join(child.cmdline())]
-    assert workers
+    workers = [child for child in below(process) if RAY_PROCESS.match(" ".join(child.cmdline()))]
+    assert workers, [child.cmdline() for child in below(process)]
     process.kill()
     process.wait()
     assert not psutil.wait_procs(workers, timeout=20)[1]
