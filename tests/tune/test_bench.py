@@ -76,7 +76,7 @@ def test_lines():
         (["w1", "--method", "sgd"], "bench has no method sgd; choose from fedavg"),
         (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
         (["w1", "--peer", "pfl"], "--peer must be NAME=COMMAND, got 'pfl'"),
-        (["w1", "--peer", "pfl=python {rounds"], "--peer pfl=python {rounds: no command"),
+        (["w1", "--peer", "pfl=python {rounds"], "--peer must be NAME=COMMAND, got 'pfl=python {rounds'"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words, sentence):
