@@ -1,4 +1,4 @@
-"""A run on Ray: a driver actor of its own, watched by the launcher."""
+"""A run on Ray: the driver runs in an actor, and the launcher follows its events."""
 
 from __future__ import annotations
 
@@ -40,42 +40,42 @@ from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_e
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
 LOOK_SECONDS = 0.2
-"""How soon a signal is passed on."""
+"""How often the launcher looks for a signal, and for new events."""
 CLOSE_SECONDS = 60
-"""What a driver that is asked to stop may take for its checkpoint."""
+"""How long a driver that was asked to stop may take for its checkpoint."""
 BEGIN_SECONDS = 2
-"""The same before its first round is over."""
+"""The same before the driver has reported its first event."""
 
 
 class DriverProcess:
-    """Runs the rounds in one thread; other calls look at what has been told so far."""
+    """The driver's actor. One thread runs the rounds; calls in other threads read the events or stop the run."""
 
     def __init__(self, run_spec: RunSpec) -> None:
-        self.run_spec, self.news = run_spec, EventLog()
+        self.run_spec, self.events = run_spec, EventLog()
         self.signal = 0
 
     def run(self) -> dict[str, Tensor]:
-        """All rounds, then the final model."""
+        """Run all rounds. Returns the final model's tensors."""
         try:
             with driver_lock(self.run_spec.directory, self._check):
                 return self._rounds()
         finally:
-            self.news.end()
+            self.events.end()
 
     def _rounds(self) -> dict[str, Tensor]:
-        data, setup, told = self._data()
-        driver = Driver(self.run_spec, setup)
-        for sentence in told:
-            driver.log(sentence)
+        data, summary, lines = self._data()
+        driver = Driver(self.run_spec, summary)
+        for line in lines:
+            driver.log(line)
         try:
-            driver.start(lambda table: self._pool(data, setup, table, driver.log))
+            driver.start(lambda table: self._pool(data, summary, table, driver.log))
             for item in driver.rounds():
-                self.news.append(item)
+                self.events.append(item)
             return driver.tensors()
         finally:
             driver.close()
 
-    def _pool(self, data: list[Any], setup: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
+    def _pool(self, data: list[Any], summary: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
         """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
 
         On a cluster that was there before, the workers take their room at once. A trial of a search has its own room.
@@ -86,14 +86,14 @@ class DriverProcess:
         if here_all:
             worker_requests = [WorkerRequest(group, here()) for group in engine.groups() for _ in range(group.count)]
             return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests)
-        placement = take(engine, self._check, self.news.append)  # the log is written now, not at the end of a round
+        placement = take(engine, self._check, self.events.append)  # the log is written now, not at the end of a round
         mine = ray.get_runtime_context().get_node_id()
         if alike and engine.workers != "auto" and all(spot.node == mine for spot in placement.spots):
             worker_requests = [
                 WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
             ]
             return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests, placement)
-        steps = steps_of(setup.client_index.sizes, self.run_spec.experiment.federation.local)
+        steps = steps_of(summary.client_index.sizes, self.run_spec.experiment.federation.local)
         pool = ClusterPool(self.run_spec, data, table, hooks, steps, placement)
         try:
             pool.open()
@@ -103,33 +103,42 @@ class DriverProcess:
         return pool
 
     def _data(self) -> tuple[list[Any], DataSummary, list[str]]:
-        """References to the data in the object store, of which no copy stays in this process; sentences for the log on
-        how clients are run and which rows nobody has."""
+        """(references to the data in Ray's object store, its summary, lines for the log).
+
+        No copy of the data stays in this process. The lines are about the execution plan and about unused rows.
+        """
         split = checked_split(self.run_spec)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
-        self.run_spec, told = plan_execution(self.run_spec, split, measure)
+        self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-        return data, DataSummary(split.client_index, examples(split.test)), [told, *filter(None, [unused_rows(split)])]
+        return (
+            data,
+            DataSummary(split.client_index, examples(split.test)),
+            [plan_line, *filter(None, [unused_rows(split)])],
+        )
 
     def _check(self) -> None:
         if self.signal:
             raise Interrupted(self.signal)
 
     def here(self) -> None:
-        """It has started."""
+        """Return once the actor has started."""
 
     def stop(self, signal: int) -> None:
         self.signal = signal
 
     def since(self, seen: int) -> tuple[list[Event], bool]:
-        """What was told after the first `seen`, waiting for news; and whether the run is over."""
-        return self.news.since(seen)
+        """(the events after the first `seen`, whether the run is over). Waits until there is an event or the end."""
+        return self.events.since(seen)
 
 
 def lacking_kernels(run_spec: RunSpec, check: Callable[[], None]) -> Iterator[str]:
-    """Why nodes of the cluster that could have workers of the run cannot have kernels of our own, a sentence each. They
-    build them now, all at once, if need be; one that does not answer in time has none."""
+    """Error sentences for the nodes that could have workers of the run, but cannot have the native kernels.
+
+    All nodes build the kernels at the same time, if they do not have them. A node that does not answer in time counts
+    as one without kernels.
+    """
     groups = run_spec.experiment.engine.groups()
     asked: dict[Any, str] = {}
     for node in cluster():
@@ -156,7 +165,10 @@ def examples(columns: Columns) -> int:
 
 
 def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
-    """Run on Ray; yields what the driver tells, returns the final model. stop: the number of a signal, or 0."""
+    """Run on Ray. Yields the driver's events, and returns the final model's tensors.
+
+    stop: returns the number of a signal that shall end the run, or 0.
+    """
     before = set(below(os.getpid()))
     with none_left(before), at_once(stop):
         started = start_ray(run_spec)
@@ -185,7 +197,7 @@ def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, d
 
 @contextmanager
 def none_left(before: set[int]) -> Iterator[None]:
-    """Ray's processes do not outlive a start that was interrupted."""
+    """A context for starting Ray. If it is interrupted, Ray's processes are ended. before: see `shut_down`."""
     try:
         yield
     except Interrupted:
@@ -194,8 +206,11 @@ def none_left(before: set[int]) -> Iterator[None]:
 
 
 def shut_down(before: set[int]) -> None:
-    """End the Ray that was started here. It kills its node's process where that does not end within a second, as on a
-    busy machine, and that process's children would stay. before: processes of ours that are none of Ray's."""
+    """End the Ray that was started here, with all of its processes.
+
+    If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
+    child processes would stay. before: child processes of this process that do not belong to Ray.
+    """
     started = [process for process in below(os.getpid()) if process not in before]
     ray.shutdown()
     for process in started:
@@ -204,7 +219,7 @@ def shut_down(before: set[int]) -> None:
 
 
 def below(process: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have; parents come first."""
+    """The ids of a process's children and of all their descendants; parents come before their children."""
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, file.read_text().split()):
@@ -213,7 +228,10 @@ def below(process: int) -> Iterator[int]:
 
 
 def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> None:
-    """Wait for a driver to start; here: a reference to its first answer. What it died of is raised by who asks it."""
+    """Wait until the driver has started, at most `seconds`. here: a reference to its first answer.
+
+    Raises Interrupted and NoRoom. If the driver died, the next call to it raises the reason.
+    """
     end = time.monotonic() + seconds
     while not ray.wait([here], timeout=LOOK_SECONDS)[0]:
         if stop():
@@ -226,8 +244,11 @@ def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[
 
 
 def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Event]:
-    """What the driver tells, until it is over; passes a signal on, once. A driver that has told nothing yet has nothing
-    to checkpoint, and is not waited for: its process may still be starting."""
+    """The events of a driver until the run is over. A signal is passed to the driver once.
+
+    A driver without any event has nothing to checkpoint. It is not waited for, because its process may still be
+    starting.
+    """
     seen, over, asked, patience = 0, False, 0.0, CLOSE_SECONDS
     news = None
     while not over:
@@ -242,6 +263,6 @@ def listen(driver: Any, stop: Callable[[], int]) -> Iterator[Event]:
             if asked and time.monotonic() - asked > patience:
                 raise DriverDied(f"the driver did not stop within {CLOSE_SECONDS} s")
             continue
-        told, over = ray.get(news)
-        seen, news = seen + len(told), None
-        yield from told
+        events, over = ray.get(news)
+        seen, news = seen + len(events), None
+        yield from events

@@ -24,20 +24,22 @@ NODE = "ray.io/node-id"
 
 
 class Node(NamedTuple):
+    """A node of the cluster."""
+
     id: str
-    name: str  # for a log
-    room: dict[str, float]
+    name: str  # for log lines
+    room: dict[str, float]  # its resources, or those that are free
     labels: dict[str, str]
 
     def fits(self, group: WorkerGroup) -> int:
-        """How many of its workers the node has room for."""
+        """The number of workers of a group for which the node has room."""
         if any(self.labels.get(key) != value for key, value in group.labels.items()):
             return 0
         return min(int(self.room.get(name, 0.0) / amount + 1e-9) for name, amount in group.needs().items() if amount)
 
 
 class Spot(NamedTuple):
-    """Of a worker: its node and its group."""
+    """Where a worker goes: its node, and the group that it belongs to."""
 
     node: str
     group: WorkerGroup
@@ -49,12 +51,12 @@ def on_node(node: str) -> Any:
 
 
 def cluster(free: bool = False) -> list[Node]:
-    """The nodes that are alive, the one of this process first. free: with what is not taken, not with all they have."""
+    """The nodes that are alive, this process's node first. free: with their free resources, not with all of them."""
     mine = ray.get_runtime_context().get_node_id()
     found = [node for node in ray.nodes() if node["Alive"]]
     found.sort(key=lambda node: (node["NodeID"] != mine, node["NodeID"]))
     left: dict[str, Any] = {}
-    free = free and not client.is_connected()  # who is no part of the cluster is not told
+    free = free and not client.is_connected()  # Ray Client does not report free resources
     if free:
         from ray._private.state import available_resources_per_node
 
@@ -71,7 +73,7 @@ def cluster(free: bool = False) -> list[Node]:
 
 
 def wanted(engine: Engine, nodes: Sequence[Node]) -> list[WorkerGroup]:
-    """A group a worker. `auto` on a cluster that was there before: as many as all nodes have room for."""
+    """The group of each worker. With workers=auto on an existing cluster, all nodes are filled with workers."""
     if engine.workers != "auto" or not engine.address:
         return [group for group in engine.groups() for _ in range(group.count)]
     one = WorkerGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
@@ -81,8 +83,10 @@ def wanted(engine: Engine, nodes: Sequence[Node]) -> list[WorkerGroup]:
 def placed(
     workers: Iterable[WorkerGroup], nodes: Sequence[Node], spread: bool = False
 ) -> tuple[list[Spot], list[WorkerGroup]]:
-    """(where they go, those that there is no room for): the first nodes are filled first, so that few are used; else
-    each goes where the fewest are."""
+    """(where the workers go, the groups of those for which there is no room).
+
+    The first nodes are filled first, so that few nodes are used. spread: each worker goes to the node with the fewest.
+    """
     room = [node._replace(room=dict(node.room)) for node in nodes]
     spots: list[Spot] = []
     left: list[WorkerGroup] = []
@@ -101,8 +105,11 @@ def placed(
 
 
 def planned(engine: Engine) -> list[Spot]:
-    """Where a run's workers go: on the driver's node if it has room for all (unless they are to be spread), else
-    wherever something is free, else where they will have to wait for it. ConfigError for a worker that fits nowhere."""
+    """Where the workers of a run go.
+
+    They go to the driver's node if it has room for all of them (unless engine.placement=spread), else to nodes with
+    free resources, else to nodes where they have to wait. Raises ConfigError for a worker that fits on no node.
+    """
     nodes = cluster()
     workers = wanted(engine, nodes)
     if not workers:
@@ -124,7 +131,7 @@ def planned(engine: Engine) -> list[Spot]:
 
 
 class Placement:
-    """`spots`: where each worker goes."""
+    """A placement group of Ray, with a bundle for each worker. `spots`: where each worker goes."""
 
     def __init__(self, spots: list[Spot]) -> None:
         self.spots = spots
@@ -135,7 +142,7 @@ class Placement:
         return bool(ray.wait([self.group.ready()], timeout=seconds)[0])
 
     def of(self, bundle: int) -> Any:
-        """Where an actor goes that is this worker."""
+        """Ray's scheduling strategy for the actor of a worker. bundle: the worker's position in `spots`."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
     def leave(self) -> None:
@@ -143,7 +150,11 @@ class Placement:
 
 
 def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None]) -> Placement:
-    """ConfigError for what fits on no node, NoRoom for what is not free within `engine.wait` seconds."""
+    """Reserve the resources of all workers.
+
+    check: called while waiting; it may raise an exception to stop the run. log: log callback. Raises ConfigError if a
+    worker fits on no node, and NoRoom if the resources are not free within `engine.wait` seconds.
+    """
     end = time.monotonic() + engine.wait
     waits = False
     while True:
@@ -164,7 +175,7 @@ def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None]) 
 
 
 def lacking(spots: list[Spot]) -> str:
-    """What the workers would take, and what is free, of what they take all nodes together."""
+    """A clause with the resources that the workers need, and how much of each is free on all nodes."""
     asked: dict[str, float] = {}
     for spot in spots:
         for name, amount in spot.group.needs().items():
