@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray._private.utils import check_version_info
 
-from fedfleet.engine.backends.ray.connect import mismatch
+from fedfleet.engine.backends.ray.connect import version_mismatch
 from fedfleet.engine.backends.ray.placement import Node
 from fedfleet.tune.cluster.doctor import PACKAGES, look, of_node
 
@@ -17,7 +17,7 @@ def test_a_cluster_of_another_ray():
     theirs = {"ray_version": "2.9.0", "python_version": "3.9.1"}
     with pytest.raises(RuntimeError) as caught:
         check_version_info(theirs, "process 1", raise_on_mismatch=True)
-    said = mismatch(str(caught.value))
+    said = version_mismatch(str(caught.value))
     assert said.startswith("versions differ: the cluster has Ray: 2.9.0, Python: 3.9.1, here is Ray: ")
     assert said.endswith("; install the cluster's here, or use another")
     assert "\n" not in said

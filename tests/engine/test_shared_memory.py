@@ -40,7 +40,7 @@ def test_results_are_read_as_they_were_put(memory, there):
         assert memory.get(slot) is None
         result = arrays(slot)
         if there:
-            views = other.room(slot, SPECS)
+            views = other.space(slot, SPECS)
             for view, array in zip(views, result, strict=True):
                 view[...] = array
             result = views
@@ -53,7 +53,7 @@ def test_results_are_read_as_they_were_put(memory, there):
 
 
 def test_one_array_made_there_and_one_from_elsewhere(memory):
-    first, second = memory.room(1, SPECS)
+    first, second = memory.space(1, SPECS)
     first[...] = arrays(3.0)[0]
     second[...] = -1.0
     memory.put(1, (), [first, np.array(3.0)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ...engine.backends.ray.connect import TOKEN, answers, first_words
+from ...engine.backends.ray.connect import TOKEN, check_listening, first_bytes
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.runs.launch import new_run_id
 from ..keyboard import keyboard
@@ -37,8 +37,8 @@ def client(address: str) -> Any:
             raise ConfigError(f"--address must be the dashboard's http://HOST:PORT or auto, got {address!r}")
         host, colon, port = address.partition("//")[2].rstrip("/").rpartition(":")
         if colon and port.isdigit():
-            answers(f"{host}:{port}")
-            if address.startswith("http://") and not first_words(f"{host}:{port}", ASKED, 5).startswith(b"HTTP/"):
+            check_listening(f"{host}:{port}")
+            if address.startswith("http://") and not first_bytes(f"{host}:{port}", ASKED, 5).startswith(b"HTTP/"):
                 raise ConfigError(
                     f"--address {address}: what answers there is not the dashboard of a cluster; give the dashboard's "
                     "address that `ray start --head` printed"

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting Ray here; what goes wrong with it in a sentence."""
+"""Connecting to a Ray cluster, or starting Ray on this machine. What goes wrong becomes one sentence."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ...config.schema import Engine
 from ...errors import ConfigError
 
 STORE_BYTES = 2 * 2**30
-"""Object store of a Ray started here: data sets and models of a laptop's size; Ray spills to disk beyond."""
+"""Size of the object store if Ray is started here. It holds the data sets; Ray writes what does not fit to the disk."""
 ANSWER_SECONDS = 5.0
-"""What a cluster's port may take to accept a connection, and then for each answer; Ray itself waits for minutes."""
+"""Seconds that a cluster may take to accept a connection, and for each answer. Ray itself would wait for minutes."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""How a client of HTTP/2, which gRPC speaks, begins: the protocol's words and an empty frame of settings."""
+"""What a client of HTTP/2 sends first (gRPC uses HTTP/2): the protocol's words and an empty frame of settings."""
 SETTINGS = 4
-"""The type of the frame that a server of HTTP/2 begins with, in its fourth byte."""
+"""The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
 CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""A question that the head of any cluster can answer."""
+"""A call of gRPC that the head of every cluster can answer."""
 QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
@@ -44,17 +44,17 @@ def start_ray(run_spec: RunSpec) -> bool:
 
 
 def connect(engine: Engine) -> bool:
-    """Connect to Ray, starting it here unless an address is given; whether it was started (and is ours to stop).
+    """Connect to Ray, or start it here if no address is given. Returns whether it was started, and is ours to stop.
 
-    Raises ConfigError where the address cannot be joined or the workers do not fit.
+    Raises ConfigError if the address cannot be joined or the workers do not fit.
     """
     started = not ray.is_initialized()
     if started:
         if not engine.address:
             _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": gpus_or_cpus(engine, "gpus")})
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # workers are the work, not a background to it
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls that nobody looks at
+        os.environ.setdefault("RAY_worker_niceness", "0")  # the workers do the work of the machine
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls, which nobody reads
         with same_sigterm():
             if engine.address:
                 join(engine.address)
@@ -72,7 +72,7 @@ def connect(engine: Engine) -> bool:
 
 @contextmanager
 def same_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself as it starts, and ends the process there and then; the caller keeps its handler."""
+    """Keep the caller's handler of SIGTERM. Ray replaces it when it starts, and would end the process at once."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -80,25 +80,27 @@ def same_sigterm() -> Iterator[None]:
 
 
 def join(address: str) -> None:
-    """Connect to a running cluster: auto, ray://HOST:PORT, HOST:PORT. ConfigError says why that cannot be."""
-    found = own_cluster() or latest() if address == "auto" else address
+    """Connect to a running cluster. address: auto, HOST:PORT or ray://HOST:PORT. Raises ConfigError with the reason."""
+    found = own_cluster() or newest_cluster() if address == "auto" else address
     if found is not None:
-        answers(found, address)
-        is_ray(found, address)
+        check_listening(found, address)
+        check_is_ray(found, address)
     try:
         ray.init(address=found or address, **QUIET)
     except AuthenticationError:
         raise ConfigError(f"engine.address={address}: the cluster wants a token and none is here; {TOKEN}") from None
     except RuntimeError as error:
-        raise ConfigError(f"engine.address={address}: {mismatch(str(error))}") from None
+        raise ConfigError(f"engine.address={address}: {version_mismatch(str(error))}") from None
     except (ConnectionError, SystemExit) as error:
-        raise ConfigError(f"engine.address={address}: {refused(address, str(error))}") from None
+        raise ConfigError(f"engine.address={address}: {why_refused(address, str(error))}") from None
 
 
 def own_cluster() -> str | None:
-    """HOST:PORT of the cluster that this process is a job of, None where it is none. Ray tells a job an address too
-    (RAY_ADDRESS), which it looks for among all clusters of the machine, and which may be another's; the node's own
-    process (raylet), whose number is inherited, was started with the right one."""
+    """HOST:PORT of the cluster that this process is a job of; None if it is no job.
+
+    RAY_ADDRESS may name another cluster of the machine. The node's own process (raylet), whose process number a job
+    inherits, was started with the right address.
+    """
     raylet = os.environ.get("RAY_RAYLET_PID", "")
     try:
         words = Path(f"/proc/{int(raylet)}/cmdline").read_bytes().split(b"\0")
@@ -110,28 +112,28 @@ def own_cluster() -> str | None:
     return found[0] if found else None
 
 
-def latest() -> str | None:
-    """HOST:PORT that Ray would take for `auto`; None where it is for Ray to say."""
+def newest_cluster() -> str | None:
+    """HOST:PORT that Ray takes for `auto`; None if it finds none."""
     from ray._private import services
 
     try:
         return services.canonicalize_bootstrap_address("auto")
-    except Exception:  # whatever it is, ray.init says the same
+    except Exception:  # `ray.init` reports the same
         return None
 
 
-def spot(address: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT or ray://HOST:PORT; ConfigError for anything else."""
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT or ray://HOST:PORT. Raises ConfigError for anything else."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"engine.address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
     return host.strip("[]"), int(port)
 
 
-def answers(address: str, given: str = "") -> None:
-    """ConfigError where nothing listens. given: how the user wrote it."""
+def check_listening(address: str, given: str = "") -> None:
+    """Raise ConfigError if nothing listens at an address. given: the address as the user wrote it."""
     try:
-        socket.create_connection(spot(address), ANSWER_SECONDS).close()
+        socket.create_connection(split_address(address), ANSWER_SECONDS).close()
     except OSError as error:
         raise ConfigError(
             f"engine.address={given or address}: no cluster answers there ({error.strerror or error}); look at `ray "
@@ -139,11 +141,13 @@ def answers(address: str, given: str = "") -> None:
         ) from None
 
 
-def is_ray(address: str, given: str) -> None:
-    """ConfigError, within a few times ANSWER_SECONDS, where something listens that is no Ray: Ray itself would wait for
-    a quarter of an hour. given: how the user wrote it."""
+def check_is_ray(address: str, given: str) -> None:
+    """Raise ConfigError if what listens at an address is not Ray. given: the address as the user wrote it.
+
+    This takes a few times ANSWER_SECONDS at most; Ray itself would wait for a quarter of an hour.
+    """
     if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
-        return  # what listens wants certificates before it says anything
+        return  # the server wants certificates before it answers
     if not speaks_http2(address):
         raise ConfigError(
             f"engine.address={given}: something answers there, but it is no Ray; give the port that `ray start --head` "
@@ -157,31 +161,31 @@ def is_ray(address: str, given: str) -> None:
 
 
 def speaks_http2(address: str) -> bool:
-    """Whether the first thing that is said there is what a server of gRPC says first."""
-    told = first_words(address, PREFACE, 4)
-    return len(told) == 4 and told[3] == SETTINGS
+    """Whether the first bytes of the answer are those of a server of gRPC."""
+    answer = first_bytes(address, PREFACE, 4)
+    return len(answer) == 4 and answer[3] == SETTINGS
 
 
-def first_words(address: str, said: bytes, count: int) -> bytes:
-    """The first `count` bytes that are answered to what is said, fewer where no more come within ANSWER_SECONDS."""
-    end, told = time.monotonic() + ANSWER_SECONDS, b""
-    with suppress(OSError), socket.create_connection(spot(address), ANSWER_SECONDS) as line:
-        line.sendall(said)
-        while len(told) < count and (left := end - time.monotonic()) > 0:
+def first_bytes(address: str, question: bytes, count: int) -> bytes:
+    """The first `count` bytes of the answer to a question; fewer if no more come within ANSWER_SECONDS."""
+    end, answer = time.monotonic() + ANSWER_SECONDS, b""
+    with suppress(OSError), socket.create_connection(split_address(address), ANSWER_SECONDS) as line:
+        line.sendall(question)
+        while len(answer) < count and (left := end - time.monotonic()) > 0:
             line.settimeout(left)
-            more = line.recv(count - len(told))
+            more = line.recv(count - len(answer))
             if not more:
                 break
-            told += more
-    return told
+            answer += more
+    return answer
 
 
 def is_head(address: str) -> bool:
-    """Whether a server of gRPC knows the question for a cluster's id, whoever may ask it."""
+    """Whether a server of gRPC knows the call that asks for a cluster's id, even if it refuses the answer."""
     try:
         import grpc
     except ImportError:
-        return True  # it comes with ray[default] alone; then Ray itself finds out
+        return True  # grpc comes with ray[default] only; then Ray itself finds out
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(CLUSTER_ID, request_serializer=bytes, response_deserializer=bytes)
         try:
@@ -193,15 +197,15 @@ def is_head(address: str) -> bool:
 
 
 def token_found() -> bool:
-    """Whether this process shows a token."""
+    """Whether this process uses a token."""
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
     return is_token_auth_enabled()
 
 
-def mismatch(said: str) -> str:
-    """Of Ray's lines on two versions, or its first line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def version_mismatch(message: str) -> str:
+    """A sentence from Ray's message on two versions that differ; the first line of any other message."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     versions = [line for line in lines if line.startswith(("Ray:", "Python:"))]
     if len(versions) != 4:
         return lines[0] if lines else "Ray refused the connection"
@@ -209,8 +213,9 @@ def mismatch(said: str) -> str:
     return f"versions differ: the cluster has {theirs}, here is {ours}; install the cluster's here, or use another"
 
 
-def refused(address: str, said: str) -> str:
-    if address == "auto" or "Could not find any running Ray instance" in said:
+def why_refused(address: str, message: str) -> str:
+    """Why the connection failed, and the remedy. message: Ray's."""
+    if address == "auto" or "Could not find any running Ray instance" in message:
         return "no cluster runs on this machine; start one by `ray start --head`, or give its HOST:PORT"
     return (
         f"something listens there, but this Ray ({ray.__version__}) was not let in: if the cluster wants a token, "
@@ -219,7 +224,7 @@ def refused(address: str, said: str) -> str:
 
 
 def _fits(engine: Engine, have: Mapping[str, float]) -> None:
-    """Refuse what Ray could never place, before anything waits for it."""
+    """Raise ConfigError for workers that Ray could never place, before anything waits for them."""
     for key, resource in (("cpus", "CPU"), ("gpus", "GPU")):
         asked, granted = gpus_or_cpus(engine, key), have.get(resource, 0.0)
         if asked <= granted + 1e-9:
@@ -236,25 +241,29 @@ def _fits(engine: Engine, have: Mapping[str, float]) -> None:
 
 
 def gpus_or_cpus(engine: Engine, key: str) -> float:
-    """What all workers take together; auto takes what there is."""
+    """The number of processors or GPUs of all workers; 0 for workers: auto on a cluster, which takes what is there."""
     if engine.workers == "auto" and engine.address:
         return 0.0
     return sum(group.count * getattr(group, key) for group in engine.groups())
 
 
 def here() -> Any:
-    """On this node, for files and boards are its own: in the placement group that this process is in, whose bundles
-    are its workers' processors (a trial of a search), else anywhere on the node."""
+    """Ray's scheduling strategy for this node, whose files and shared memory are its own.
+
+    If this process is in a placement group (a trial of a search), its bundles are for the workers.
+    """
     group = get_current_placement_group()
     if group is not None:
         return PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    if client.is_connected():  # this process is no part of the cluster: its head is as good as any node
+    if client.is_connected():  # this process is outside the cluster, so that any node will do
         return "DEFAULT"
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def carried(address: str | None) -> dict[str, Any]:
-    """Options of an actor on a cluster that was there before: our variables go with it. (Where Ray was started here
-    they are inherited, and a process that has to set its own starts more slowly.)"""
+    """Options of an actor on a cluster that was there before: it gets our environment variables.
+
+    If Ray was started here, processes inherit them, and a process that must set its own starts more slowly.
+    """
     ours = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
     return {"runtime_env": {"env_vars": ours}} if address and ours else {}

@@ -1,15 +1,16 @@
-"""Memory that the driver and the workers of its node share: what is broadcast, and the tasks' results.
+"""Memory that a pool shares with its workers on one node. It holds the broadcast and the results of tasks.
 
-Workers pull tasks from it by themselves, so that a round costs a message a worker and not two a task, and results of
-megabytes cost a copy. (Through Ray's calls and its object store, tasks took 10 % of a round of LeNet clients on two
-cores.) The memory has no name in the file system and goes with the last process that has it open.
+Workers claim tasks in it by themselves. A round therefore costs one message per worker, and not two per task, and a
+result of some megabytes costs one copy. (With one Ray call per task and with Ray's object store, handing out tasks took
+10 % of a round of LeNet clients on two cores.) The memory has no name in the file system; the system removes it when
+the last process that has it open ends.
 
-Whoever sees a slot's flag must also see what was written before the flag was set, on processors that reorder stores
-(ARM) as well. Python has no such stores, but the kernel's lock of a file orders memory: a flag is only ever set while
-the memory's lock is held, and who has seen one takes the lock before reading on. The flag was set by a holder, so
-whoever takes the lock after having seen it takes it after that holder has released it; and all that was done before a
-lock's release is seen after it is acquired. The same holds of a pipe's write and read (`wakeup`), which is why orders
-and what is broadcast need no lock.
+A process that sees the flag of a slot must also see everything that was written before the flag was set, also on
+processors that reorder stores (ARM). Python has no instruction for this, but the kernel's lock of a file orders memory.
+A flag is set only while the memory's lock is held, and a process that has seen a flag takes the lock before it reads
+on. It can take the lock only after the process that set the flag has released it, and what was done before a lock is
+released is seen after it is taken. Writing to a pipe and reading from it (`wakeup`) orders memory in the same way, so
+orders and the broadcast need no lock.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ALIGNED = 64  # bytes, a cache line
+ALIGNED = 64  # bytes of a cache line
 FREE, DONE, WITHDRAWN = 0, -1, -2
-"""A slot's owner while nobody has claimed its task, once its result is there, and once nobody shall run it any more;
-else the worker's number + 1."""
+"""The owner of a slot while no worker has claimed its task, when its result is there, and when no worker shall claim it
+any more. Otherwise the owner is the number of the worker that has claimed the task, plus 1."""
 
 
 class Spec(NamedTuple):
-    """An array's shape and dtype."""
+    """The shape of an array, and its dtype as NumPy writes it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,7 +48,10 @@ class Spec(NamedTuple):
 
 
 def nameless(label: str) -> tuple[int, str]:
-    """(handle, how another process of this node opens it) of an empty file in memory that goes with its openers."""
+    """Make an empty file in memory. Returns its handle, and the path by which other processes of the node open it.
+
+    label: a name for lists of open files. The file is gone when no process has it open.
+    """
     handle = os.memfd_create(label)
     return handle, f"/proc/{os.getpid()}/fd/{handle}"
 
@@ -57,12 +61,12 @@ def aligned(size: int) -> int:
 
 
 class Address(NamedTuple):
-    """How another process of this node opens the memory, and its sizes in bytes."""
+    """How another process of the node opens the memory, and its sizes in bytes."""
 
     path: str
-    head: int  # what is broadcast
-    arrays: int  # a task's sums
-    reply: int  # what else it returns
+    head: int  # of the broadcast
+    arrays: int  # of the sums of a task
+    reply: int  # of everything else that a task returns
     slots: int
 
     @property
@@ -71,6 +75,12 @@ class Address(NamedTuple):
 
 
 class SharedMemory:
+    """The broadcast, and a slot for each task: its owner, its sums, and its reply.
+
+    A slot goes through these states: `open` (a worker may claim it), `claim`, `put` (its result is there). `withdraw`
+    ends an open slot.
+    """
+
     def __init__(self, address: Address) -> None:
         """Open a memory that `make` made, perhaps in another process."""
         self.address = address
@@ -78,51 +88,53 @@ class SharedMemory:
         self.memory = mmap.mmap(self.handle, address.total)
         self.owners = np.ndarray((address.slots,), np.int64, self.memory)
         self.head = aligned(8 * address.slots)
-        self.known: dict[tuple[int, tuple[Spec, ...]], list[np.ndarray]] = {}  # views, by where and what they are
+        self.known: dict[tuple[int, tuple[Spec, ...]], list[np.ndarray]] = {}  # (offset, specs) -> views
 
     @staticmethod
     def make(head: int, arrays: int, reply: int, slots: int) -> SharedMemory:
+        """Make a memory of these sizes, see `Address`."""
         handle, path = nameless("fedfleet-memory")
         address = Address(path, aligned(head), aligned(arrays), aligned(reply), slots)
         os.ftruncate(handle, address.total)
         memory = SharedMemory(address)
-        memory.keep = handle  # others reach it by this process's handle
+        memory.keep = handle  # other processes open it by this handle
         return memory
 
     keep: int | None = None
 
     def close(self) -> None:
-        """No process can open it any more; those that have, may still read."""
+        """Close the memory. No other process can open it any more; one that has it open can still read it."""
         for handle in (self.handle, self.keep):
             if handle is not None:
                 os.close(handle)
 
-    # --- what is broadcast ------------------------------------------------------------------------------------------
+    # --- the broadcast ------------------------------------------------------------------------------------------------
     def post(self, arrays: Sequence[np.ndarray]) -> tuple[Spec, ...]:
+        """Write the arrays of the broadcast; returns what `posted` needs to read them."""
         return self._write(self.head, arrays)
 
     def posted(self, specs: tuple[Spec, ...]) -> list[np.ndarray]:
-        """Copies."""
+        """Copies of the arrays of the broadcast."""
         return [view.copy() for view in self._views(self.head, specs)]
 
     # --- tasks ------------------------------------------------------------------------------------------------------
     def open(self, slots: Sequence[int]) -> None:
-        """Tasks to claim."""
+        """Allow workers to claim these slots."""
         with self._locked():
             self.owners[list(slots)] = FREE
 
     def claim(self, slots: Sequence[int], worker: int) -> int | None:
-        """The first of these slots that nobody has claimed, as its place among them."""
+        """Claim the first open one of these slots. Returns its index in `slots`, or None if no slot is open."""
         with self._locked():
-            for place, slot in enumerate(slots):
+            for index, slot in enumerate(slots):
                 if self.owners[slot] == FREE:
                     self.owners[slot] = worker + 1
-                    return place
+                    return index
             return None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time; the kernel frees the lock if its holder dies."""
+        """Hold the lock of the memory. The kernel releases it if the process dies."""
         fcntl.flock(self.handle, fcntl.LOCK_EX)
         try:
             yield
@@ -130,47 +142,47 @@ class SharedMemory:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
 
     def withdraw(self, slots: Sequence[int]) -> None:
-        """Nobody claims these tasks any more; those that are claimed already go on."""
-        fcntl.flock(self.handle, fcntl.LOCK_EX)
-        try:
+        """Close the slots that no worker has claimed yet. Workers finish the tasks that they have claimed."""
+        with self._locked():
             for slot in slots:
                 if self.owners[slot] == FREE:
                     self.owners[slot] = WITHDRAWN
-        finally:
-            fcntl.flock(self.handle, fcntl.LOCK_UN)
 
     def claimed_by(self, slot: int) -> int:
-        """The number of the worker that has claimed it and not finished; -1 for none."""
+        """The number of the worker that has claimed this slot and has not finished its task; -1 if there is none."""
         return int(self.owners[slot]) - 1 if self.owners[slot] > 0 else -1
 
-    def room(self, slot: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:
-        """Where `put` has such arrays: those that lie there already it does not copy."""
+    def space(self, slot: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:
+        """Views of the memory for the sums of a task. `put` need not copy sums that are made there."""
         return self._views(self._slot(slot), specs)
 
     def put(self, slot: int, reply: Any, arrays: Sequence[np.ndarray]) -> None:
-        """A task's result: arrays into their place, the rest as bytes; then it is done."""
+        """Write the arrays of a result, and a reply that can be pickled. ValueError if the reply is too long."""
         offset = self._slot(slot)
         specs = self._write(offset, arrays)
-        told = pickle.dumps((reply, specs), protocol=5)
-        at = offset + self.address.arrays
-        if len(told) + 8 > self.address.reply:
-            raise ValueError(f"a task's reply must fit in {self.address.reply} bytes, got {len(told)}")
-        self.memory[at : at + 8] = len(told).to_bytes(8, "little")
-        self.memory[at + 8 : at + 8 + len(told)] = told
+        content = pickle.dumps((reply, specs), protocol=5)
+        begin = offset + self.address.arrays
+        if len(content) + 8 > self.address.reply:
+            raise ValueError(f"a task's reply must fit in {self.address.reply} bytes, got {len(content)}")
+        self.memory[begin : begin + 8] = len(content).to_bytes(8, "little")
+        self.memory[begin + 8 : begin + 8 + len(content)] = content
         with self._locked():
             self.owners[slot] = DONE
 
     def get(self, slot: int) -> tuple[Any, list[np.ndarray]] | None:
-        """(reply, views of the arrays, good until the slot is written again), or None while it is not done."""
+        """The reply of a task and views of its arrays; None while the task is not done.
+
+        The views are valid until the slot is written again.
+        """
         if self.owners[slot] != DONE:
             return None
         with self._locked():
-            pass  # from here on all that `put` wrote is seen
+            pass  # after this, everything that `put` wrote is seen
         offset = self._slot(slot)
-        at = offset + self.address.arrays
-        size = int.from_bytes(self.memory[at : at + 8], "little")
-        # Bytes of this run's own processes, in memory that no other user can open.
-        reply, specs = pickle.loads(self.memory[at + 8 : at + 8 + size])
+        begin = offset + self.address.arrays
+        size = int.from_bytes(self.memory[begin : begin + 8], "little")
+        # A process of this run wrote these bytes, in memory that no other user can open.
+        reply, specs = pickle.loads(self.memory[begin + 8 : begin + 8 + size])
         return reply, self._views(offset, specs)
 
     def _slot(self, slot: int) -> int:
@@ -184,10 +196,10 @@ class SharedMemory:
         return specs
 
     def _views(self, offset: int, specs: tuple[Spec, ...]) -> list[np.ndarray]:
-        """Made once: a run asks for the same ones again and again."""
+        """Arrays that lie one after the other. They are made once, because a run asks for the same ones again."""
         views = self.known.get((offset, specs))
         if views is None:
             ends = np.cumsum([offset, *(spec.bytes for spec in specs)]).tolist()
-            views = [np.ndarray(*spec, self.memory, at) for spec, at in zip(specs, ends, strict=False)]
+            views = [np.ndarray(*spec, self.memory, begin) for spec, begin in zip(specs, ends, strict=False)]
             self.known[offset, specs] = views
         return views

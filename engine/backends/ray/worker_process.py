@@ -138,7 +138,7 @@ class WorkerProcess(Worker):
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """The shared memory for the task's sums, float64: sums that are made there need not be copied."""
-        views = self.shared_memory.room(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
+        views = self.shared_memory.space(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
         return [torch.from_numpy(view) for view in views]
 
 
