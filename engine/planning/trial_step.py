@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
 from enum import Enum
@@ -34,25 +35,25 @@ from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user
 from .execution_plan import plan_by_rule, worth_measuring
 
 CLIENTS, EXAMPLES = 2, 8
-"""Clients of the block that is tried, and examples of a batch at most: the rules do not depend on how many."""
+"""The number of clients that are tried together, and the largest batch: more would find nothing else."""
 ENTRIES = 10_000
-"""Values that are compared of an object's attributes, at most."""
+"""The largest number of attributes that are compared."""
 COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
 RULES = "docs/extending.md has the rules"
 
 under_way = False
-"""True while the trial runs, for code that has to tell its calls from those of a round."""
+"""True while a step is tried, for code that must tell these calls from those of a round."""
 
 
 class CodeRaised(Exception):
-    """The code raised by itself: no broken rule, and left to the run, which names the client."""
+    """A function raised an exception. That breaks no rule; it is left to the run, which names the client."""
 
 
 def try_step(run_spec: RunSpec, split: Split) -> None:
-    """Raise ConfigError where a function of the method or the workload's losses break a rule.
+    """Raise ConfigError if a function of the method, or the losses of the workload, break a rule.
 
-    The step runs on the CPU, on the first two clients of round 1, at most eight examples each: for one client twice,
-    and, where the run may vectorise, for both at once. Nothing of it is kept; generators are left as they were.
+    The step runs on the CPU, on the first two clients of round 1 with at most eight examples each: twice for one client
+    and, if the run may vectorise, once for both together. No result is kept, and the generators are restored.
     """
     global under_way
     threads = torch.get_num_threads()
@@ -72,7 +73,7 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
 
 
 def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
-    """Whether clients of this run may be run in blocks under vmap."""
+    """Whether the run may train clients in blocks under vmap."""
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     if not engine.vectorise or cohort < 2:
         return False
@@ -100,13 +101,14 @@ PLAIN = (
 
 
 class Attributes:
-    """The attributes of some objects, of their parts and of their classes, as they were."""
+    """A copy of the attributes of some objects, of the objects that they hold, and of their classes."""
 
     def __init__(self, *roots: Any) -> None:
         self.roots = roots
         self.before = self.now()
 
     def now(self) -> dict[str, Any]:
+        """The attributes as they are, by names such as "Leash.count"."""
         found: dict[str, Any] = {}
         seen: set[int] = set()
         for root in self.roots:
@@ -114,7 +116,7 @@ class Attributes:
         return found
 
     def changed(self) -> str:
-        """The name of an attribute that changed, as "Leash.count", or ""."""
+        """The name of an attribute that has changed since the copy; "" if none has."""
         now = self.now()
         for name, value in now.items():
             if name not in self.before or not equal(self.before[name], value):
@@ -128,7 +130,7 @@ class Attributes:
             found[name] = value
             return
         if id(value) in seen or isinstance(value, nn.Module | Stateless):
-            return  # a network's own attributes change as it is called
+            return  # the attributes of a network change when it is called
         seen.add(id(value))
         if isinstance(value, Tensor):
             found[name] = value.clone()
@@ -171,19 +173,19 @@ class Attributes:
 
 
 def slots_of(made: type) -> tuple[str, ...]:
+    """The names in a class's `__slots__`."""
     slots = vars(made).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def source_file(made: type) -> str:
-    import sys
-
+    """The file that defines a class."""
     return getattr(sys.modules.get(made.__module__), "__file__", None) or "<unknown>"
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
 def leaf_forms(state: Any, place: str = "") -> dict[str, str]:
-    """Each leaf's place and what it is, as {".trace": "float32 (10,)"}."""
+    """The type and shape of each leaf by its place in the state, such as {".trace": "float32 (10,)"}."""
     if isinstance(state, tuple | list):
         names = [f".{name}" for name in getattr(state, "_fields", ())] or [f"[{i}]" for i in range(len(state))]
         parts = zip(names, state, strict=True)
@@ -199,13 +201,14 @@ def leaf_forms(state: Any, place: str = "") -> dict[str, str]:
 
 
 def describe_leaf(leaf: Any) -> str:
+    """The type and shape of a leaf, or that it is no tensor."""
     if not isinstance(leaf, Tensor):
         return f"{leaf!r}, which is no tensor"
     return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
 
 
 def form_difference(old: Any, new: Any) -> str:
-    """In what two states' forms differ, or ""."""
+    """How the structure, types or shapes of two states differ; "" if they do not."""
     before, after = leaf_forms(old), leaf_forms(new)
     for place, what in after.items():
         if what.endswith("no tensor"):
@@ -216,21 +219,23 @@ def form_difference(old: Any, new: Any) -> str:
             return f"{place} was {before[place]}, becomes {what}"
     gone = next((f"{place}, {before[place]}, is no longer there" for place in before if place not in after), "")
     if not gone and pytree.tree_structure(old) != pytree.tree_structure(new):
-        return "it is built otherwise than before"
+        return "its structure is another one than before"
     return gone
 
 
 def copy_state(state: Any) -> Any:
+    """A state with copies of its tensors."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)
 
 
 def leaves_of(state: Any) -> list[Any]:
+    """The leaves of a state, in order."""
     return pytree.tree_leaves(state)
 
 
 # --- the trial --------------------------------------------------------------------------------------------------------
 class Trial:
-    """One pass of an algorithm's functions, each watched; `name` of a function is what messages call it."""
+    """Calls each function of an algorithm once as a round does, and checks every call. `name`: of a function."""
 
     def __init__(self, run_spec: RunSpec, split: Split, algorithm: Algorithm) -> None:
         self.run_spec, self.split, self.algorithm = run_spec, split, algorithm
@@ -238,7 +243,8 @@ class Trial:
         self.attributes = Attributes(algorithm, run_spec.workload)
 
     def run(self) -> None:
-        algorithm, plan = self.algorithm, self.run_spec.experiment.federation
+        """Try all functions, and a block of two clients. Raises ConfigError for a rule that is broken."""
+        algorithm = self.algorithm
         server = self.watch("server_init", algorithm.server_init, {"model": self.x})
         public = self.watch("broadcast", algorithm.broadcast, {"server's state": server})
         public = self.watch("unpack", algorithm.unpack, {"public state": public})
@@ -255,42 +261,48 @@ class Trial:
             return algorithm.client_step(public, client, local, oracle)
 
         after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
-        self.keeps_form("client_step", "local state", local, after, (step, (public, client, local, batch)))
+        self.check_form("client_step", "local state", local, after, (step, (public, client, local, batch)))
         finish = functools.partial(self.watch, "client_finish", algorithm.client_finish)
         sent, kept = finish({**given, "local state": after})
-        self.keeps_form(
+        self.check_form(
             "client_finish", "client's state", client, kept, (algorithm.client_finish, (public, client, after))
         )
         message = self.watch("decode", algorithm.decode, {"public state": public, "message": sent})
-        self.keeps_form(
+        self.check_form(
             "client_finish",
             "message",
             trainer.state_spec.message,
             message,
             (algorithm.client_finish, (public, client, after)),
         )
-        sums = [leaf.double() for leaf in leaves_of(message)]
-        mean, when = trainer.state_spec.mean(sums, 1.0, 1.0), Round(1, plan.rounds, plan.cohort, plan.clients)
-        update = lambda server, mean: algorithm.server_update(server, mean, when)  # noqa: E731
-        then = self.watch("server_update", update, {"server's state": server, "mean message": mean})
-        self.keeps_form("server_update", "server's state", server, then, (update, (server, mean)))
-        metrics = lambda server, mean: algorithm.server_metrics(server, mean, when)  # noqa: E731
-        self.watch("server_metrics", metrics, {"server's state": server, "mean message": mean})
-        self.watch("model", algorithm.model, {"server's state": then})
+        self.check_server(server, trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0))
         if may_vectorise(self.run_spec, self.split):
-            self.together(trainer, public, client, columns)
+            self.check_block(trainer, public, client, columns)
+
+    def check_server(self, server: Any, mean: Any) -> None:
+        """Try the functions of the server on its state before round 1. mean: the mean message."""
+        algorithm, federation = self.algorithm, self.run_spec.experiment.federation
+        first = Round(1, federation.rounds, federation.cohort, federation.clients)
+        given = {"server's state": server, "mean message": mean}
+        update = lambda server, mean: algorithm.server_update(server, mean, first)  # noqa: E731
+        updated = self.watch("server_update", update, given)
+        self.check_form("server_update", "server's state", server, updated, (update, (server, mean)))
+        metrics = lambda server, mean: algorithm.server_metrics(server, mean, first)  # noqa: E731
+        self.watch("server_metrics", metrics, given)
+        self.watch("model", algorithm.model, {"server's state": updated})
 
     def trainer(self) -> LocalTrainer:
+        """What runs the local steps of clients, with torch's kernels."""
         try:
             return LocalTrainer(self.algorithm, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         except Exception as error:
             raise CodeRaised from error
 
     def columns(self) -> dict[str, Tensor]:
-        """Batches of the first clients of round 1, (c, b, …) each; "key" (c,); "weight" (c, b) where some are short."""
-        plan, seed, train = self.run_spec.experiment.federation, self.run_spec.experiment.seed, self.split.train
-        clients = sample(seed, 1, plan.clients, plan.cohort)[:CLIENTS]
-        local = Local(steps=1, batch=plan.local.batch)
+        """Batches of the first clients: columns (c, b, …), "key" (c,), and "weight" (c, b) if some are short."""
+        federation, seed, train = self.run_spec.experiment.federation, self.run_spec.experiment.seed, self.split.train
+        clients = sample(seed, 1, federation.clients, federation.cohort)[:CLIENTS]
+        local = Local(steps=1, batch=federation.local.batch)
         drawn: Stream = stream(self.split.client_index, clients, np.zeros(len(clients)), local, seed)
         rows = drawn.rows[:, 0, :EXAMPLES].numpy()
         columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in train.items()}
@@ -301,7 +313,7 @@ class Trial:
 
     # --- one client -------------------------------------------------------------------------------------------------
     def watch(self, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
-        """The function's result; it is called twice. given: its arguments, as messages call them."""
+        """Call a function twice on copies, check the calls, and return the result. given: arguments by name."""
         inputs = copy_state(tuple(given.values()))
         drawn = generators()
         result = self.call(name, function, inputs)
@@ -323,6 +335,7 @@ class Trial:
         return result
 
     def call(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """Call a function. ConfigError if it changes a frozen object, CodeRaised for any other exception."""
         try:
             return function(*inputs)
         except FedFleetError:
@@ -338,7 +351,7 @@ class Trial:
             raise CodeRaised from error
 
     def refuse_draw(self, name: str, generator: str, run: Callable[[], Any]) -> None:
-        """Unless no line of the code can be found: then another thread of this process may have drawn."""
+        """Raise ConfigError with the line that draws. Without such a line, another thread may have drawn."""
         last = generators()
 
         def happened() -> bool:
@@ -356,6 +369,7 @@ class Trial:
         )
 
     def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any]) -> None:
+        """Raise ConfigError with the line that changes an attribute."""
         roots = Attributes(*self.attributes.roots)
         finder = LineFinder(lambda: bool(roots.changed()))
         finder.run(run)
@@ -368,6 +382,7 @@ class Trial:
         )
 
     def refuse_write(self, name: str, what: str, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        """Raise ConfigError with the line that writes into an argument."""
         inputs, old = copy_state(tuple(given.values())), leaves_of(tuple(given.values()))
         now = leaves_of(inputs)
         finder = LineFinder(lambda: not all(map(equal, old, now)))
@@ -379,8 +394,8 @@ class Trial:
             workload=finder.in_losses,
         )
 
-    def keeps_form(self, name: str, what: str, old: Any, new: Any, call: tuple[Callable[..., Any], Any]) -> None:
-        """call: the function and its arguments, to find the user's lines that returned the new state."""
+    def check_form(self, name: str, what: str, old: Any, new: Any, call: tuple[Callable[..., Any], Any]) -> None:
+        """Raise ConfigError if a state has another form than before. call: the function and its arguments."""
         if differs := form_difference(old, new):
             function, inputs = call
             self.refuse(
@@ -390,13 +405,14 @@ class Trial:
             )
 
     def returned(self, run: Callable[[], Any]) -> list[Line]:
-        """Lines on which the user's functions returned what `run` gave."""
+        """The last lines on which functions of the user returned, while `run` was called."""
         finder = LineFinder()
         finder.run(run)
         return list(dict.fromkeys(finder.returned))[-2:]
 
     # --- a block ----------------------------------------------------------------------------------------------------
-    def together(self, trainer: LocalTrainer, public: Any, client: Any, columns: dict[str, Tensor]) -> None:
+    def check_block(self, trainer: LocalTrainer, public: Any, client: Any, columns: dict[str, Tensor]) -> None:
+        """Raise ConfigError if two clients cannot be trained together under vmap."""
         count = len(columns["key"])
         if count < CLIENTS:
             return
@@ -425,20 +441,22 @@ class Trial:
         workload: bool = False,
         key: str = "",
     ) -> None:
+        """Raise ConfigError: what is wrong, the user's lines, and the remedy. workload: its losses are wrong."""
         at = f" ({'; '.join(map(str, lines))})" if lines else ""
         key = key or ("workload" if workload else "method")
         raise ConfigError(f"{key}: {what}{at}; {remedy}; {RULES}") from cause
 
 
 def in_losses(error: BaseException) -> bool:
+    """Whether an exception was raised below the losses of the workload."""
     traceback, last = error.__traceback__, None
     while traceback is not None:
         last, traceback = traceback.tb_frame, traceback.tb_next
     return called_from_losses(last)
 
 
-def vmap_rule_broken(said: str) -> str:
-    """torch's words on what cannot be vectorised, by the rule of ours that it breaks."""
+def vmap_rule_broken(message: str) -> str:
+    """The rule that is broken where torch says that something cannot be vectorised. message: torch's."""
     for words, rule in (
         (".item()", "a number is read from a tensor (.item(), float(), int(), tolist())"),
         ("data-dependent control flow", "a branch (if, while, and, or) goes by a tensor's value"),
@@ -448,6 +466,6 @@ def vmap_rule_broken(said: str) -> str:
         ("inplace arithmetic", "a tensor that all clients share is written to in place"),
         ("broadcast shape", "a tensor that all clients share is written to in place"),
     ):
-        if words in said:
+        if words in message:
             return rule
-    return f"torch says {said[:200]!r}"
+    return f"torch says {message[:200]!r}"
