@@ -21,10 +21,9 @@ ROWS = 256
 
 
 def columns(experiment: Experiment) -> list[str] | None:
-    """Columns of `rounds.parquet`; None where they cannot be told, since the small round itself fails.
+    """The columns that `rounds.parquet` will have; None if they are unknown, because the small round itself fails.
 
-    A cohort of two clients takes one local step each, on one row of its own, and the model is evaluated on a few rows
-    of the test set.
+    In the small round two clients take one local step each, on one row, and the model is evaluated on a few test rows.
     """
     plan = experiment.federation
     small = plan.model_copy(update={"cohort": min(2, plan.cohort), "local": Local(steps=1, batch=plan.local.batch)})
@@ -51,7 +50,7 @@ def columns(experiment: Experiment) -> list[str] | None:
 
 
 def little(split: Split) -> Split:
-    """Each client's first training row, and some test rows."""
+    """The split with the first training row of each client, and some of the test rows."""
     offsets, rows = split.client_index.offsets, split.client_index.rows
     client_index = ClientIndex(np.arange(len(offsets), dtype=np.int64), rows[offsets[:-1]])
     count = len(next(iter(split.test.values())))
@@ -60,9 +59,9 @@ def little(split: Split) -> Split:
 
 
 def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:
-    """ConfigError unless some of these experiments will record the column `name`, which `key` asks for.
+    """Raise ConfigError unless one of these experiments will record the column `name`, which `key` asks for.
 
-    others: names that `key` allows as well, and that are no columns of a run's record.
+    others: names that `key` allows although they are no columns of a record.
     """
     if name in others:
         return
@@ -72,5 +71,5 @@ def check_column(name: str, key: str, experiments: list[Experiment], others: Seq
         if found is None or name in found:
             return
         known.update(dict.fromkeys(found))
-    told = [column for column in known if not column.startswith("time/") or name.startswith("time/")]
-    raise ConfigError(f"{key}: no run will record {name}; {nearest(name, told)}")
+    candidates = [column for column in known if not column.startswith("time/") or name.startswith("time/")]
+    raise ConfigError(f"{key}: no run will record {name}; {nearest(name, candidates)}")
