@@ -7,8 +7,9 @@ READY := $(VENV)/.ready
 
 .PHONY: test test-long test-all demo slow chaos lint clean
 
-# A file of tests is one process's: its fixtures are made once.
-PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile
+# All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
+# tests/cluster/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	@$(PYTEST) -m "not long and not slow and not gpu"

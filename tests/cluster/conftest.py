@@ -73,6 +73,10 @@ def ended(process: subprocess.Popen[str], seconds: float = 240) -> dict[str, Any
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These first: a Cluster that goes takes along what this process knows of another Ray (`ray_here`)."""
+    """Tests of clusters come first, because a Cluster that ends takes along what its process knows of another Ray
+    (`ray_here`). All of them are long: each starts nodes of Ray."""
     here = Path(__file__).parent
     items.sort(key=lambda item: here not in item.path.parents)
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.long)

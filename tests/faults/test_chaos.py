@@ -11,6 +11,8 @@ import pytest
 from . import chaos
 from .chaos import POINTS, SAMPLE, Missed, NoDisk, Point, survive, undisturbed
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
