@@ -148,7 +148,7 @@ def test_the_same_of_an_id_that_python_gives(tmp_path):
 @pytest.mark.parametrize("file", ["mlflow.json"])
 @pytest.mark.parametrize("content", ANYTHING.values(), ids=ANYTHING)
 def test_what_names_the_run_in_mlflow_is_anything(file, content, tmp_path):
-    from fedfleet.tune.tracking.writer import kept
+    from fedfleet.tune.tracking.mlflow_writer import kept
 
     put(tmp_path / file, content)
     assert kept(tmp_path) == {}

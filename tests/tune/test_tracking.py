@@ -27,10 +27,10 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
+from fedfleet.tune.tracking.mlflow_writer import TOP, End, Writer
 from fedfleet.tune.tracking.run import MlflowTracker
 from fedfleet.tune.tracking.run_header import RunHeader, flatten
 from fedfleet.tune.tracking.stores import PATIENCE, store
-from fedfleet.tune.tracking.writer import TOP, End, Writer
 
 from .commands import COMMAND, invoke, shell, until
 
@@ -232,8 +232,8 @@ def flaky(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     Flaky.failures, Flaky.calls = failures, 0
     Flaky.steps.clear()
     Flaky.ended.clear()
-    monkeypatch.setattr("fedfleet.tune.tracking.writer.FLUSH_SECONDS", 0.0)
-    monkeypatch.setattr("fedfleet.tune.tracking.writer.open_store", lambda uri, experiment: (Flaky(), "0"))
+    monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.open_store", lambda uri, experiment: (Flaky(), "0"))
 
 
 def tried(calls: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.rounds.driver import Record
+from ..tracking.mlflow_writer import TOP, End, Writer
 from ..tracking.run_header import RunHeader, commit, header_of
 from ..tracking.stores import store
-from ..tracking.writer import TOP, End, Writer
 from .plan import Plan
 from .trial_source import SearchObserver, trial_folder
 from .trial_store import Trial

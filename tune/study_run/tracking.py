@@ -11,9 +11,9 @@ from ..report.charts import single
 from ..study.cells import Cell
 from ..study.folder import FINISHED, Folder
 from ..study.spec import Study
+from ..tracking.mlflow_writer import TOP, End, Writer
 from ..tracking.run_header import RunHeader, commit, header_of
 from ..tracking.stores import store
-from ..tracking.writer import TOP, End, Writer
 
 
 class StudyTracker:

@@ -10,9 +10,9 @@ from ...engine.errors import ConfigError, Diverged, Interrupted
 from ...engine.rounds.driver import Record
 from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
+from .mlflow_writer import TOP, End, Writer, kept
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
-from .writer import TOP, End, Writer, kept
 
 
 class MlflowTracker(Observer):
