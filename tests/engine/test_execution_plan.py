@@ -165,14 +165,14 @@ def test_the_first_within_noise_is_taken():
 
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
 def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
-    real = LocalTrainer.together
+    real = LocalTrainer.train_block
 
-    def together(self, public, client, steps, batches):
+    def train_block(self, public, client, steps, batches):
         if len(steps) > 2:
             raise error
         return real(self, public, client, steps, batches)
 
-    monkeypatch.setattr(LocalTrainer, "together", together)
+    monkeypatch.setattr(LocalTrainer, "train_block", train_block)
     run_spec = RunSpec.of("run", auto(kernels="torch"))
     ran = autotune.measure(run_spec, run_spec.split(), execution_plan.candidates(run_spec))
     assert list(ran) == [(1, "torch"), (2, "torch")]

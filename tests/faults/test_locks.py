@@ -266,10 +266,13 @@ def test_the_lock_is_free_once_its_holder_has_ended_in_any_way(way, tmp_path):
 def test_a_child_of_a_fork_does_not_keep_its_parents_lock(tmp_path):
     lock = Lock(tmp_path / "lock")
     assert lock.take()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(writing, b"1")  # the child has let go of its parent's locks before `fork` returned in it
         signal.pause()
     try:
+        assert os.read(reading, 1) == b"1"
         lock._close()  # as when this process died
         assert Lock(tmp_path / "lock").take()
     finally:
