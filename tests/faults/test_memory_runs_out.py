@@ -40,7 +40,7 @@ from tests.faults.runs import Watch
 
 def limit():
     holes, mib = int(sys.argv[2]), int(sys.argv[3])
-    memory.give_back()
+    memory.release_freed_memory()
     with open("/proc/self/statm") as told:
         size = int(told.read().split()[0]) * resource.getpagesize() + (holes + 8) * (mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -100,7 +100,7 @@ def speed_of(name: str, command: list[str]) -> float:
         return float(median(found) if isinstance(found, list) else found)
     except (IndexError, ValueError, KeyError, TypeError):
         last = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
-        raise FedFleetError(f"{name} did not log its clients_per_s: {last[-1]}") from None
+        raise FedFleetError(f"{name} did not print its clients_per_s: {last[-1]}") from None
 
 
 def with_execution_plan(made: Experiment) -> tuple[Experiment, str]:
