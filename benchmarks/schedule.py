@@ -197,7 +197,7 @@ class SimulatedAgent:
             found = []
             while self.finished and self.finished[0][0] + CALL <= self.clock.now:
                 found.append(heapq.heappop(self.finished)[-1])
-            return News([], found)
+            return News([], found, self.cluster.workers)
 
         return Reference(end, news)
 
@@ -224,7 +224,9 @@ class SimulatedPool(cluster_pool.ClusterPool):
             worker_requests = [WorkerRequest(group, None)] * cluster.workers
             actor = SimulatedAgent(clock, cluster, local)
             self.agents.append(
-                cluster_pool.Agent(str(node), str(node), self.locations.add(), group, worker_requests, actor, None)
+                cluster_pool.Agent(
+                    str(node), str(node), self.locations.add(), group, worker_requests, actor, None, cluster.workers
+                )
             )
 
     def _grow(self) -> None: ...
