@@ -146,6 +146,7 @@ def test_a_label_that_is_no_class_is_told():
         outcome(fedavg(Sgd(0.1)), CHAINS["mlp"], "chain", batches, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}], ids=["steps", "epochs"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_whole_runs(name, local, ray_here):

@@ -9,6 +9,8 @@ from fedfleet.engine import run
 
 from .setups import quadratic
 
+pytestmark = pytest.mark.long
+
 LINE = {"preset": "counterexample"}
 TWO = {"clients": 2, "cohort": 2, "rounds": 400, "local": {"steps": 1, "batch": 1}}
 

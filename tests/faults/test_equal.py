@@ -12,6 +12,8 @@ from fedfleet.engine.errors import DriverDied
 
 from .runs import METHODS, Watch, kill_driver, plan, rule, same, small, visitor
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 7
 
 

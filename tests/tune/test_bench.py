@@ -26,6 +26,7 @@ def found(*lines: tuple[Line, list[Pair]]):
     return {line.name: (line, made) for line, made in lines}
 
 
+@pytest.mark.long
 def test_times_the_engine_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     chart = tmp_path / "chart.png"

@@ -21,6 +21,8 @@ from fedfleet.tune.search.trial_store import TrialStore, storage_url
 from .commands import COMMAND, until
 from .test_search import EXCESS, spec
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 400
 """Of a trial: seconds, so that a signal comes in the middle of one."""
 

@@ -138,6 +138,7 @@ def equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert {key: r["model_sha256"] for key, r in found.items()} == {k: r["model_sha256"] for k, r in expected.items()}
 
 
+@pytest.mark.long
 def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     """SIGKILL in the middle: the processes that run cells die too, what is done stays done, and the end is that of no
     kill."""
@@ -159,6 +160,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     assert len(children(tmp_path, "out")) == 8
 
 
+@pytest.mark.long
 def test_interrupted_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     file = written(tmp_path, tune={"each": "cell"})
     process = started(tmp_path, file)
@@ -201,6 +203,7 @@ METHODS = {"bad": bad}
 """
 
 
+@pytest.mark.long
 def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
     (tmp_path / "bad.py").write_text(BAD)
     methods = {how: {"name": "bad", "how": how} for how in ("raises", "dies", "explodes")}
