@@ -256,7 +256,8 @@ class WorkerPool(Pool):
                 yield finished.outcome
                 if release:
                     self.release(finished)
-            self.listen()
+            if self.waiting or self.under_way:  # else nothing will come, and listening would only take its time
+                self.listen()
 
     def begin(self, call: Call, broadcast: Broadcast, release: bool = True) -> None:
         """Begin a phase, after all outcomes of the one before. release: nobody reads the earlier results any more."""
