@@ -1,7 +1,8 @@
 """The tables of methods and parts that experiments choose by name. Importing this module imports no torch.
 
 A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS,
-TRACKERS). A value is a callable, or an entry that says where the callable is and, in one line, what it is.
+TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS). A value is a callable, or an entry that says where the callable is and,
+in one line, what it is.
 """
 
 from __future__ import annotations
@@ -173,3 +174,32 @@ BALLS = {
     "svd": Entry(_HERE + "parts.muon:Svd", "exact"),
     "identity": Entry(_HERE + "parts.muon:Identity", "no orthogonalisation"),
 }
+
+_AGGREGATION = _HERE + "aggregation."
+
+AGGREGATORS = {
+    "mean": Entry(_AGGREGATION + "contract:Mean", "the mean of the messages"),
+    "median": Entry(_AGGREGATION + "median:Median", "the median of each coordinate"),
+    "trimmed_mean": Entry(_AGGREGATION + "trimmed_mean:TrimmedMean", "f values left out on each side of a coordinate"),
+    "meamed": Entry(_AGGREGATION + "meamed:Meamed", "the mean of the S - f values nearest to the median"),
+    "geometric_median": Entry(
+        _AGGREGATION + "geometric_median:GeometricMedian", "the point with the least sum of distances to the messages"
+    ),
+    "krum": Entry(_AGGREGATION + "krum:Krum", "the message that is closest to its neighbours"),
+    "multi_krum": Entry(_AGGREGATION + "krum:MultiKrum", "the mean of the messages that are closest to others"),
+    "bulyan": Entry(_AGGREGATION + "bulyan:Bulyan", "selection by Krum, then the mean around the median"),
+    "mda": Entry(_AGGREGATION + "mda:Mda", "the mean of the S - f messages of least diameter"),
+    "caf": Entry(_AGGREGATION + "caf:Caf", "rows lose weight along the direction of largest variance"),
+    "clipped_clustering": Entry(
+        _AGGREGATION + "clipped_clustering:ClippedClustering", "the larger of two clusters by angle, norms bounded"
+    ),
+}
+
+PREAGGREGATORS = {
+    "nnm": Entry(_AGGREGATION + "nnm:Nnm", "every message becomes the mean of those nearest to it"),
+    "bucketing": Entry(_AGGREGATION + "bucketing:Bucketing", "means of s messages in a random order"),
+    "clip": Entry(_AGGREGATION + "clip:ClipRows", "messages of bounded norm"),
+    "arc": Entry(_AGGREGATION + "arc:Arc", "messages shortened to the norm of one of the longest"),
+}
+
+ATTACKS: dict[str, Entry] = {}

@@ -95,6 +95,10 @@ class MethodFailed(FedFleetError):
     """A function of the method that runs on the server raised an exception."""
 
 
+class TooFewMessages(FedFleetError):
+    """So many clients were left out of a round that the rule of aggregation cannot be applied to the rest."""
+
+
 class EvaluationFailed(FedFleetError):
     """The evaluation of a slice of the test set failed twice."""
 

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "algorithms": (r"algorithms\b", r"workloads\.(counted|entry)$"),
     "workloads": (r"workloads\b",),
-    "engine": (r"engine\b", r"algorithms\.(contract|tree|parts\.orthogonal)$", r"workloads\.(base|counted)$"),
+    "engine": (
+        r"engine\b",
+        r"algorithms\.(contract|tree|parts\.orthogonal|aggregation\.contract)$",
+        r"workloads\.(base|counted)$",
+    ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }
 """folder -> patterns of the modules it may import, as in the layout of the design."""
@@ -33,6 +37,7 @@ ROOMS = [
     "cohorts",
     "records",
     "state",
+    "aggregation",
     "clients",
     "planning",
     "backends",

@@ -271,6 +271,9 @@ KINDS = {
     "rules": "RULES",
     "balls": "BALLS",
     "compressions": "COMPRESSIONS",
+    "aggregators": "AGGREGATORS",
+    "preaggregators": "PREAGGREGATORS",
+    "attacks": "ATTACKS",
     "experiments": "",
     "studies": "",
 }

@@ -14,7 +14,7 @@ from ..memory import is_out_of_memory
 from ..reduction.tree import PartialSum, TaskResult, TreeShape
 from ..user_code import error_summary
 
-Call = Literal["train", "evaluate"]
+Call = Literal["train", "evaluate", "aggregate"]
 Kind = Literal["client", "memory", "worker"]
 CAUSE_CHARACTERS = 2000
 """Of a failure's cause; the whole text is in the traceback."""
@@ -64,7 +64,7 @@ def environmental(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Phase:
-    """Tasks that all do the same: the local training of one round's cohort, or an evaluation.
+    """Tasks that all do the same: the local training of one round's cohort, a pass over its messages, or an evaluation.
 
     broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
     repeated: these tasks, or parts of them, have run before in this round and failed.

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm
+from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex, Columns
+from ..aggregation.message_rows import MessageRows
+from ..aggregation.passes import PassTask
+from ..aggregation.vectors import Vector, vector_leaves, vectors_of
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
@@ -29,7 +32,7 @@ from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
 from .evaluation import ClientGroup, TestSlice, evaluate_clients, evaluate_test_rows
-from .local_training import LocalTrainer
+from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
 
 
@@ -76,6 +79,29 @@ class StreamedBatches:
         )
 
 
+class CollectedMessages:
+    """The messages of a round, which workers write to rows of files."""
+
+    def __init__(self, folder: str, message: Message, vectors: list[Vector]) -> None:
+        self.files, self.vectors = MessageRows(folder, vector_leaves(message)), vectors
+
+    def write(self, rows: np.ndarray | int, message: Message) -> np.ndarray:
+        """Write the messages of c clients to their rows, (c,), or the message of one client. Returns the squared norms
+        of the vectors, (c, V) float64."""
+        leaves = vector_leaves(message)
+        if np.ndim(rows) == 0:
+            leaves = [leaf.unsqueeze(0) for leaf in leaves]
+        numbers = np.atleast_1d(rows).tolist()
+        self.files.write(numbers, leaves)
+        flat = [leaf.reshape(len(numbers), -1) for leaf in leaves]
+        norms2 = np.zeros((len(numbers), len(self.vectors)))
+        for number, vector in enumerate(self.vectors):
+            for span in vector.spans:
+                part = flat[span.leaf][:, span.begin : span.end]
+                norms2[:, number] += torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().cpu().numpy()
+        return norms2
+
+
 class Worker:
     """Runs the tasks of one run in one process: local training and evaluation."""
 
@@ -90,6 +116,7 @@ class Worker:
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
+        self.messages: dict[bool, CollectedMessages] = {}  # by warm_start, where the run collects messages
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
         self.public: tuple[int, Any] = (-1, None)  # (version of the broadcast, public state)
@@ -97,7 +124,9 @@ class Worker:
         self.gather_seconds = 0.0  # of the task under way
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
-        """Run a task of a phase. call: "train" or "evaluate"."""
+        """Run a task of a phase. call: "train", "evaluate" or "aggregate"."""
+        if call == "aggregate":
+            return self.aggregate(task)
         return self.train(task, broadcast) if call == "train" else self.evaluate(task, broadcast)
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -115,7 +144,9 @@ class Worker:
         seed, native = self.run_spec.experiment.seed, self.kernels != "torch"
         batches = stream(self.data.client_index, task.clients, task.visits, local, seed, native)
         stream_seconds = time.perf_counter() - began
-        accumulator = Accumulator(trainer.state_spec, len(task.cuts), self.kernels, self.memory)
+        collects = self.layout.messages and self._collected(task.warm_start)
+        added_up = trainer.state_spec.facts_only() if collects else trainer.state_spec
+        accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
         begin = 0
         for end in task.cuts:
             self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
@@ -164,6 +195,7 @@ class Worker:
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.steps[block]
         result = trainer.train_block(public, clients, steps, lambda k: self._block_batch(batches, block, k))
+        result = self._collect(result, task, block, accumulator)
         accumulator.add_block(result, steps.numpy(), task.weights[block])
         self._save_states(accumulator, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
 
@@ -186,6 +218,7 @@ class Worker:
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.steps[position : position + 1].numpy()
         result = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, position))
+        result = self._collect(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
         self._save_states(accumulator, lambda rows: rows.write_one(int(task.write[position]), result.client))
 
@@ -212,6 +245,36 @@ class Worker:
         if self.layout.digests:
             accumulator.clients.setdefault("digest", []).append(digests)
         accumulator.times["state"] += time.perf_counter() - began
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+    def _collect(
+        self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: Accumulator
+    ) -> LocalResult:
+        """In a run that collects messages: write those of some clients to their rows, and return the result without
+        them. clients: positions in the task, or one of them."""
+        if not self.layout.messages:
+            return result
+        began = time.perf_counter()
+        norms2 = self._collected(task.warm_start).write(task.position[clients], result.message)
+        accumulator.clients.setdefault("norms2", []).append(norms2)
+        accumulator.times["reduce"] += time.perf_counter() - began
+        return result._replace(message=Message((), (), result.message.facts))
+
+    def _collected(self, warm_start: bool) -> CollectedMessages:
+        if warm_start not in self.messages:
+            method = self.run_spec.method()
+            algorithm = method.warm_start if warm_start else method
+            assert algorithm is not None
+            message = StateSpec(algorithm, self.x).message
+            vectors = vectors_of(message, self.run_spec.stage.rule.vectors, len(self.run_spec.buffers))
+            self.messages[warm_start] = CollectedMessages(self.layout.messages, message, vectors)
+        return self.messages[warm_start]
+
+    @torch.no_grad()
+    def aggregate(self, task: PassTask) -> TaskResult:
+        """A part of a pass over the messages of the round."""
+        self.beat()
+        return task.run(self._collected(task.round == 0).files, self.run_spec.stage.rule)
 
     # --- batches --------------------------------------------------------------------------------------------------
     def _block_batch(self, batches: Stream, block: slice, k: int) -> dict[str, Tensor]:

@@ -66,6 +66,10 @@ def task_edges(blocks: int) -> list[int]:
     return sorted({0, *np.rint(shares / shares[-1] * blocks).astype(int).tolist()})
 
 
+TaskColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""visits, weights, read, write and position of some clients, (c,) each; see `TrainingTask`."""
+
+
 class TrainingTask(NamedTuple):
     """A task with what the driver knows of its clients; the arrays are (c,)."""
 
@@ -76,6 +80,7 @@ class TrainingTask(NamedTuple):
     weights: np.ndarray  # of each client's delta; those of a cohort sum to its size
     read: np.ndarray  # the row of each client's state in the store, -1 for a first visit
     write: np.ndarray  # the row for its new state
+    position: np.ndarray  # of each client in the cohort, in ascending client number: the row of its message
     branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
 
     @staticmethod
@@ -86,7 +91,7 @@ class TrainingTask(NamedTuple):
         is in ascending order."""
         positions = np.searchsorted(sampled, task.clients)
         visits, weights, read, write = (column[positions] for column in columns)
-        return TrainingTask(task, *when, visits, weights, read, write)
+        return TrainingTask(task, *when, visits, weights, read, write, positions)
 
     @property
     def index(self) -> int:
@@ -111,9 +116,13 @@ class TrainingTask(NamedTuple):
         Blocks keep their number, also those without clients: sums are added in the same order whoever is absent.
         """
         cuts = tuple(int((positions < cut).sum()) for cut in self.cuts)
-        columns = (self.visits[positions], self.weights[positions], self.read[positions], self.write[positions])
         task = ClientTask(self.index, self.clients[positions], cuts)
-        return TrainingTask(task, self.round, self.warm_start, *columns, self.branch)
+        return TrainingTask(task, self.round, self.warm_start, *self.columns_of(positions), self.branch)
+
+    def columns_of(self, clients: Any) -> TaskColumns:
+        """The columns of some clients. clients: their positions in the task, or a slice."""
+        columns = (self.visits, self.weights, self.read, self.write, self.position)
+        return tuple(column[clients] for column in columns)  # pyright: ignore[reportReturnType]
 
     def blocks(self, branch: TreeNode, begin: int, end: int) -> TrainingTask:
         """The task's blocks [begin, end), which are those below `branch` of its tree."""
@@ -121,8 +130,7 @@ class TrainingTask(NamedTuple):
         cuts = tuple(cut - first for cut in self.cuts[begin:end])
         clients = slice(first, self.cuts[end - 1])
         task = ClientTask(self.index, self.clients[clients], cuts)
-        columns = (self.visits[clients], self.weights[clients], self.read[clients], self.write[clients])
-        return TrainingTask(task, self.round, self.warm_start, *columns, branch)
+        return TrainingTask(task, self.round, self.warm_start, *self.columns_of(clients), branch)
 
 
 @dataclass(frozen=True)
@@ -134,19 +142,20 @@ class PackedTasks:
 
     tasks: list[tuple[int, tuple[int, ...], TreeNode | None]]  # (index, cuts, branch)
     when: tuple[int, bool]  # (round, warm_start)
-    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write; each (clients of all tasks,)
+    columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write, position; each (clients of all tasks,)
 
     @staticmethod
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
         tasks = [(work.index, work.cuts, work.branch) for work in works]
-        columns = zip(*((w.task.clients, w.visits, w.weights, w.read, w.write) for w in works), strict=True)
+        columns = zip(*((w.task.clients, *w.columns_of(slice(None))) for w in works), strict=True)
         return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)))
 
     def __getitem__(self, position: int) -> TrainingTask:
         index, cuts, branch = self.tasks[position]
         begin = sum(before[-1] for _, before, _ in self.tasks[:position])
-        clients, visits, weights, read, write = (column[begin : begin + cuts[-1]] for column in self.columns)
-        return TrainingTask(ClientTask(index, clients, cuts), *self.when, visits, weights, read, write, branch)
+        clients, visits, weights, read, write, positions = (column[begin : begin + cuts[-1]] for column in self.columns)
+        task = ClientTask(index, clients, cuts)
+        return TrainingTask(task, *self.when, visits, weights, read, write, positions, branch)
 
 
 class Broadcast(NamedTuple):

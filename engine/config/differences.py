@@ -18,6 +18,8 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
+DEFAULTS = {"aggregate": "mean"}
+"""Settings that a configuration may lack, and the values that they then have."""
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -25,7 +27,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
     A different number of rounds counts only if a schedule depends on it.
     """
-    a, b = flatten(old), flatten(new)
+    a, b = flatten({**DEFAULTS, **old}), flatten({**DEFAULTS, **new})
     found = []
     for key in sorted(a.keys() | b.keys()):
         if a.get(key) == b.get(key) or key in FREE_KEYS or key.startswith(FREE_SECTIONS):

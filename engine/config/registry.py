@@ -1,9 +1,9 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
-A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS). They
-map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does
-(`summary`). The project's own parts are found in the same way as everybody else's, by entry points of the group
-"fedfleet.plugins".
+A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
+AGGREGATORS, PREAGGREGATORS, ATTACKS). They map names to callables, or to entries that say where a callable is (`build`,
+"module:attribute") and what it does (`summary`). The project's own parts are found in the same way as everybody else's,
+by entry points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -30,7 +30,19 @@ from ..user_code import location_clause, plugin_errors
 from .finite import check_finite, may_be_infinite
 
 GROUP = "fedfleet.plugins"
-TABLES = ("METHODS", "RULES", "BALLS", "COMPRESSIONS", "WORKLOADS", "MODELS", "PARTITIONS", "TRACKERS")
+TABLES = (
+    "METHODS",
+    "RULES",
+    "BALLS",
+    "COMPRESSIONS",
+    "WORKLOADS",
+    "MODELS",
+    "PARTITIONS",
+    "TRACKERS",
+    "AGGREGATORS",
+    "PREAGGREGATORS",
+    "ATTACKS",
+)
 
 
 class Plugin(NamedTuple):
@@ -188,7 +200,12 @@ class Registry:
             raise ConfigError(f"{path}: {name} cannot be built: {error}{location_clause(error)}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
-        """An argument as its annotation requires. Where the annotation names a kind of part, the part is built."""
+        """An argument as its annotation requires. Where the annotation names a kind of part, the part is built; where
+        it names a tuple of parts, each of them is."""
+        member = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple and typing.get_args(hint) else None
+        if hasattr(member, "table"):
+            several = value if isinstance(value, list | tuple) else [value]
+            return tuple(self._value(member, one, path) for one in several)
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         records: list[Any] = [o for o in options if is_dataclass(o) and not hasattr(o, "table")]
         if records and isinstance(value, Mapping) and "name" not in value:

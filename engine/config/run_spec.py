@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...algorithms.aggregation.contract import Aggregator, Stage
 from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
@@ -106,7 +107,18 @@ class RunSpec:
             check_finite(self.experiment.method, "method")
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
-        return Buffered(built, len(self.buffers)) if self.buffers else built
+        built = Buffered(built, len(self.buffers)) if self.buffers else built
+        return built if self.stage.clip is None else self.stage.clip.wrap(built)
+
+    @cached_property
+    def stage(self) -> Stage:
+        """What happens between the clients' messages and the server's update."""
+        rule = self.registry.build("AGGREGATORS", self.experiment.aggregate, "aggregate")
+        if not isinstance(rule, Aggregator):
+            raise ConfigError(
+                f"aggregate: {self.experiment.aggregate!r} is not an aggregator; give a name or an Aggregator"
+            )
+        return Stage(rule)
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:

@@ -271,6 +271,8 @@ class Experiment(Section):
     `plugins`: paths of .py files or names of modules with the user's own parts; one string or a list (default: none).
     `workload`: data, model and loss. `method`: the federated algorithm. Both are a name, a name with arguments as in
     {name: digits, model: mlp}, or in Python an object that is already built. Both are required.
+    `aggregate`: the rule that makes one message of those of a cohort, by its name in the table AGGREGATORS, or a name
+    with arguments as in {name: multi_krum, f: 4, before: [nnm]} (default mean).
     `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
     """
 
@@ -279,6 +281,7 @@ class Experiment(Section):
     plugins: tuple[str, ...] = ()
     workload: Any
     method: Any
+    aggregate: Any = "mean"
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
     evaluate: Evaluate = Field(default_factory=Evaluate)
@@ -290,7 +293,7 @@ class Experiment(Section):
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("workload", "method")
+    @field_validator("workload", "method", "aggregate")
     @classmethod
     def _named(cls, value: Any) -> Any:
         if isinstance(value, dict) and not isinstance(value.get("name"), str):
@@ -301,10 +304,10 @@ class Experiment(Section):
 
     def plain(self) -> dict[str, Any]:
         """The experiment as data that YAML can hold. Objects that are already built become their representation."""
-        data = self.model_dump(mode="python", exclude={"workload", "method"})
+        data = self.model_dump(mode="python", exclude={"workload", "method", "aggregate"})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
-        for key in ("workload", "method"):
+        for key in ("workload", "method", "aggregate"):
             value = getattr(self, key)
             data[key] = value if isinstance(value, str | dict) else repr(value)
         return data

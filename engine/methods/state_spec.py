@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -39,6 +40,14 @@ class StateSpec:
         ]
         """For each leaf of the message: whether it is averaged with the federation's client weights or uniformly."""
 
+    def facts_only(self) -> StateSpec:
+        """The same, for messages without anything but their facts, where the rest is not added up."""
+        other = copy(self)
+        other.message = Message((), (), self.message.facts)
+        other.message_spec = pytree.tree_structure(other.message)
+        other.weighted = [False] * len(pytree.tree_leaves(other.message))
+        return other
+
     @property
     def down(self) -> int:
         """Bytes that one client receives per round, without buffers."""
@@ -70,13 +79,14 @@ class StateSpec:
         `count`: clients in the sums, the divisor of uniformly averaged leaves. `weight`: the sum of their weights, the
         divisor of weighted leaves.
         """
-        samples = pytree.tree_leaves(self.message)
         divisors = [weight if weighted else count for weighted in self.weighted]
-        means = [
-            (total / divisor).to(sample.device, sample.dtype)
-            for total, divisor, sample in zip(sums, divisors, samples, strict=True)
-        ]
-        return pytree.tree_unflatten(means, self.message_spec)
+        return self.converted([total / divisor for total, divisor in zip(sums, divisors, strict=True)])
+
+    def converted(self, leaves: list[Tensor]) -> Message:
+        """The message with these leaves, in the dtypes and on the devices of the method's messages."""
+        samples = pytree.tree_leaves(self.message)
+        found = [leaf.to(sample.device, sample.dtype) for leaf, sample in zip(leaves, samples, strict=True)]
+        return pytree.tree_unflatten(found, self.message_spec)
 
 
 def without_known(public: Any) -> Any:

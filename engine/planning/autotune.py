@@ -100,4 +100,6 @@ def first_clients(run_spec: RunSpec, data: Data, block: int) -> TrainingTask:
     cuts = [min(end, len(clients)) for end in range(size, len(clients) + size, size)]
     count, no_rows = len(clients), np.full(len(clients), -1)
     task = ClientTask(0, clients, tuple(cuts))
-    return TrainingTask(task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), no_rows, no_rows)
+    return TrainingTask(
+        task, 1, False, np.zeros(count, dtype=np.int64), np.ones(count), no_rows, no_rows, np.arange(count)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...algorithms.contract import Algorithm, Message, Round, Server
+from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
+from ..aggregation.message_rows import capacity, make_rows
+from ..aggregation.passes import PassTask
+from ..aggregation.vectors import vector_leaves
 from ..backends.base import Phase, Pool
 from ..clients.evaluation import evaluation_columns
 from ..clients.worker import keep_freed_memory
@@ -29,10 +32,21 @@ from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
+from ..reduction.tree import TaskResult
 from ..state.checkpoint import Checkpoints, Snapshot
-from ..state.retention import check_usable, make_checkpoints, make_table, release_disk, reserve_disk, verify_rows
+from ..state.retention import (
+    check_usable,
+    make_checkpoints,
+    make_table,
+    message_folder,
+    release_disk,
+    reserve_disk,
+    verify_rows,
+)
+from ..state.row_files import remove_files
 from ..state.table import Table
 from ..user_code import plugin_errors
+from .aggregation import Aggregated, StageRunner, StageState
 from .divergence import check, growth_limit
 from .retry import Retry
 
@@ -62,23 +76,37 @@ class Driver:
         self.cohorts = CohortSampler(
             experiment.seed, self.federation, data.client_index, run_spec.block(x.flat.numel())
         )
+        self.stage = StageRunner(run_spec, self._run_pass)
         self._begin()
         self.version = 0  # of the last broadcast
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         self.consistent = True  # False in the middle of a commit
         self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
+        if self.stage.collects:
+            self._make_message_rows()
         self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
-        reserve_disk(run_spec, pytree.tree_leaves(self.server))
+        reserve_disk(run_spec, pytree.tree_leaves((self.server, self.stage_state)))
 
     @torch.no_grad()
     def _begin(self) -> None:
         """Take the state before round 1."""
         self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
+        self.stage_state = self.stage.init(self.state_spec)
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
+
+    def _make_message_rows(self) -> None:
+        """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
+        folder, cohort = str(message_folder(self.run_spec)), self.federation.cohort
+        leaves = vector_leaves(self.state_spec.message)
+        make_rows(folder, capacity(cohort, False), cohort, leaves, self.stage.rule.called)
+        if (warm_start := self.method.warm_start) is not None:
+            leaves, clients = vector_leaves(StateSpec(warm_start, self.model()).message), self.federation.clients
+            make_rows(folder, capacity(clients, False), clients, leaves, self.stage.rule.called)
+        self.table.layout = self.table.layout._replace(messages=folder)
 
     def start(self, make_pool: Callable[[Table], Pool]) -> None:
         """Start the workers. make_pool: starts them, given the table of client states."""
@@ -100,6 +128,7 @@ class Driver:
             self.pool.close()
         if self.checkpoints is not None:
             self.checkpoints.finish()
+        remove_files(self.table.layout.messages)
         if self.run_spec.experiment.engine.keep_state or (self.checkpoints is not None and self.checkpoints.pinned):
             return
         self.table.remove()
@@ -153,8 +182,8 @@ class Driver:
         started = time.perf_counter()
         everyone, tasks = self.cohorts.all_clients()
         state_spec = StateSpec(method, self.model())
-        mean, totals = self._train(method, state_spec, 0, everyone, tasks)
-        round = self._round(0, len(everyone) - len(totals.dropped))
+        mean, totals, round = self._train(method, state_spec, 0, everyone, tasks)
+        mean = mean.mean
         with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, round)
         self.table.commit(totals.digests(everyone), totals.dropped)
@@ -179,10 +208,8 @@ class Driver:
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
         sampled, tasks = self.cohorts.cohort(number)
-        mean, totals = self._train(self.method, self.state_spec, number, sampled, tasks)
-        trained = time.perf_counter()
-        count = len(sampled) - len(totals.dropped)
-        round = self._round(number, count)
+        aggregated, totals, round = self._train(self.method, self.state_spec, number, sampled, tasks)
+        trained, mean, count = time.perf_counter(), aggregated.mean, round.cohort
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
             server = self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
@@ -195,6 +222,7 @@ class Driver:
             **traffic_columns(self.state_spec, len(sampled), count),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
+            **aggregated.columns,
             "time/server": updated - trained,
             **self.pool.facts(),
         }
@@ -204,7 +232,7 @@ class Driver:
         record["time/seconds"] = time.perf_counter() - started
         for column, value in warm_start.items():
             record[column] += value
-        self._commit(server, sampled, totals, record)
+        self._commit(server, aggregated.state, sampled, totals, record)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients)
         return record
@@ -213,19 +241,22 @@ class Driver:
         """The round, as a method's server functions receive it. cohort: the number of clients in the mean."""
         return Round(number, self.federation.rounds, cohort, self.federation.clients)
 
-    def _commit(self, server: Server, sampled: np.ndarray, totals: RoundTotals, record: Record) -> None:
-        """Make the outcome of a round the state of the run: the server, the client states, the record."""
+    def _commit(
+        self, server: Server, stage_state: StageState, sampled: np.ndarray, totals: RoundTotals, record: Record
+    ) -> None:
+        """Make the outcome of a round the state of the run: the server, the stage, the client states, the record."""
         self.consistent = False
         self.table.commit(totals.digests(sampled), totals.dropped)
-        self.server, self.round = server, self.round + 1
+        self.server, self.stage_state, self.round = server, stage_state, self.round + 1
         self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
         self.records.append(record)
         self.consistent = True
 
     def _train(
         self, method: Algorithm, state_spec: StateSpec, number: int, sampled: np.ndarray, tasks: list[ClientTask]
-    ) -> tuple[Message, RoundTotals]:
-        """Have the workers train the sampled clients. Returns (the mean message, the totals of the round).
+    ) -> tuple[Aggregated, RoundTotals, Round]:
+        """Have the workers train the sampled clients. Returns (the mean message, or what the rule of aggregation gives
+        in its place; the totals of the round; the round).
 
         method: with its settings of this round. number: the round, 0 for the pass over all clients. sampled: (S,) in
         ascending order. Raises ClientFailed if all clients were dropped.
@@ -244,9 +275,17 @@ class Driver:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
             )
-        leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
-        count = len(sampled) - len(totals.dropped)
-        return state_spec.mean(leaves, count, totals.facts["weight"]), totals
+        round = self._round(number, len(sampled) - len(totals.dropped))
+        state = self.stage.init(state_spec) if number == 0 else self.stage_state
+        return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
+
+    def _run_pass(self, tasks: Sequence[PassTask]) -> Iterator[TaskResult]:
+        """Run a pass over the messages of the round."""
+        self.version += 1
+        phase = Phase("aggregate", tasks, Broadcast(self.version, []), tree_shape(tasks))
+        for result in self.retry.run(phase):
+            assert isinstance(result, TaskResult)
+            yield result
 
     def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
         """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
@@ -289,7 +328,7 @@ class Driver:
         self.log_lines += self.checkpoints.finish()
         if self.round in self.checkpoints.pinned:
             return
-        leaves = [leaf.clone() for leaf in pytree.tree_leaves(self.server)]
+        leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
@@ -314,9 +353,10 @@ class Driver:
         snapshot, lines = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
         self.log_lines += lines
         snapshot = check_usable(snapshot, self.run_spec, lines)
-        spec = pytree.tree_structure(self.server)
-        device = self.run_spec.device
-        self.server = pytree.tree_unflatten([leaf.to(device) for leaf in snapshot.server], spec)
+        spec, device = pytree.tree_structure(self.server), self.run_spec.device
+        server, stage_state = snapshot.server[: spec.num_leaves], snapshot.server[spec.num_leaves :]
+        self.server = pytree.tree_unflatten([leaf.to(device) for leaf in server], spec)
+        self.stage_state = pytree.tree_unflatten(stage_state, pytree.tree_structure(self.stage_state))
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         self.log(f"resumes after round {self.round}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...workloads.base import Classification, Workload
+from ..aggregation.planning import check_stage
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config import memory_errors
@@ -55,6 +56,7 @@ def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, 
     method, x = run_spec.method(), run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
         StateSpec(method, x)
+    check_stage(run_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:

@@ -99,11 +99,18 @@ def state_folder(run_spec: RunSpec) -> Path:
     return Path(tempfile.gettempdir()) / f"fedfleet-{run_spec.run_id}"
 
 
+def message_folder(run_spec: RunSpec) -> Path:
+    """The folder of the messages of the round under way."""
+    folder = state_folder(run_spec)
+    return folder.with_name(f"{folder.name}-messages")
+
+
 def discard(run_spec: RunSpec, complete: bool = True) -> None:
     """Remove the client states and checkpoints of a run that is complete, or that has no checkpoint to resume from."""
     if run_spec.experiment.engine.keep_state or (not complete and run_spec.directory and written(run_spec.directory)):
         return
     remove_files(str(state_folder(run_spec)))
+    remove_files(str(message_folder(run_spec)))
     if run_spec.directory:
         remove_all(run_spec.directory)
     if run_spec.directory and complete and (folder := run_spec.experiment.checkpoint.folder):

@@ -38,6 +38,7 @@ class StateLayout(NamedTuple):
     capacity: int  # the number of rows
     narrow: bool  # whether floating-point numbers are stored as bfloat16
     digests: bool  # whether workers return the digests of the rows that they write
+    messages: str = ""  # the folder of the messages of a round, "" where workers add them up
 
 
 class RowFiles:

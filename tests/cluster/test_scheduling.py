@@ -110,7 +110,9 @@ def test_rows_are_where_they_were_written_or_copied():
 def work(index: int, rows: list[int]) -> TrainingTask:
     count = len(rows)
     task = ClientTask(index, np.arange(count), (count,))
-    return TrainingTask(task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100)
+    return TrainingTask(
+        task, 1, False, np.zeros(count), np.ones(count), np.array(rows), np.arange(count) + 100, np.arange(count)
+    )
 
 
 def test_a_node_gets_what_it_has_before_what_others_have():
@@ -154,7 +156,7 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
     scheduler = Scheduler(locations, steps)
     scheduler.begin(TreeShape([1] * len(steps)), row_bytes=0, sum_bytes=0)
     for index in range(len(steps)):
-        scheduler.put(TrainingTask(ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 4))
+        scheduler.put(TrainingTask(ClientTask(index, np.array([index]), (1,)), 1, False, *[np.full(1, -1)] * 5))
     workers = [PretendedWorker(speed) for speed in told]
     under_way: list[tuple[float, PretendedWorker, Any]] = []
 

@@ -20,7 +20,7 @@ def task_of(run_spec: RunSpec, data: Data, clients: np.ndarray) -> TrainingTask:
     plan = run_spec.experiment.federation
     tasks = plan_tasks(clients, data.client_index.sizes[clients], plan.local, len(clients))
     none = np.full(len(clients), -1)
-    return TrainingTask(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), none, none)
+    return TrainingTask(tasks[0], 1, False, np.zeros(len(clients), dtype=np.int64), np.ones(len(clients)), *[none] * 3)
 
 
 @pytest.mark.parametrize("local", [STEPS, EPOCHS], ids=["steps", "epochs"])

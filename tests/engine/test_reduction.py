@@ -26,7 +26,7 @@ def values(count: int, seed: int = 0) -> list[np.ndarray]:
 
 def work(index: int, blocks: int) -> TrainingTask:
     task = ClientTask(index, np.arange(blocks), tuple(range(1, blocks + 1)))
-    return TrainingTask(task, 1, False, *[np.zeros(blocks)] * 4)
+    return TrainingTask(task, 1, False, *[np.zeros(blocks)] * 5)
 
 
 BLOCKS = [[1], [3], [1, 1], [5, 3, 1], [1] * 11, [7, 4, 4, 2, 1, 1, 1], [16, 16, 9, 2]]

@@ -45,7 +45,7 @@ class Federation:
         works = []
         for task in tasks:
             at = np.searchsorted(sampled, task.clients)
-            columns = (self.visits[task.clients], np.ones(len(at)), read[at], write[at])
+            columns = (self.visits[task.clients], np.ones(len(at)), read[at], write[at], at)
             works.append(TrainingTask(task, self.number, False, *columns))
             stream(self.parts, task.clients, columns[0], LOCAL, 0)
         self.table.commit(np.zeros((COHORT, DIGEST), dtype=np.uint8))

@@ -127,7 +127,7 @@ def by_hand(chosen: Any, without: int) -> dict[str, Any]:
         for task in tasks:
             count = len(task.clients)
             none, rows = np.zeros(count, dtype=np.int64), fresh[np.searchsorted(sampled, task.clients)]
-            work = TrainingTask(task, 1, False, none, np.ones(count), none - 1, rows)
+            work = TrainingTask(task, 1, False, none, np.ones(count), none - 1, rows, none)
             rest = np.flatnonzero(task.clients != without)
             shared = Broadcast(1, [leaf.numpy() for leaf in pytree.tree_leaves(server.public)])
             sums = worker.train(work.subset(rest) if len(rest) < count else work, shared)

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ....workloads.base import ClientIndex
+from ...aggregation.planning import collects, result_bytes
+from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
@@ -162,12 +164,15 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
     methods = [each for each in (method, method.warm_start) if each is not None]
     specs = [StateSpec(each, x) for each in methods]
     sums = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.message)) for spec in specs)
+    if collects(run_spec):
+        sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
     clients = plan.clients if len(methods) > 1 else plan.cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
     failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8
-    return public, sums, failure + 128 * max(clients, rows), MOST_TASKS
+    per_client = 128 + 16 * len(vector_leaves(specs[0].message)) * collects(run_spec)
+    return public, sums, failure + per_client * max(clients, rows), MOST_TASKS
 
 
 def bytes_of(leaf: Any) -> int:

@@ -1,0 +1,36 @@
+"""ARC, adaptive robust clipping: messages are shortened to the norm of one of the longest.
+
+Allouah et al., 2024, arXiv:2405.14432. With k = floor(2 f (S - f) / S) the bound is the (k + 1)-th largest norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .contract import Before, Reads, Rows
+from .norm_clipping import factors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arc(Before):
+    """f: Byzantine messages to stand, by default the rule's."""
+
+    f: int | None = None
+
+    reads: ClassVar[tuple[Reads, ...]] = ("norms",)
+    called: ClassVar[str] = "ARC"
+    condition: ClassVar[str] = "2 f < S"
+    scales: ClassVar[bool] = True
+
+    def fewest(self, f: int) -> int:
+        return 2 * f + 1
+
+    def faults(self, f: int) -> int:
+        return f if self.f is None else self.f
+
+    def matrix(self, rows: Rows) -> np.ndarray:
+        k = 2 * rows.f * (rows.count - rows.f) // rows.count
+        return np.diag(factors(rows.norms, float(np.sort(rows.norms)[::-1][k]), None))

@@ -1,0 +1,50 @@
+"""Bulyan: messages that Krum selects one after another, then the mean around the median of each coordinate.
+
+El Mhamdi, Guerraoui, Rouault, ICML 2018, arXiv:1802.07927.
+
+    theta = S - 2 f times: move Krum's choice among the rows that are left to the selected ones
+    answer: in each coordinate the mean of the theta - 2 f selected values that are nearest to their median
+
+Near the end Krum counts one neighbour, and the two rows of the nearest pair always tie: the answer depends on the order
+of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from .contract import Aggregator, Decision, Faults, Reads, Rows
+from .krum import Neighbours, neighbour_count, scores
+from .meamed import mean_around_median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bulyan(Aggregator):
+    """f: Byzantine messages to stand. neighbours: of Krum's scores."""
+
+    f: Faults
+    neighbours: Neighbours = "n-f-2"
+
+    by: ClassVar[Literal["weights", "columns"]] = "columns"
+    reads: ClassVar[tuple[Reads, ...]] = ("gram",)
+    called: ClassVar[str] = "Bulyan"
+    condition: ClassVar[str] = "S >= 4 f + 3"
+    takes_weights: ClassVar[bool] = False
+
+    def fewest(self, f: int) -> int:
+        return 4 * f + 3
+
+    def decide(self, rows: Rows, state: Any) -> Decision:
+        left, selected = list(range(rows.count)), []
+        distances2 = rows.distances2
+        for _ in range(rows.count - 2 * rows.f):
+            among = distances2[np.ix_(left, left)]
+            found = scores(among, neighbour_count(self.neighbours, len(left), rows.f))
+            selected.append(left.pop(int(np.argmin(found))))
+        return Decision(chosen=np.array(selected))
+
+    def columns(self, x: np.ndarray, f: int) -> np.ndarray:
+        return mean_around_median(x, 2 * f)

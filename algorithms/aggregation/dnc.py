@@ -1,0 +1,74 @@
+"""DnC, divide and conquer: messages that stand out along the direction in which the messages vary most are left out.
+
+Shejwalkar, Houmansadr, NDSS 2021. `iterations` times, on `dimension` coordinates that are drawn at random:
+
+    v: the top right singular vector of the centred S x b matrix;  s_i = <x_i - mean, v>^2
+    good: the S - floor(c f) rows of least s
+
+The answer is the mean of the rows that are good every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ...workloads import counted
+from .contract import Aggregator, Decision, Faults, Reads, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dnc(Aggregator):
+    """f: Byzantine messages to stand. c: floor(c f) rows are left out each time. dimension: coordinates that are looked
+    at, all of them if a vector has fewer."""
+
+    f: Faults
+    c: float = 1.0
+    iterations: int = 1
+    dimension: int = 10_000
+
+    reads: ClassVar[tuple[Reads, ...]] = ("values",)
+    called: ClassVar[str] = "DnC"
+
+    def __post_init__(self) -> None:
+        if not (self.c >= 0 and self.iterations >= 1 and self.dimension >= 1):
+            raise ValueError(
+                "c >= 0, iterations >= 1 and dimension >= 1 must hold, got "
+                f"c={self.c}, iterations={self.iterations}, dimension={self.dimension}"
+            )
+
+    def refuses(self, rows: int, f: int) -> str:
+        out = int(self.c * f)
+        if self.iterations * out < rows:
+            return ""
+        return f"DnC needs iterations * floor(c f) < S, got {self.iterations} * {out} with S={rows}; lower aggregate.f"
+
+    def draw(self, rows: Rows, iteration: int) -> np.ndarray:
+        """(b,) the coordinates of one iteration, in ascending order."""
+        if rows.length <= self.dimension:
+            return np.arange(rows.length)
+        generator = counted.numpy_generator(int(rows.key), "dnc", iteration)
+        return np.sort(generator.choice(rows.length, self.dimension, replace=False, shuffle=False))
+
+    def places(self, rows: Rows) -> np.ndarray:
+        return np.unique(np.concatenate([self.draw(rows, iteration) for iteration in range(self.iterations)]))
+
+    def decide(self, rows: Rows, state: Any) -> Decision:
+        assert rows.values is not None
+        known, good = self.places(rows), np.ones(rows.count, dtype=bool)
+        for iteration in range(self.iterations):
+            x = rows.values[:, np.searchsorted(known, self.draw(rows, iteration))]
+            outlying = squared_projections(x - x.mean(axis=0))
+            kept = np.argsort(outlying, kind="stable")[: rows.count - int(self.c * rows.f)]
+            good &= np.isin(np.arange(rows.count), kept)
+        return Decision(np.where(good, rows.weights, 0.0) / rows.weights[good].sum())
+
+
+def squared_projections(x: np.ndarray) -> np.ndarray:
+    """(S,) the squared projections of the rows of x on its top right singular vector, by the eigenvectors of x x'."""
+    rows = torch.from_numpy(x)
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    return np.square(vectors[:, -1].numpy()) * max(0.0, float(values[-1]))

@@ -1,0 +1,1 @@
+"""What Byzantine clients send in place of their messages."""

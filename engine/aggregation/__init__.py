@@ -1,0 +1,1 @@
+"""Messages of a round as rows of files, and what workers compute from them: Gram matrices, sums, columns."""

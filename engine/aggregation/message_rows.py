@@ -1,0 +1,106 @@
+"""The messages of a round on the disk: a row for each client, in sparse files like those of client states.
+
+A row consists of the bytes of the message's vectors, one leaf after another. The rows are scratch: no checkpoint has
+them, and the next round overwrites them. Behind the rows of the cohort are further ones, for what Byzantine clients
+send and for vectors that a rule looks at like messages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import StoreFull
+from ..state.row_files import locate, make_files, paths, positions_by_file
+from .vectors import Span
+
+FURTHER = 6
+"""Rows for vectors that are no messages: what a rule remembers, a trusted update, directions of an attack."""
+
+
+def capacity(cohort: int, attacked: bool) -> int:
+    """The number of rows that a round with so many clients may need."""
+    return cohort * (2 if attacked else 1) + FURTHER
+
+
+class MessageRows:
+    """The open files of messages, as one process uses them."""
+
+    def __init__(self, folder: str, leaves: Sequence[Tensor]) -> None:
+        """leaves: the vectors of a message, for their shapes and dtypes."""
+        self.dtypes = [leaf.dtype for leaf in leaves]
+        self.numpy_dtypes = [torch.empty(0, dtype=dtype).numpy().dtype for dtype in self.dtypes]
+        sizes = [leaf.numel() * leaf.element_size() for leaf in leaves]
+        self.offsets = [0, *np.cumsum(sizes).tolist()]
+        self.width = self.offsets[-1]
+        self.files = [os.open(path, os.O_RDWR) for path in paths(folder)]
+
+    def __del__(self) -> None:
+        for file in getattr(self, "files", []):
+            os.close(file)
+
+    def write(self, rows: Sequence[int], leaves: Sequence[Tensor]) -> None:
+        """Write c messages. leaves: (c, …) each."""
+        columns = [self._bytes(leaf, dtype, len(rows)) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
+        for place, row in enumerate(rows):
+            self._transfer(os.pwritev, row, 0, [column[place] for column in columns])
+
+    @staticmethod
+    def _bytes(leaf: Tensor, dtype: torch.dtype, count: int) -> np.ndarray:
+        stored = leaf.detach().to("cpu", dtype).contiguous()
+        return stored.view(-1).view(torch.uint8).numpy().reshape(count, -1)
+
+    def read(self, rows: Sequence[int] | np.ndarray, span: Span) -> np.ndarray:
+        """(c, n): the numbers of a span in c rows, in the leaf's dtype."""
+        found = np.empty((len(rows), span.length), dtype=self.numpy_dtypes[span.leaf])
+        offset = self.offsets[span.leaf] + span.begin * found.itemsize
+        memory = found.view(np.uint8)
+        for place, row in enumerate(rows):
+            self._transfer(os.preadv, int(row), offset, [memory[place]])
+        return found
+
+    def write_span(self, row: int, span: Span, values: np.ndarray) -> None:
+        """Write the numbers of a span, (n,), into one row."""
+        stored = np.ascontiguousarray(values, dtype=self.numpy_dtypes[span.leaf])
+        self._transfer(os.pwritev, row, self.offsets[span.leaf] + span.begin * stored.itemsize, [stored.view(np.uint8)])
+
+    def _transfer(self, call: Any, row: int, offset: int, memory: list[np.ndarray]) -> None:
+        number, position = locate(row)
+        left = [piece for piece in memory if len(piece)]
+        begin = position * self.width + offset
+        while left:
+            moved = call(self.files[number], left, begin)
+            if not moved:
+                raise OSError(f"row {row} of the messages ends early")
+            begin += moved
+            while left and moved >= len(left[0]):
+                moved -= len(left[0])
+                left = left[1:]
+            if moved:
+                left = [left[0][moved:], *left[1:]]
+
+
+def make_rows(folder: str, count: int, clients: int, leaves: Sequence[Tensor], called: str) -> None:
+    """Make the files for `count` rows, and reserve their space on the disk. Raises StoreFull.
+
+    clients: of a round, for the message. called: the rule or the attack that reads the messages.
+    """
+    width = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    make_files(folder, count, width)
+    files = paths(folder)
+    try:
+        for number, positions in positions_by_file(range(count)):
+            if width:
+                with open(files[number], "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, positions.stop * width)
+    except OSError as error:
+        raise StoreFull(
+            f"aggregate: {called} reads the messages of a round at once, {clients} of {width:,} bytes; their files "
+            f"take {count * width:,} bytes, and {folder} has no room for them ({error.strerror}); lower "
+            "federation.cohort, use norm_clipping or sign_vote, or set engine.store to a larger disk"
+        ) from error

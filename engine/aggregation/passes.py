@@ -1,0 +1,157 @@
+"""The passes over the rows of a round's messages. A pass consists of tasks, each of which goes through some pieces.
+
+What a task gives follows from the rows and the pieces alone, and the pieces follow from the configuration. Parts of a
+Gram matrix are added in the order of a tree over the tasks. So the bits do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...algorithms.aggregation.contract import Aggregator
+from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
+from .message_rows import MessageRows
+from .sorting import sort_columns
+from .vectors import Piece
+
+
+class RowsOf(NamedTuple):
+    """The rows of one vector that a pass reads.
+
+    rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
+    their columns are looked at, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
+    the answer is compared, or None.
+    """
+
+    rows: np.ndarray
+    weights: np.ndarray | None = None
+    matrix: np.ndarray | None = None
+    f: int = 0
+    scale: float = 1.0
+    mean: np.ndarray | None = None
+
+
+class PassTask(NamedTuple):
+    """A task of a pass. what: of the pass. vectors: for each vector what is read, the same for all tasks of a pass."""
+
+    index: int
+    what: str
+    pieces: tuple[Piece, ...]
+    vectors: tuple[RowsOf | None, ...]
+    round: int
+    branch: None = None
+
+    @property
+    def description(self) -> str:
+        """The task in words, for log lines."""
+        return f"round {self.round}, {self.what} of the messages, task {self.index}"
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the vectors that the task's pieces belong to, in order."""
+        return list(dict.fromkeys(piece.vector for piece in self.pieces))
+
+    def run(self, files: MessageRows, rule: Aggregator) -> TaskResult:
+        """The task's result: `leaves` has what `what` says."""
+        return TaskResult(self.index, PASSES[self.what](self, files, rule), {})
+
+
+def gram(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+    """For each vector of the task its part of the Gram matrix, (S, S)."""
+    found: dict[int, torch.Tensor] = {}
+    for piece in task.pieces:
+        of = task.vectors[piece.vector]
+        assert of is not None
+        part = inner_products(torch.from_numpy(files.read(of.rows, piece.span)).to(torch.float64))
+        found[piece.vector] = found[piece.vector] + part if piece.vector in found else part
+    return [np.triu(part.numpy()) + np.triu(part.numpy(), 1).T for part in found.values()]
+
+
+def inner_products(x: torch.Tensor) -> torch.Tensor:
+    """(S, S): the inner products of the rows of x; the lower triangle is not computed throughout.
+
+    The rows are cut in two, which saves a quarter of the products.
+    """
+    half = len(x) // 2
+    if half < 8:
+        return x @ x.T
+    found = x.new_zeros(len(x), len(x))
+    found[:half] = x[:half] @ x.T
+    found[half:, half:] = x[half:] @ x[half:].T
+    return found
+
+
+def weighted_sums(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+    """See `answers`: the sums of the rows with their weights."""
+
+    def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
+        assert of.weights is not None
+        return weighted_sum(of.weights, x)
+
+    return answers(task, files, answer)
+
+
+def columns(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+    """See `answers`: the rule's answers to sorted columns."""
+
+    def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
+        x = x if of.matrix is None else np.stack([weighted_sum(weights, x) for weights in of.matrix])
+        return rule.columns(sort_columns(x), of.f) * of.scale
+
+    return answers(task, files, answer)
+
+
+def answers(task: PassTask, files: MessageRows, answer: Callable[[RowsOf, np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    """For each piece the answer, (C,) float64; then (V, 2): for each vector of the task |answer - mean|^2 and |mean|^2
+    over the pieces that decide."""
+    found = []
+    apart = {number: np.zeros(2) for number in task.numbers}
+    for piece in task.pieces:
+        of = task.vectors[piece.vector]
+        assert of is not None
+        x = files.read(of.rows, piece.span)
+        mean = None if of.mean is None or piece.follows else weighted_sum(of.mean, x)
+        found.append(answer(of, x))
+        if mean is not None:
+            apart[piece.vector] += [np.square(found[-1] - mean).sum(), np.square(mean).sum()]
+    return [*found, np.stack(list(apart.values()))]
+
+
+def weighted_sum(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """(C,) float64: the sum of weights[i] x[i]; rows with weight 0 are left out.
+
+    Products are rounded before they are added, row after row, so that the bits do not depend on the number of columns.
+    """
+    total = np.zeros(x.shape[1])
+    product = np.empty(x.shape[1])
+    for weight, row in zip(weights.tolist(), x, strict=True):
+        if weight:
+            np.multiply(row, weight, out=product)
+            total += product
+    return total
+
+
+PASSES: dict[str, Any] = {
+    "Gram matrix": gram,
+    "weighted sum": weighted_sums,
+    "columns": columns,
+}
+
+
+def add_grams(tasks: Sequence[PassTask], results: Iterable[TaskResult]) -> dict[int, np.ndarray]:
+    """For each vector its Gram matrix, from the parts that the tasks give, in the order of a tree over the tasks."""
+    members: dict[int, list[int]] = {}
+    for task in tasks:
+        for number in task.numbers:
+            members.setdefault(number, []).append(task.index)
+    reducers = {
+        number: TreeReducer[np.ndarray](TreeShape([1] * len(indices)), np.add) for number, indices in members.items()
+    }
+    for result in results:
+        for number, part in zip(tasks[result.index].numbers, result.leaves or [], strict=True):
+            reducers[number].put(TreeNode(0, members[number].index(result.index)), np.array(part))
+    return {number: reducer.total() for number, reducer in reducers.items()}

@@ -1,0 +1,97 @@
+"""Whether a run collects messages, and whether its rule can be used: decided before anything starts."""
+
+from __future__ import annotations
+
+from ...algorithms.aggregation.contract import Aggregator, Faults, Mean
+from ...algorithms.contract import Message
+from ..config.run_spec import RunSpec
+from ..errors import ConfigError
+from .message_rows import FURTHER
+from .vectors import in_tasks, pieces_of, vectors_of
+
+
+def collects(run_spec: RunSpec) -> bool:
+    """Whether workers write messages to rows of files. If not, they add them up."""
+    return not planned_rule(run_spec).adds
+
+
+def planned_rule(run_spec: RunSpec) -> Aggregator:
+    """The rule of the run, or the mean where the rule always is the mean of a cohort."""
+    rule, cohort = run_spec.stage.rule, run_spec.experiment.federation.cohort
+    rows = cohort
+    for part in rule.before:
+        if not part.keeps_mean(rows):
+            return rule
+        rows = part.count(rows)
+    return Mean() if isinstance(rule.faults, int) and rule.is_mean(rows, rule.faults) else rule
+
+
+def number_of_faults(faults: Faults, rows: int, cohort: int, share: float, known: int) -> int:
+    """f for so many rows, where `faults` was configured for a cohort. share: of the clients that are Byzantine. known:
+    how many of the rows are."""
+    if faults == "known":
+        return known
+    if faults == "expected":
+        return -int(-rows * share // 1)
+    assert isinstance(faults, int)
+    return faults if rows <= cohort else -(-faults * rows // cohort)
+
+
+def check_stage(run_spec: RunSpec) -> None:
+    """Raise ConfigError for a rule that cannot be used in this run."""
+    stage, federation = run_spec.stage, run_spec.experiment.federation
+    rule, cohort = stage.rule, federation.cohort
+    if isinstance(rule.faults, str) and stage.attack is None:
+        raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
+    if isinstance(rule.faults, int) and rule.faults < 0:
+        raise ConfigError(f"aggregate.f: f >= 0 must hold, got f={rule.faults}; give a number of messages")
+    if federation.weights == "examples" and (
+        not rule.takes_weights or any(not part.takes_weights for part in rule.before)
+    ):
+        parts = [part.called for part in rule.before if not part.takes_weights]
+        called = rule.called if not rule.takes_weights else parts[0]
+        raise ConfigError(f"aggregate: {called} has no weights; set federation.weights: uniform")
+    if rule.vectors == "joint" and rule.by == "columns":
+        raise ConfigError(
+            f"aggregate.vectors: joint is for rules that find weights, and {rule.called} finds none; leave it out"
+        )
+    if rule.before and rule.mixed_is_unsafe and any(part.mixes for part in rule.before):
+        raise ConfigError(
+            f"aggregate.before: {rule.called} after nearest-neighbour mixing stands no Byzantine message, because "
+            "mixing spreads them; choose another rule, such as trimmed_mean"
+        )
+    if isinstance(rule.faults, int):
+        check_counts(rule, cohort, rule.faults)
+
+
+def check_counts(rule: Aggregator, cohort: int, f: int) -> None:
+    """Raise ConfigError if a rule, or a part before it, needs more messages than the cohort has."""
+    rows = cohort
+    for part in rule.before:
+        own = part.faults(f)
+        if rows < part.fewest(own):
+            raise ConfigError(
+                f"aggregate.before: {part.called} needs {part.condition}, got f={own} with federation.cohort={cohort}; "
+                "lower f or raise federation.cohort"
+            )
+        rows = part.count(rows)
+    if rows < rule.fewest(f):
+        after = f" ({rows} rows after aggregate.before)" if rows != cohort else ""
+        raise ConfigError(
+            f"aggregate.f: {rule.called} needs {rule.condition}, got f={f} with federation.cohort={cohort}{after}; "
+            "lower aggregate.f or raise federation.cohort"
+        )
+    if why := rule.refuses(rows, f):
+        raise ConfigError(f"aggregate.f: {why}")
+
+
+def result_bytes(run_spec: RunSpec, message: Message) -> int:
+    """The most bytes that a task of a pass returns: its part of the answer, or of the Gram matrices of its vectors."""
+    vectors = vectors_of(message, planned_rule(run_spec).vectors, len(run_spec.buffers))
+    federation = run_spec.experiment.federation
+    rows = (federation.clients if run_spec.method().warm_start else federation.cohort) + FURTHER
+    most = 0
+    for pieces in in_tasks(pieces_of(vectors, also_following=True)):
+        answer = sum(8 * piece.span.length + 128 for piece in pieces)
+        most = max(most, answer + 1024, len({piece.vector for piece in pieces}) * (8 * rows * rows + 128))
+    return most

@@ -1,0 +1,153 @@
+"""The vectors of a message, on which rules of aggregation act, and the pieces in which workers go through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...algorithms.aggregation.contract import Vectors
+from ...algorithms.contract import Message
+from ...algorithms.tree import Tree
+
+PIECE = 8192
+"""Coordinates that are looked at together. It is part of the definition of a Gram matrix: sums over other pieces have
+other last bits."""
+MOST_TASKS = 64
+"""The largest number of tasks in one pass over the rows."""
+PARTS = ("delta", "sent", "averaged")
+"""The fields of a message whose leaves are vectors."""
+
+
+class Span(NamedTuple):
+    """Consecutive numbers of one leaf of a message."""
+
+    leaf: int
+    begin: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+
+class Vector(NamedTuple):
+    """One vector of a message.
+
+    name: for messages. spans: the numbers that it consists of. follows: numbers that get the weights that were found
+    for this vector, but take no part in finding them. weighted: whether the federation's client weights count.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    follows: tuple[Span, ...]
+    weighted: bool
+
+    @property
+    def length(self) -> int:
+        """P."""
+        return sum(span.length for span in self.spans)
+
+
+def vector_leaves(message: Message) -> list[Tensor]:
+    """The leaves of a message that are vectors, in order: all but its facts."""
+    return [leaf for part in PARTS for leaf in pytree.tree_leaves(getattr(message, part))]
+
+
+def with_vector_leaves(message: Message, leaves: Sequence[Any]) -> Message:
+    """The message with other leaves in the place of its vectors."""
+    rest = iter(leaves)
+    changed = {part: pytree.tree_map(lambda _: next(rest), getattr(message, part)) for part in PARTS}
+    return message._replace(**changed)
+
+
+def vectors_of(message: Message, how: Vectors, buffers: int) -> list[Vector]:
+    """The vectors of a message. buffers: the number of tensors at the end of `delta` that are running statistics, which
+    follow the rest of `delta`."""
+    found: list[Vector] = []
+    leaf = 0
+    for part in PARTS:
+        trees = pytree.tree_leaves(getattr(message, part), is_leaf=lambda node: isinstance(node, Tree))
+        for tree in trees:
+            name = part if part == "delta" else f"{part}{len(found)}"
+            if part == "delta" and isinstance(tree, Tree):
+                found += _of_displacement(tree, leaf, buffers)
+            else:
+                size = (tree.flat if isinstance(tree, Tree) else tree).numel()
+                found.append(Vector(name, (Span(leaf, 0, size),), (), part != "sent"))
+            leaf += 1
+    if how == "each" or not found:
+        return found
+    spans = tuple(span for vector in found for span in vector.spans)
+    follows = tuple(span for vector in found for span in vector.follows)
+    if how == "joined":
+        return [Vector("all", spans, follows, found[0].weighted)]
+    first = [vector for vector in found if vector.name.startswith("delta")] or found[:1]
+    rest = [vector for vector in found if vector not in first]
+    decides = tuple(span for vector in first for span in vector.spans)
+    return [
+        Vector("delta", decides, (*follows, *(span for vector in rest for span in vector.spans)), first[0].weighted)
+    ]
+
+
+def _of_displacement(tree: Tree, leaf: int, buffers: int) -> list[Vector]:
+    """The vectors of `delta`: one, or one for each group of a min-max problem."""
+    names, sizes = tree.layout.names, tree.layout.sizes
+    ends = np.cumsum([0, *sizes])
+    last = len(names) - buffers
+    statistics = (Span(leaf, int(ends[last]), int(ends[-1])),) if buffers else ()
+    primal: list[Span] = []
+    dual: list[Span] = []
+    for number in range(last):
+        group = dual if names[number].startswith("dual.") else primal
+        begin, end = int(ends[number]), int(ends[number + 1])
+        if group and group[-1].end == begin:
+            group[-1] = group[-1]._replace(end=end)
+        else:
+            group.append(Span(leaf, begin, end))
+    if not dual or not primal:
+        return [Vector("delta", tuple(primal or dual), statistics, True)]
+    return [
+        Vector("delta", tuple(primal), statistics, True),
+        Vector("delta.dual", tuple(dual), (), True),
+    ]
+
+
+class Piece(NamedTuple):
+    """Up to PIECE consecutive numbers of a vector. vector: its number. first: their first place in the vector.
+    follows: whether they only follow the vector."""
+
+    vector: int
+    span: Span
+    first: int
+    follows: bool = False
+
+
+def pieces_of(vectors: Sequence[Vector], also_following: bool) -> list[Piece]:
+    """All pieces of the vectors, in order. also_following: also those that take no part in finding weights."""
+    found: list[Piece] = []
+    for number, vector in enumerate(vectors):
+        groups = [(vector.spans, False), (vector.follows, True)] if also_following else [(vector.spans, False)]
+        for spans, follows in groups:
+            first = 0
+            for span in spans:
+                for begin in range(span.begin, span.end, PIECE):
+                    end = min(begin + PIECE, span.end)
+                    found.append(Piece(number, Span(span.leaf, begin, end), first, follows))
+                    first += end - begin
+    return found
+
+
+def in_tasks(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
+    """The pieces of each task: consecutive ones, of about the same number of coordinates in each task."""
+    if not pieces:
+        return []
+    ends = np.cumsum([piece.span.length for piece in pieces])
+    share = max(PIECE, -(-int(ends[-1]) // MOST_TASKS))
+    tasks = (ends - 1) // share
+    cuts = [0, *(np.flatnonzero(np.diff(tasks)) + 1).tolist(), len(pieces)]
+    return [tuple(pieces[begin:end]) for begin, end in pairwise(cuts)]
