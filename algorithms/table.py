@@ -189,7 +189,15 @@ AGGREGATORS = {
     "multi_krum": Entry(_AGGREGATION + "krum:MultiKrum", "the mean of the messages that are closest to others"),
     "bulyan": Entry(_AGGREGATION + "bulyan:Bulyan", "selection by Krum, then the mean around the median"),
     "mda": Entry(_AGGREGATION + "mda:Mda", "the mean of the S - f messages of least diameter"),
+    "centred_clipping": Entry(
+        _AGGREGATION + "centred_clipping:CentredClipping", "bounded steps from the last answer towards the messages"
+    ),
+    "norm_clipping": Entry(_AGGREGATION + "norm_clipping:NormClipping", "the mean of messages of bounded norm"),
     "caf": Entry(_AGGREGATION + "caf:Caf", "rows lose weight along the direction of largest variance"),
+    "sign_vote": Entry(_AGGREGATION + "sign_vote:SignVote", "the majority of signs in each coordinate"),
+    "fltrust": Entry(_AGGREGATION + "fltrust:FlTrust", "weights by the cosine with a trusted update"),
+    "dnc": Entry(_AGGREGATION + "dnc:Dnc", "messages that stand out along a singular vector are left out"),
+    "signguard": Entry(_AGGREGATION + "signguard:SignGuard", "ordinary norms, and signs in the largest cluster"),
     "clipped_clustering": Entry(
         _AGGREGATION + "clipped_clustering:ClippedClustering", "the larger of two clusters by angle, norms bounded"
     ),

@@ -24,7 +24,7 @@ class RowsOf(NamedTuple):
 
     rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
     their columns are looked at, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
-    the answer is compared, or None.
+    the answer is compared, or None. places: coordinates of the vector that are looked at, in ascending order.
     """
 
     rows: np.ndarray
@@ -33,6 +33,11 @@ class RowsOf(NamedTuple):
     f: int = 0
     scale: float = 1.0
     mean: np.ndarray | None = None
+    places: np.ndarray | None = None
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """(S', C): the rows after what stands before the rule. x: (S, C), as they are stored."""
+        return x if self.matrix is None else np.stack([weighted_sum(weights, x) for weights in self.matrix])
 
 
 class PassTask(NamedTuple):
@@ -99,8 +104,7 @@ def columns(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.nda
     """See `answers`: the rule's answers to sorted columns."""
 
     def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
-        x = x if of.matrix is None else np.stack([weighted_sum(weights, x) for weights in of.matrix])
-        return rule.columns(sort_columns(x), of.f) * of.scale
+        return rule.columns(sort_columns(of.values(x)), of.f) * of.scale
 
     return answers(task, files, answer)
 
@@ -135,10 +139,38 @@ def weighted_sum(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     return total
 
 
+def in_piece(places: np.ndarray, piece: Piece) -> np.ndarray:
+    """Which of these coordinates of a vector lie in a piece, counted from its first one. places: in ascending order."""
+    begin, end = np.searchsorted(places, [piece.first, piece.first + piece.span.length])
+    return places[begin:end] - piece.first
+
+
+def values(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+    """For each piece: (S', n) float64, the rows at those places that lie in it."""
+    found = []
+    for piece in task.pieces:
+        of = task.vectors[piece.vector]
+        assert of is not None
+        assert of.places is not None
+        found.append(of.values(files.read(of.rows, piece.span)[:, in_piece(of.places, piece)]).astype(np.float64))
+    return found
+
+
+def signs(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+    """For each piece: (S', 3) float64, how many of the rows' values at its places are positive, zero and negative."""
+    counts = []
+    for x in values(task, files, rule):
+        sums = [(x > 0).sum(axis=1), (x == 0).sum(axis=1), (x < 0).sum(axis=1)]
+        counts.append(np.stack(sums, axis=1).astype(np.float64))
+    return counts
+
+
 PASSES: dict[str, Any] = {
     "Gram matrix": gram,
     "weighted sum": weighted_sums,
     "columns": columns,
+    "values": values,
+    "signs": signs,
 }
 
 

@@ -6,7 +6,7 @@ from ...algorithms.aggregation.contract import Aggregator, Faults, Mean
 from ...algorithms.contract import Message
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError
-from .message_rows import FURTHER
+from .message_rows import FURTHER, capacity
 from .vectors import in_tasks, pieces_of, vectors_of
 
 
@@ -24,6 +24,17 @@ def planned_rule(run_spec: RunSpec) -> Aggregator:
             return rule
         rows = part.count(rows)
     return Mean() if isinstance(rule.faults, int) and rule.is_mean(rows, rule.faults) else rule
+
+
+def largest_cohort(run_spec: RunSpec) -> int:
+    """The most messages of one pass: of a round, or of a pass over all clients before round 1."""
+    federation = run_spec.experiment.federation
+    return federation.clients if run_spec.method().warm_start is not None else federation.cohort
+
+
+def further_row(run_spec: RunSpec) -> int:
+    """The row of the vector that a rule sees beside the messages; see `Rows`."""
+    return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None) - FURTHER
 
 
 def number_of_faults(faults: Faults, rows: int, cohort: int, share: float, known: int) -> int:
@@ -88,8 +99,7 @@ def check_counts(rule: Aggregator, cohort: int, f: int) -> None:
 def result_bytes(run_spec: RunSpec, message: Message) -> int:
     """The most bytes that a task of a pass returns: its part of the answer, or of the Gram matrices of its vectors."""
     vectors = vectors_of(message, planned_rule(run_spec).vectors, len(run_spec.buffers))
-    federation = run_spec.experiment.federation
-    rows = (federation.clients if run_spec.method().warm_start else federation.cohort) + FURTHER
+    rows = largest_cohort(run_spec) + FURTHER
     most = 0
     for pieces in in_tasks(pieces_of(vectors, also_following=True)):
         answer = sum(8 * piece.span.length + 128 for piece in pieces)

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex, Columns
-from ..aggregation.message_rows import MessageRows
 from ..aggregation.passes import PassTask
-from ..aggregation.vectors import Vector, vector_leaves, vectors_of
+from ..aggregation.staged import StagedMessages, is_plain_mean, trusted_examples
+from ..aggregation.vectors import vector_leaves
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
@@ -79,29 +79,6 @@ class StreamedBatches:
         )
 
 
-class CollectedMessages:
-    """The messages of a round, which workers write to rows of files."""
-
-    def __init__(self, folder: str, message: Message, vectors: list[Vector]) -> None:
-        self.files, self.vectors = MessageRows(folder, vector_leaves(message)), vectors
-
-    def write(self, rows: np.ndarray | int, message: Message) -> np.ndarray:
-        """Write the messages of c clients to their rows, (c,), or the message of one client. Returns the squared norms
-        of the vectors, (c, V) float64."""
-        leaves = vector_leaves(message)
-        if np.ndim(rows) == 0:
-            leaves = [leaf.unsqueeze(0) for leaf in leaves]
-        numbers = np.atleast_1d(rows).tolist()
-        self.files.write(numbers, leaves)
-        flat = [leaf.reshape(len(numbers), -1) for leaf in leaves]
-        norms2 = np.zeros((len(numbers), len(self.vectors)))
-        for number, vector in enumerate(self.vectors):
-            for span in vector.spans:
-                part = flat[span.leaf][:, span.begin : span.end]
-                norms2[:, number] += torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().cpu().numpy()
-        return norms2
-
-
 class Worker:
     """Runs the tasks of one run in one process: local training and evaluation."""
 
@@ -116,12 +93,14 @@ class Worker:
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
-        self.messages: dict[bool, CollectedMessages] = {}  # by warm_start, where the run collects messages
+        self.plain_mean = is_plain_mean(run_spec, layout.messages)
+        self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
         self.public: tuple[int, Any] = (-1, None)  # (version of the broadcast, public state)
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
+        self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
         """Run a task of a phase. call: "train", "evaluate" or "aggregate"."""
@@ -142,10 +121,9 @@ class Worker:
             local = Local(epochs=1, batch=local.batch)
         self.gather_seconds, began = 0.0, time.perf_counter()
         seed, native = self.run_spec.experiment.seed, self.kernels != "torch"
-        batches = stream(self.data.client_index, task.clients, task.visits, local, seed, native)
+        batches = stream(self._client_index(task), task.clients, task.visits, local, seed, native)
         stream_seconds = time.perf_counter() - began
-        collects = self.layout.messages and self._collected(task.warm_start)
-        added_up = trainer.state_spec.facts_only() if collects else trainer.state_spec
+        added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
         begin = 0
         for end in task.cuts:
@@ -161,6 +139,15 @@ class Worker:
             {"id": task.clients, **clients},
             branch=task.branch,
         )
+
+    def _client_index(self, task: TrainingTask) -> ClientIndex:
+        """The rows of the task's clients. Behind the last client is the server with its trusted examples."""
+        clients = self.run_spec.experiment.federation.clients
+        if task.clients[0] < clients:
+            return self.data.client_index
+        if self.trusted is None:
+            self.trusted = trusted_examples(self.run_spec, self.data.train, clients)
+        return self.trusted
 
     def _train_block(
         self,
@@ -195,7 +182,7 @@ class Worker:
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.steps[block]
         result = trainer.train_block(public, clients, steps, lambda k: self._block_batch(batches, block, k))
-        result = self._collect(result, task, block, accumulator)
+        result = self._staged(result, task, block, accumulator)
         accumulator.add_block(result, steps.numpy(), task.weights[block])
         self._save_states(accumulator, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
 
@@ -218,7 +205,7 @@ class Worker:
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.steps[position : position + 1].numpy()
         result = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, position))
-        result = self._collect(result, task, position, accumulator)
+        result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
         self._save_states(accumulator, lambda rows: rows.write_one(int(task.write[position]), result.client))
 
@@ -247,34 +234,48 @@ class Worker:
         accumulator.times["state"] += time.perf_counter() - began
 
     # --- messages ---------------------------------------------------------------------------------------------------
-    def _collect(
+    def _staged(
         self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: Accumulator
     ) -> LocalResult:
-        """In a run that collects messages: write those of some clients to their rows, and return the result without
-        them. clients: positions in the task, or one of them."""
-        if not self.layout.messages:
+        """The result with what is added up of the messages of some clients. Where the run collects messages, they are
+        written to rows, and only their facts are added up. clients: positions in the task, or one of them."""
+        messages = self._messages(task.warm_start)
+        if messages is None:
             return result
         began = time.perf_counter()
-        norms2 = self._collected(task.warm_start).write(task.position[clients], result.message)
-        accumulator.clients.setdefault("norms2", []).append(norms2)
+        message = result.message
+        if isinstance(clients, int):
+            message = pytree.tree_map(lambda leaf: leaf.unsqueeze(0), message)
+        accumulator.clients.setdefault("norms2", []).append(messages.norms2(message))
+        if messages.files is None:
+            message = messages.contributions(message)
+            kept = message if isinstance(clients, slice) else pytree.tree_map(lambda leaf: leaf[0], message)
+        else:
+            messages.files.write(np.atleast_1d(task.position[clients]).tolist(), vector_leaves(message))
+            kept = Message((), (), result.message.facts)
         accumulator.times["reduce"] += time.perf_counter() - began
-        return result._replace(message=Message((), (), result.message.facts))
+        return result._replace(message=kept)
 
-    def _collected(self, warm_start: bool) -> CollectedMessages:
+    def _messages(self, warm_start: bool) -> StagedMessages | None:
+        """What becomes of messages before they are added up; None where they are added up as they are."""
+        if self.plain_mean:
+            return None
         if warm_start not in self.messages:
             method = self.run_spec.method()
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
             message = StateSpec(algorithm, self.x).message
-            vectors = vectors_of(message, self.run_spec.stage.rule.vectors, len(self.run_spec.buffers))
-            self.messages[warm_start] = CollectedMessages(self.layout.messages, message, vectors)
+            self.messages[warm_start] = StagedMessages(self.run_spec, message, self.layout.messages)
         return self.messages[warm_start]
 
     @torch.no_grad()
     def aggregate(self, task: PassTask) -> TaskResult:
         """A part of a pass over the messages of the round."""
         self.beat()
-        return task.run(self._collected(task.round == 0).files, self.run_spec.stage.rule)
+        messages = self._messages(task.round == 0)
+        assert messages is not None
+        assert messages.files is not None
+        return task.run(messages.files, messages.rule)
 
     # --- batches --------------------------------------------------------------------------------------------------
     def _block_batch(self, batches: Stream, block: slice, k: int) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
 from ..aggregation.message_rows import capacity, make_rows
 from ..aggregation.passes import PassTask
+from ..aggregation.planning import largest_cohort
 from ..aggregation.vectors import vector_leaves
 from ..backends.base import Phase, Pool
 from ..clients.evaluation import evaluation_columns
@@ -100,12 +101,12 @@ class Driver:
 
     def _make_message_rows(self) -> None:
         """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
-        folder, cohort = str(message_folder(self.run_spec)), self.federation.cohort
-        leaves = vector_leaves(self.state_spec.message)
-        make_rows(folder, capacity(cohort, False), cohort, leaves, self.stage.rule.called)
+        folder, clients = str(message_folder(self.run_spec)), largest_cohort(self.run_spec)
+        count = capacity(clients, self.run_spec.stage.attack is not None)
+        make_rows(folder, count, clients, vector_leaves(self.state_spec.message), self.stage.rule.called)
         if (warm_start := self.method.warm_start) is not None:
-            leaves, clients = vector_leaves(StateSpec(warm_start, self.model()).message), self.federation.clients
-            make_rows(folder, capacity(clients, False), clients, leaves, self.stage.rule.called)
+            leaves = vector_leaves(StateSpec(warm_start, self.model()).message)
+            make_rows(folder, count, clients, leaves, self.stage.rule.called)
         self.table.layout = self.table.layout._replace(messages=folder)
 
     def start(self, make_pool: Callable[[Table], Pool]) -> None:
@@ -275,9 +276,19 @@ class Driver:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
             )
+        if "trusted" in self.stage.rule.reads:
+            self._train_on_trusted(method, number)
         round = self._round(number, len(sampled) - len(totals.dropped))
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
+
+    def _train_on_trusted(self, method: Algorithm, number: int) -> None:
+        """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
+        the further row of the round's messages."""
+        server, nowhere = np.array([self.federation.clients]), np.array([-1])
+        columns = (np.array([max(0, number - 1)]), np.ones(1), nowhere, nowhere, np.array([self.stage.further]))
+        task = TrainingTask(ClientTask(0, server, (1,)), number, number == 0, *columns)
+        self._run("train", [task], method.broadcast(self.server))
 
     def _run_pass(self, tasks: Sequence[PassTask]) -> Iterator[TaskResult]:
         """Run a pass over the messages of the round."""

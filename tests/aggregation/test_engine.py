@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedfleet.algorithms.table import AGGREGATORS
 from fedfleet.engine.api import resume, run
+from fedfleet.engine.config.registry import resolve, signature
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
@@ -40,9 +42,23 @@ def test_rules_that_are_the_mean_have_its_bits(rule: dict[str, Any]):
     assert same(run(spec("mean")), run(spec(rule)))
 
 
-@pytest.mark.parametrize("rule", [NNM_KRUM, "median", "geometric_median"])
+def test_all_rules_run():
+    """Every rule of the table, two rounds."""
+    for name in AGGREGATORS:
+        needs_f = "f" in signature(resolve(AGGREGATORS[name]))[1]
+        result = run(spec({"name": name, "f": 1} if needs_f else name, rounds=2))
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values()), name
+
+
+@pytest.mark.parametrize(
+    "rule", [NNM_KRUM, "median", {"name": "bulyan", "f": 1}, "centred_clipping", "fltrust", "signguard", "sign_vote"]
+)
 def test_same_bits_in_one_process_and_in_two(rule: Any):
     assert same(run(spec(rule)), run(spec(rule, "ray")))
+
+
+def test_a_bound_on_norms_that_no_message_reaches_is_the_mean():
+    assert same(run(spec("mean")), run(spec({"name": "norm_clipping", "c": 1e9})))
 
 
 def test_resumed_run_has_the_same_bits(tmp_path: Path):

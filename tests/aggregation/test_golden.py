@@ -48,6 +48,13 @@ VALUES = [
     (C, rule("mean", before=[{"name": "clip", "c": 10.0}]), (41 / 7,)),
     (np.array([[0.0, 0], [1, 0], [0, 1]]), EXACT_MEDIAN, ((3 - 3**0.5) / 6,) * 2),
     (np.array([[0, 0], [3, 0], [-1, 0.1], [-1, -0.1], [-1, 0]]), EXACT_MEDIAN, (-0.94226497, 0)),
+    (B, rule("dnc", 1), (2, 5 / 3, 3)),
+    (np.array([[1.0, -1, 0], [2, -3, 1], [-1, 0, -1]]), rule("sign_vote", scale=1.0), (1, -1, 0)),
+    (
+        np.outer([1, 1.1, 1.2, 1.3, -1, 0.01, 40], [1.0] * 7 + [-1] * 3),
+        rule("signguard", share=1.0),
+        (*[1.075] * 7, *[-1.075] * 3),
+    ),
     (np.array([[0.2], [0.7], [1.0]]), rule("krum", 1), (0.7,)),
     (np.array([[0.2], [0.5], [1.0]]), rule("multi_krum", 1, keep=2), (0.35,)),
     (np.array([0.5, 1, 2, 100])[:, None], rule("trimmed_mean", 1), (1.5,)),
@@ -58,6 +65,19 @@ VALUES = [
 def test_rule(rows: np.ndarray, spec: dict[str, Any], expected: tuple[float, ...]):
     """To 1e-8, in which the published numbers are given."""
     np.testing.assert_allclose(answer(rows, spec), expected, rtol=0, atol=1e-8)
+
+
+FURTHER = [
+    (A, rule("centred_clipping", tau=100.0), (0, 0, 0), (4, 5, 6)),
+    (C, rule("centred_clipping", tau=5.0), (0,), (24 / 7,)),
+    (C, rule("centred_clipping", tau=5.0, iterations=3), (0,), (5.96209913,)),
+    (np.array([[2.0, 0], [1, 1], [-3, 0], [0, 5], [3, 4]]), rule("fltrust"), (1, 0), (0.80620456, 0.42477444)),
+]
+
+
+@pytest.mark.parametrize(("rows", "spec", "further", "expected"), FURTHER)
+def test_rule_with_a_further_row(rows: np.ndarray, spec: dict[str, Any], further: Any, expected: Any):
+    np.testing.assert_allclose(answer(rows, spec, np.array(further, dtype=float)), expected, rtol=0, atol=1e-8)
 
 
 def test_geometric_median_is_a_row_exactly():
