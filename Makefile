@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-long test-all demo slow chaos lint clean
+.PHONY: test test-long test-all demo docs slow chaos lint clean
 
 # All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
 # tests/cluster/conftest.py.
@@ -22,6 +22,11 @@ test-all: test test-long
 demo: $(READY)
 	@$(BIN)/python -m fedfleet.tune.demo
 
+# The documentation site, in site/. It is built without a network.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open site/index.html"
+
 slow: $(READY)
 	@$(BIN)/python -m pytest -m slow
 
@@ -34,7 +39,7 @@ lint: $(READY)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # This file is written last. An environment without it is left from an interrupted installation and is made again.

@@ -1,4 +1,4 @@
-"""Measures the accuracy, time and bytes of every method on FashionMNIST. docs/methods.md shows the table.
+"""Measures the accuracy, time and bytes of every method on FashionMNIST. The pages of the methods show the table.
 
     python -m benchmarks.fashion_table              all runs that are missing in fashion_table.json
     python -m benchmarks.fashion_table fedavg stem  only these methods
@@ -29,7 +29,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.errors import Diverged
 from fedfleet.tune.files import load, own
-from tools.measured import LONG, RESULTS, SHORT, reached, score
+from tools.site.measured import LONG, RESULTS, SHORT, reached, score
 
 GRIDS = Path(__file__).parent / "fashion_table.yaml"
 TRAINS = {10.0: 0.7, 0.1: 0.5}

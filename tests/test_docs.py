@@ -1,13 +1,25 @@
-"""Executes the documentation: docs/extending.md block by block, and the commands and tables of the README."""
+"""Executes the documentation: every block of code of the README and of the pages below docs/, page by page.
+
+A block whose first line is a comment with a file name is written to that file. Other blocks of Python run in one
+namespace for the page, commands run in their order, YAML and TOML are parsed, and `text` is not looked at. All blocks
+of a page share an empty folder. Comments in a page say what is different:
+
+    <!-- page: long, REASON -->           all of the page is executed by `make test-all` only
+    <!-- page: long, cluster HOST:PORT -->  the same; a cluster of Ray stands for the address
+    <!-- run: no, REASON -->              the next block is only parsed
+"""
+
+from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,199 +27,185 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from click.testing import CliRunner
-from pydantic import BaseModel
 
 from fedfleet.engine.config.registry import Registry
-from fedfleet.engine.config.schema import Experiment
 from fedfleet.tune.cli import main
-from fedfleet.tune.files import shipped
 
 ROOT = Path(__file__).parents[1]
-EXTENDING = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+WRITTEN = [p for p in sorted(DOCS.rglob("*.md")) if "results" not in p.relative_to(DOCS).parts]
+"""The pages that people write; reports of studies are written by the program."""
+BLOCK = re.compile(r"(?:<!-- run: no, ([^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGE = re.compile(r"<!-- page: long, (.*) -->")
+TRACKED = ("run", "search", "study")
 
 
 class Block(NamedTuple):
     language: str
     text: str
+    not_run: str
 
     @property
     def file(self) -> str | None:
-        """The file name in the comment of the first line, if there is one."""
-        named = re.match(r"# (\S+\.\w+)\n", self.text)
+        """The file name in the comment of the first line, or of the second one below a #! line."""
+        named = re.match(r"(?:#!.*\n)?# (\S+\.\w+)\n", self.text)
         return named[1] if named else None
 
-
-def blocks(page: str) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
-
-
-FILES = {block.file: block.text for block in blocks(EXTENDING) if block.file}
+    @property
+    def commands(self) -> list[list[str]]:
+        """The arguments of every line `$ …`."""
+        return [shlex.split(line, comments=True)[1:] for line in self.text.splitlines() if line.startswith("$ ")]
 
 
-def commands(page: str) -> list[list[str]]:
-    """The arguments of every line `$ fedfleet …`."""
-    lines = [line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()]
-    return [shlex.split(line, comments=True)[2:] for line in lines if line.startswith("$ fedfleet ")]
+def blocks(page: Path) -> list[Block]:
+    return [Block(lang, text, reason) for reason, lang, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
 
 
-def call(*arguments: str) -> str:
-    """The standard output of a command, which must succeed."""
-    done = CliRunner().invoke(main, list(arguments))
-    assert done.exit_code == 0, f"{' '.join(arguments)}\n{done.output}\n{done.exception!r}"
-    return done.stdout
+def parameters() -> list[Any]:
+    """The pages with blocks that run, those that take long with their mark."""
+    pages = [p for p in [ROOT / "README.md", *WRITTEN] if any(b.language != "text" for b in blocks(p))]
+    long = {p: PAGE.search(p.read_text(encoding="utf-8")) for p in pages}
+    return [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.long] * bool(long[p])) for p in pages]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder, with the files of the page."""
-    here = tmp_path_factory.mktemp("page")
-    for name, text in FILES.items():
-        (here / name).write_text(text, encoding="utf-8")
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The current folder for the blocks of one page. What they import is forgotten afterwards."""
     modules, path, before = set(sys.modules), list(sys.path), os.getcwd()
-    os.chdir(here)
-    yield here
+    os.chdir(tmp_path)
+    sys.path.insert(0, str(tmp_path))  # as `python script.py` has it
+    yield tmp_path
     os.chdir(before)
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        if f"{name}.py" in FILES:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
 
 
-@pytest.fixture(scope="module")
-def runs(folder: Path, ray_here: None) -> dict[str, dict[str, Any]]:
-    """The results of the runs of the page, by their commands."""
-    made = {}
-    for arguments in commands(EXTENDING):
-        if arguments[0] == "run":
-            untracked = [*arguments, "tracking.uri=none", "--json", "--out", f"runs/{len(made)}"]
-            made[" ".join(arguments)] = json.loads(call(*untracked).splitlines()[-1])
-    return made
+@pytest.mark.parametrize("page", parameters())
+def test_page(page: Path, folder: Path, request: pytest.FixtureRequest):
+    Runner(page, request).all()
 
 
-def test_every_block_is_executed():
-    for block in blocks(EXTENDING):
-        assert block.file or block.language == "console", f"neither a named file nor commands:\n{block.text}"
-        assert block.language != "console" or all(line.startswith("$ fedfleet ") for line in block.text.splitlines())
-    assert len(FILES) == len([block for block in blocks(EXTENDING) if block.file]), "a file name is used twice"
+class Runner:
+    """Executes the blocks of a page in the current folder."""
+
+    def __init__(self, page: Path, request: pytest.FixtureRequest) -> None:
+        marked = PAGE.search(page.read_text(encoding="utf-8"))
+        self.page, self.names, self.address, self.cluster = page, {"__name__": "page"}, "", ""
+        if marked and marked[1].startswith("cluster "):
+            self.address = marked[1].split()[1]
+            self.cluster = request.getfixturevalue("cluster").address
+        elif marked:
+            request.getfixturevalue("ray_here")
+
+    def all(self) -> None:
+        for block in blocks(self.page):
+            if not block.not_run and block.file:
+                Path(block.file).write_text(block.text, encoding="utf-8")
+            self.parse(block)
+            if not block.not_run:
+                self.run(block)
+
+    def parse(self, block: Block) -> None:
+        """Whether a block is well formed, also one that is not run."""
+        if block.language == "yaml":
+            assert yaml.safe_load(block.text)
+        elif block.language == "bash":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+        elif block.language == "console":
+            assert all(line.startswith("$ ") for line in block.text.splitlines()), block.text
+            for program, *arguments in block.commands:
+                if program == "fedfleet":
+                    assert arguments[0] in main.commands, block.text
+        elif block.language == "python":
+            compile(block.text, str(self.page), "exec")
+        else:
+            assert block.language in ("toml", "text"), f"no language: {block.text}"
+
+    def run(self, block: Block) -> None:
+        if block.language == "console":
+            for program, *arguments in block.commands:
+                self.command(program, arguments)
+        elif block.language == "python" and block.file and block.file.startswith("test_"):
+            tests = [f for name, f in runpy.run_path(block.file).items() if name.startswith("test_")]
+            assert tests
+            for test in tests:
+                test()
+        elif block.language == "python" and not block.file:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, str(self.page), "exec"), self.names)
+
+    def command(self, program: str, arguments: list[str]) -> None:
+        if program == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                runpy.run_path(arguments[0], run_name="__main__")
+            return
+        assert program == "fedfleet", f"a block that runs has only fedfleet and python: {program}"
+        name, *others = arguments
+        quiet = ["tracking.uri=none"] if name in TRACKED else []
+        local = ["engine.backend=local"] if name == "run" and not PAGE.search(self.page.read_text("utf-8")) else []
+        place = 1 + (name in TRACKED)  # before the settings of the page, which come later and count more
+        words = [*arguments[:place], *local, *quiet, *arguments[place:]]
+        if self.cluster:
+            self.elsewhere([word.replace(self.address, self.cluster) for word in words])
+            return
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception!r}"
+        if name in ("list", "show"):
+            assert len(done.stdout.splitlines()) > 1, f"{name} {others}"
+
+    def elsewhere(self, words: list[str]) -> None:
+        """Run a command in a process of its own: this one may hold another Ray."""
+        script = "from fedfleet.tune.main import main; main()"
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["my_method.py", "my_workload.py"])
-def test_under_30_lines(name: str):
-    assert len(FILES[name].splitlines()) < 30
+# --- what the pages say -----------------------------------------------------------------------------------------------
+def test_a_method_and_a_workload_take_under_30_lines():
+    files = {b.file: b.text for page in WRITTEN for b in blocks(page) if b.file}
+    for name in ("my_method.py", "my_workload.py"):
+        assert len(files[name].splitlines()) < 30
 
 
-def test_ray_and_in_process_give_the_same_model(runs: dict[str, dict[str, Any]]):
-    ray = runs["run my_experiment.yaml"]
-    local = runs["run my_experiment.yaml engine.backend=local"]
-    assert yaml.safe_load(FILES["my_experiment.yaml"])["engine"] == {"backend": "ray", "workers": 2, "cpus": 1}
-    assert ray["model_sha256"] == local["model_sha256"]
-    assert ray["metrics"] == local["metrics"]
-
-
-def test_other_runs_are_other_models(runs: dict[str, dict[str, Any]]):
-    assert len({result["model_sha256"] for result in runs.values()}) == len(runs) - 1
-
-
-def test_lists_and_shows(folder: Path):
-    for arguments in commands(EXTENDING):
-        if arguments[0] != "run":
-            assert "fedleash" in call(*arguments)
-
-
-def test_the_pages_tests_pass(folder: Path):
-    tests = [f for name, f in runpy.run_path("test_my_plugins.py").items() if name.startswith("test_")]
-    assert len(tests) == 2
-    for test in tests:
-        test()
-
-
-def test_script_gives_the_files_model(folder: Path, runs: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(folder))  # as python my_script.py has it
-    with contextlib.redirect_stdout(io.StringIO()):
-        names = runpy.run_path("my_script.py", run_name="__main__")
-    assert names["result"].model_sha256 == runs["run my_experiment.yaml"]["model_sha256"]
-    assert len(names["frame"]) == 20
-
-
-def test_the_pages_parts_shadow_nothing():
+def test_the_parts_of_the_pages_shadow_nothing():
     """A reader must not have to ask which of two parts with one name a run used."""
-    mine = {name for path in FILES if path.startswith("my_") and path.endswith(".py") for name in tables_of(path)}
+    tables = [b.text for page in WRITTEN for b in blocks(page) if b.language == "python"]
+    found = [
+        name
+        for text in tables
+        for table in re.findall(r"^[A-Z]+ = \{(.*?)\}$", text, re.M)
+        for name in re.findall(r'"(\w+)":', table)
+    ]
     built_in = {name for table in Registry().tables.values() for name in table}
-    assert mine
-    assert not mine & built_in
+    assert len(found) >= 6
+    assert not set(found) & built_in
 
 
-def tables_of(path: str) -> set[str]:
-    """The names in the tables of a plug-in."""
-    found = re.findall(r"^[A-Z]+ = \{(.*?)\}$", FILES[path], re.MULTILINE)
-    return {name for table in found for name in re.findall(r'"(\w+)":', table)}
-
-
-def test_entry_point_of_the_page():
-    assert '[project.entry-points."fedfleet.plugins"]' in FILES["pyproject.toml"]
-
-
-# --- README -----------------------------------------------------------------------------------------------------------
-def rows(header: str) -> list[list[str]]:
-    """The cells, without backquotes, of the table of the README whose header begins with these columns."""
-    lines = README.splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.startswith(f"| {header} |")]
-    found = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return found
-
-
-def test_readme_commands():
-    """The examples and their overrides are valid: runs are resolved but not started."""
-    seen = 0
-    for arguments in commands(README):
-        if arguments[0] == "run" and arguments[1] in shipped():
-            overrides = [a for a in arguments[1:] if not a.startswith("-") and ("=" in a or a == arguments[1])]
-            call("show", *overrides)
-            seen += 1
-        elif arguments[0] in ("show", "list"):
-            call(*arguments)
-            seen += 1
-    assert seen >= 5
-
-
-def test_readme_names_what_exists():
-    tables = Registry().tables
-    for header, table in (("method", "METHODS"), ("workload", "WORKLOADS"), ("rule", "RULES")):
-        names = {row[0] for row in rows(header)}
-        assert names
-        assert names <= set(tables[table])
-
-
-def defaults(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key, default) of all keys of a section and of its sections; the default of a required key is None."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from defaults(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name, None if field.is_required() else field.default
-
-
-def test_readme_has_every_key_and_its_default():
-    documented = {row[0]: row[1] for row in rows("key")}
-    actual = dict(defaults(Experiment)) | {"federation.local.steps": 5}  # unless epochs is given
-    missing, gone = set(actual) - set(documented), set(documented) - set(actual)
-    assert not missing | gone, f"README.md, table of keys: add {sorted(missing)}, remove {sorted(gone)}"
-    for key, default in actual.items():
-        if documented[key]:
-            assert yaml.safe_load(documented[key]) == (list(default) if isinstance(default, tuple) else default), key
-        else:
-            assert default in (None, ""), key
+def test_a_package_of_plug_ins_has_its_entry_point():
+    page = (DOCS / "howto/plugins.md").read_text(encoding="utf-8")
+    assert '[project.entry-points."fedfleet.plugins"]' in page
 
 
 def test_the_readme_says_how_to_call_the_command():
     """`make demo` and `make test` install it into .venv, which is not on the path."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = readme.index("$ make demo")
-    called = readme.index("$ fedfleet run")
+    first, called = readme.index("$ make demo"), readme.index("$ fedfleet run")
     assert "source .venv/bin/activate" in readme[first:called]
     assert ".venv/bin/fedfleet" in readme[first:called]
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)|src=\"([^\"]+)\"", readme)
+    local = [a or b for a, b in links if not (a or b).startswith("http")]
+    assert len(local) >= 5
+    for link in local:
+        assert (ROOT / link).exists(), link
+
+
+def test_reasons_are_given():
+    for page in WRITTEN:
+        for block in blocks(page):
+            assert not block.not_run or len(block.not_run) > 10, textwrap.shorten(block.text, 60)

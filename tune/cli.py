@@ -233,7 +233,7 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
     "peers",
     multiple=True,
     metavar="NAME=COMMAND",
-    help="Command of another simulator to time; see the README.",
+    help="Command of another simulator to time; see docs/tutorials/speed.md.",
 )
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Number of runs of every line."

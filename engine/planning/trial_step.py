@@ -39,7 +39,7 @@ CLIENTS, EXAMPLES = 2, 8
 ENTRIES = 10_000
 """The largest number of attributes that are compared."""
 COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
-RULES = "docs/extending.md has the rules"
+RULES = "docs/howto/vectorised.md has the rules"
 
 under_way = False
 """True while a step is tried, for code that must tell these calls from those of a round."""

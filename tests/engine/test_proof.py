@@ -115,7 +115,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def noisy(self: Any, batch: Batch, dtype: torch.dtype) -> Tensor:
-    """As NoisyDigits of docs/extending.md."""
+    """As NoisyDigits of docs/howto/vectorised.md."""
     x = Digits.inputs(self, batch, dtype)
     if "key" not in batch:
         return x

@@ -12,7 +12,7 @@ import yaml
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry
 from tests.algorithms.test_resting_points import HERE, IN_MOMENTA, IN_STATIONARY
-from tools import measured
+from tools.site import measured
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 GRIDS = yaml.safe_load((FOLDER / "fashion_table.yaml").read_text("utf-8"))

@@ -1,31 +1,19 @@
-"""docs/methods.md is what its command prints, and that is complete."""
+"""The pages of methods explain every argument, and every file of a method lists its departures from the paper."""
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.config.registry import Registry, resolve, signature
-from tools import methods
-
-PAGE = Path(__file__).parents[2] / "docs/methods.md"
-COMMAND = "python -m tools.methods > docs/methods.md"
-
-
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == methods.page(), f"after a change of a method: {COMMAND}"
-
-
-def test_the_page_names_its_command():
-    assert COMMAND in methods.page()
+from tools.site import methods
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_argument_is_explained(name):
     tables = Registry().tables
-    text = methods.section(name, METHODS[name], tables)
+    text = methods.arguments(METHODS[name], tables)
     for key in signature(resolve(METHODS[name]))[1]:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
         meaning = row.rsplit(" | ", 1)[1].removesuffix(" |")

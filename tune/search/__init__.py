@@ -1,4 +1,4 @@
-"""`search(data, folder)` finds the best values for the ranges in an experiment; docs/search.md explains all of it."""
+"""`search(data, folder)` finds the best values for the ranges in an experiment; docs/howto/search.md explains it."""
 
 from .run import Found, search
 

@@ -23,14 +23,23 @@ MODES = {"min": "minimize", "max": "maximize"}
 class Search(Section):
     """The section `search`.
 
-    `objectives`: column of the record, `bytes` or `seconds` -> max or min; a trial's value is the mean over its last
-    `last` evaluated rounds. `sampler`: the algorithm that proposes values; auto: grid if all ranges are grids, else
-    tpe. `trials`: their number; default: all points of a grid, else 20. `seed`: of the sampler. `pruner`: asha or
-    median end trials that lag behind, from round `grace` on; at each rung, asha lets the best of every `reduction`
-    trials continue. `concurrent`: number of simultaneous trials; auto: as many as fit. `workers`: worker processes of a
-    trial; 0: it runs only in its own process. `storage`: of Optuna; auto: a SQLite file in the search's folder.
-    `study`: its name in the storage. `start`: points to try first, {key: value}. `keep_models`: keep every trial's
-    final model in its folder.
+    `objectives`: what is searched for, a column of rounds.parquet, or `bytes` or `seconds` of the whole run, each with
+    `max` or `min` (default: the largest eval/accuracy).
+    `last`: the number of last evaluated rounds whose mean is the value of a trial, at least 1 (default 1).
+    `sampler`: the algorithm that proposes values; `auto` (default) is grid if all ranges are grids, else tpe.
+    `trials`: the number of trials (default: all points of a grid, else 20).
+    `seed`: the seed of the sampler, 0 or more (default 0).
+    `pruner`: which trials that lag behind end early: `asha` (asynchronous successive halving), `median`, or `none`
+    (default).
+    `grace`: the number of rounds of a trial before it may be pruned, at least 1 (default 1).
+    `reduction`: with asha, the best of every so many trials continues at each rung, at least 2 (default 3).
+    `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit.
+    `workers`: the number of worker processes of a trial; 0 (default): a trial runs in its own process, on `engine.cpus`
+    and `engine.gpus`.
+    `storage`: Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search.
+    `study`: the name of the study in the storage (default: the name of the experiment and the id of the search).
+    `start`: points to try first, as in [{method.rule.lr: 0.1}].
+    `keep_models`: whether every trial's final model is kept in its folder (default false).
     """
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})

@@ -1,6 +1,6 @@
 """The study file: a base experiment, methods by label, axes of levels, seeds, tuning and report.
 
-docs/studies.md explains every key. Overrides on the command line change a study as they change an experiment, for
+docs/howto/studies.md explains the file. Overrides on the command line change a study as they change an experiment, for
 example `seeds=[0] experiment.federation.cohort=4`.
 """
 
@@ -29,11 +29,16 @@ QUIET = ("tracking.", "experiment.engine.", "reduced.", "name", "notes")
 class Tune(Section):
     """The section `tune`.
 
-    `each`: for what the best point of the grids is chosen: `cell` (for every cell, as most papers do), `level` (one
-    point for all seeds of a level), `once` (one point for all levels), or `none` (the first value of every grid).
-    `metric`: the column that decides, by the mean over its `last` last evaluations; default: the report's metric.
-    Whether larger values are better follows from `report.best`. `rounds`, `seeds`: of the trials; default: the study's.
-    `trials`: their number where ranges are searched instead of grids.
+    `each`: for what the best point of the grids is chosen: `cell`, for every method, level and seed, as most papers do;
+    `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
+    first value of every grid, without trials.
+    `metric`: the column of rounds.parquet that decides (default: that of the report). Whether larger values are better
+    follows from `report.best`.
+    `last`: the number of last evaluations whose mean decides, at least 1 (default 1).
+    `rounds`: the number of rounds of a trial (default: that of the study).
+    `seeds`: the seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default:
+    those of the study).
+    `trials`: the number of trials for methods with ranges instead of grids, at least 1 (default 20).
     """
 
     each: Literal["none", "cell", "level", "once"] = "none"
@@ -47,10 +52,12 @@ class Tune(Section):
 class Report(Section):
     """The section `report`.
 
-    `metric`: a column of rounds.parquet; `best`: whether its larger or smaller values are better. The final value is
-    the mean over the `last` last evaluations. `targets`: values for which the report gives the rounds, bytes and
-    seconds to reach them. `level_axis`: the axis that is drawn from left to right; default: the last one. `log`:
-    draw the metric on a logarithmic scale.
+    `metric`: a column of rounds.parquet (default eval/accuracy).
+    `best`: whether larger (`max`, default) or smaller (`min`) values are better.
+    `last`: the number of last evaluations whose mean is the final value, at least 1 (default 1).
+    `targets`: values of the metric for which the report has the rounds, bytes and seconds to reach them.
+    `level_axis`: the axis that is drawn from left to right (default: the last one).
+    `log`: whether the metric is drawn on a logarithmic scale (default false).
     """
 
     metric: str = "eval/accuracy"
@@ -64,8 +71,10 @@ class Report(Section):
 class Published(Section):
     """The section `published`: the paper's numbers.
 
-    `source`: of the numbers. `values`: method -> level -> number, in the unit of the report's tables (per cent for
-    accuracies). `settings`: method -> level -> the best settings as text. `claims`: sentences on the paper's figures.
+    `source`: the source of the numbers.
+    `values`: the numbers, method -> level -> number, in the unit of the report's tables (per cent for accuracies).
+    `settings`: the best settings as text, method -> level -> text.
+    `claims`: sentences on figures that have no numbers.
     """
 
     source: str = ""
@@ -77,8 +86,9 @@ class Published(Section):
 class Reduced(Section):
     """The section `reduced`, which makes a study smaller.
 
-    `scale` multiplies the rounds and the rounds between evaluations; `rounds` and `clients` set these numbers. The
-    cohort shrinks in proportion to the clients.
+    `scale`: the factor of the rounds and of the rounds between evaluations, as `--scale` sets it.
+    `rounds`: the number of rounds, as `--rounds` sets it.
+    `clients`: the number of clients, as `--clients` sets it. The cohort shrinks in proportion.
     """
 
     scale: float = Field(default=1.0, gt=0)
@@ -87,14 +97,30 @@ class Reduced(Section):
 
 
 class StudyTracking(Section):
-    """The section `tracking`. `experiment`: MLflow's experiment; default: the study's name."""
+    """The section `tracking`.
+
+    `uri`: the MLflow store, as in an experiment (default auto).
+    `experiment`: the name of the experiment in MLflow (default: the name of the study).
+    """
 
     uri: str = "auto"
     experiment: str | None = None
 
 
 class Study(Section):
-    """A study. `notes`: in what it differs from its file, for the report."""
+    """A study: every combination of a method, a level and a seed is a cell, which is one run.
+
+    `name`: a name for folders and trackers (default: the name of the file).
+    `title`: the title of the report.
+    `paper`: the paper that the study is from.
+    `plugins`: plug-ins, as in an experiment.
+    `experiment`: the base of all cells, keys of an experiment or the name of a shipped one. The study sets its `seed`,
+    `method`, `tracking` and backend.
+    `methods`: the methods of the study, label -> a mapping or a bare name, in the order of the report.
+    `axes`: the axes, whose levels are combined: name -> {key, values}, or label -> overrides.
+    `seeds`: the seeds; each determines the partition of the data, the initial model and all draws.
+    `notes`: differences from the file, which the report lists; the command line fills them in.
+    """
 
     name: str
     title: str = ""
@@ -243,7 +269,7 @@ def sentence(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"{key} is not a key of a study; {nearest(str(error['loc'][-1]), keys(error['loc'][:-1]))}"
     if error["type"] == "missing":
-        return f"{key} is missing from the study; add it, see docs/studies.md"
+        return f"{key} is missing from the study; add it, see docs/howto/studies.md"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     return f"{key} {message}, got {error['input']!r}" if key else message
 

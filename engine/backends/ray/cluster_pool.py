@@ -485,8 +485,11 @@ class ClusterPool(Pool):
 
     # --- the end ----------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
-        """node/count: nodes with workers. node/bytes_moved: of states that were copied to be read. node/results: of
-        tasks on other nodes than the driver's. node/sums, node/bytes_sums: that came from there."""
+        """The columns that only a run on several nodes has.
+
+        node/count: the number of nodes with workers. node/bytes_moved: the bytes of clients' states that were copied to
+        the node of a worker. node/results: the number of tasks that ran on other nodes than the driver's. node/sums:
+        the number of sums that came from other nodes. node/bytes_sums: the bytes of these sums."""
         counts, self.counts = self.counts, dict.fromkeys(self.counts, 0)
         found = {
             "node/count": len({agent.node for agent in self._takers()}),

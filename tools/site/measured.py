@@ -1,4 +1,5 @@
-"""The measured table of docs/methods.md: benchmarks/fashion_table.json, made by benchmarks/fashion_table.py."""
+"""What was measured on FashionMNIST for the pages of methods: benchmarks/fashion_table.json, made by
+benchmarks/fashion_table.py."""
 
 from __future__ import annotations
 
@@ -8,22 +9,29 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks/fashion_table.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks/fashion_table.json"
 SHORT, LONG = 25, 300
+LEVELS = (10.0, 0.1)
+"""The parameters of the Dirichlet distributions."""
 LAST = {SHORT: 3, LONG: 5}
 """Rounds of a run: evaluations at its end whose mean counts."""
 
-HEAD = """\
-## On FashionMNIST
+SETTING = """\
+LeNet on FashionMNIST, 16 clients of which 8 take part in a round, 5 steps of 64 examples, 300 rounds, seed 0,
+measured by `python -m benchmarks.fashion_table` on one thread. The data are divided by Dirichlet(10), where clients are
+nearly alike, and by Dirichlet(0.1), where most classes are on few clients.
+"""
 
-LeNet, 16 clients of which 8 a round, 5 steps of 64, 300 rounds, seed 0, by `python -m benchmarks.fashion_table` on one
-thread. Data are split by a Dirichlet law, 10 (nearly alike) and 0.1 (most classes on few clients). Test accuracy in per
-cent at the end, and in brackets the mean of the last five evaluations, 20 rounds apart. Each method's step size is the
-best of a small grid (`benchmarks/fashion_table.yaml`) after 25 rounds at Dirichlet 10, by test accuracy; one that did
-not train gave way to the next best. CPU seconds, evaluations included, are from a shared machine and tell methods of
-one gradient from those of two, not more; megabytes are all clients' over the run. 10.0 is
-chance: no point of that grid trains there. The table does not say which method is best: that takes more seeds, finer
-grids and longer runs.
+HEAD = f"""\
+## Measured on FashionMNIST
+
+{SETTING}
+The table has the test accuracy in per cent at the end and, in brackets, the mean of the last five evaluations, which
+are 20 rounds apart. Each method has the step size of a small grid (`benchmarks/fashion_table.yaml`) that was best
+after 25 rounds at Dirichlet(10), by test accuracy; a step size that did not train gave way to the next best. CPU
+seconds include evaluations; they are from a shared machine, and tell methods with one gradient per step from those with
+two, not more. Megabytes are those of all clients over the run. An accuracy of 10.0 is chance: no point of that grid
+trains there. The table does not say which method is best: that would take more seeds, finer grids and longer runs.
 """
 
 COLUMNS = ("method", "Dirichlet 10", "chosen", "Dirichlet 0.1", "chosen", "CPU s", "MB down", "MB up")
@@ -45,13 +53,36 @@ def section(methods: Iterable[str]) -> str:
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
     rows, missing = [], []
     for name in methods:
-        best = [run for level in (10.0, 0.1) if (run := _best(runs, name, level))]
+        best = [run for level in LEVELS if (run := _best(runs, name, level))]
         if best:
             rows.append(_row(name, best, _varied(runs, name)))
         else:
             missing.append(f"`{name}`")
     lines = [HEAD, _line(COLUMNS), _line(["---"] * len(COLUMNS)), *rows, ""]
     return "\n".join([*lines, *wrap(f"Not measured: {', '.join(missing)}.", 120), ""] if missing else lines)
+
+
+def of_one_method(name: str) -> str:
+    """The section of a method's page: its rows of the table, and its learning curves. Empty if it was not measured."""
+    runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
+    if not any(run["method"]["name"] == name for run in runs):
+        return ""
+    best = [run for level in LEVELS if (run := _best(runs, name, level))]
+    table = "\n".join([_line(COLUMNS), _line(["---"] * len(COLUMNS)), _row(name, best, _varied(runs, name))])
+    chart = f"![Test accuracy of {name} over the rounds](../../assets/methods/{name}.svg){{ .chart }}"
+    return f"## Measured\n\n{SETTING}\n{table}\n\n{chart}\n\nFor comparison, thin lines are FedAvg.\n"
+
+
+def measured_methods() -> list[str]:
+    """The methods with at least one run of full length."""
+    runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
+    return list(dict.fromkeys(run["method"]["name"] for run in runs if run["rounds"] == LONG and "accuracy" in run))
+
+
+def curves(name: str) -> dict[float, list[float]]:
+    """Level -> test accuracies every 20 rounds, of the best run of a method."""
+    runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
+    return {level: run["accuracy"] for level in LEVELS if (run := _best(runs, name, level))}
 
 
 def _best(runs: list[dict[str, Any]], name: str, level: float) -> dict[str, Any] | None:
@@ -62,7 +93,7 @@ def _best(runs: list[dict[str, Any]], name: str, level: float) -> dict[str, Any]
 
 def _row(name: str, best: list[dict[str, Any]], varied: set[str]) -> str:
     cells = [f"`{name}`"]
-    for level in (10.0, 0.1):
+    for level in LEVELS:
         run = next((run for run in best if run["beta"] == level), None)
         cells += _cells(run, varied) if run else ["", ""]
     seconds = sum(run["cpu_seconds"] for run in best) / len(best)

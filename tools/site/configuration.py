@@ -1,0 +1,119 @@
+"""The page of all configuration keys: type, range, default and meaning come from the schema and its docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from fedfleet.engine.config.schema import LARGEST_COUNT, Experiment, WorkerGroup
+from fedfleet.tune.search.plan import Search
+from fedfleet.tune.study.spec import Study
+
+from .annotations import in_words
+from .text import explained, sentence, table
+
+HEAD = """\
+# Configuration keys
+
+This page is generated from the schema. An experiment file is YAML with these keys; a key that does not exist is
+refused with the nearest valid name. On the command line `a.b=c` overrides a key: the command line has priority over the
+file, and the file over the default. The number of a method's argument may be replaced by a
+[schedule](../howto/experiments.md#schedules), and any value by a [range](../howto/search.md#ranges) that a search
+fills in.
+"""
+SECTIONS = {
+    "federation": "Who is trained, how often, and how results are averaged",
+    "engine": "How and where the run is computed",
+    "evaluate": "When and on which rows the model is evaluated",
+    "checkpoint": "When a run can be resumed, and from where",
+    "tracking": "Where records are written in addition to the folder of the run",
+}
+GROUPS = """\
+## A group of workers
+
+`engine.workers` may be a list of groups of equal workers, see [clusters](../howto/cluster.md#workers). These are the
+keys of one entry of the list.
+"""
+SEARCH = """\
+## The section `search`
+
+`fedfleet search` reads this section of an experiment file; `fedfleet run` refuses it.
+"""
+STUDY = """\
+## The study file
+
+`fedfleet study` reads a file with these keys; [the guide to studies](../howto/studies.md) shows a whole file.
+"""
+
+
+class Key(NamedTuple):
+    """One row of the tables. `default`: None if the key is required."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+    meaning: str
+
+
+def page() -> str:
+    parts = [HEAD, "## Top level\n", rows(key for key in keys(Experiment) if "." not in key.name)]
+    for section, title in SECTIONS.items():
+        found = [key for key in keys(Experiment) if key.name.startswith(f"{section}.")]
+        parts += [f"## {title}: `{section}`\n", rows(found)]
+    parts += [GROUPS, rows(keys(WorkerGroup)), SEARCH, rows(keys(Search, "search."))]
+    return "\n".join([*parts, STUDY, rows(keys(Study))])
+
+
+def rows(found: Iterable[Key]) -> str:
+    shown = [(f"`{k.name}`", k.type, "required" if k.required else yaml_of(k.default), k.meaning) for k in found]
+    return table(("key", "type and range", "default", "meaning"), shown)
+
+
+def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """All keys of a section and of the sections inside it. Raises KeyError if a docstring leaves one out."""
+    said = explained(inspect.getdoc(section) or "", section.model_fields)
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from keys(inner, f"{prefix}{name}.")
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield Key(
+            prefix + name,
+            ", ".join([in_words(inner), *bounds(field.metadata)]),
+            default,
+            field.is_required(),
+            meaning(said[name]),
+        )
+
+
+def meaning(words: str) -> str:
+    """What a docstring says of a key, without the default, which has a column of its own."""
+    words = words.replace("see `WorkerGroup`", "see [a group of workers](#a-group-of-workers)")
+    return sentence(re.sub(r" \(default [^():]+\)", "", words))
+
+
+def bounds(limits: Iterable[Any]) -> Iterator[str]:
+    """The limits of a field in words. The upper limit that all counts have is left out."""
+    for limit in limits:
+        if (least := getattr(limit, "ge", None)) is not None:
+            yield f"{least} or more"
+        if (above := getattr(limit, "gt", None)) is not None:
+            yield f"more than {above}"
+        if (most := getattr(limit, "le", None)) is not None and most != LARGEST_COUNT:
+            yield f"{most} at most"
+        if (below := getattr(limit, "lt", None)) is not None:
+            yield "less than 2^63" if below == 2**63 else f"less than {below}"
+
+
+def yaml_of(default: Any) -> str:
+    """A default as YAML has it; empty if there is none."""
+    if default is None or default == "" or default == () or default == {}:
+        return "`[]`" if default == () else "`{}`" if default == {} else ""
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=list)}`"

@@ -1,0 +1,78 @@
+"""Hooks of MkDocs: they add the generated pages, the charts and MathJax to the site, without writing into `docs/`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, and not as a part of the package `tools`
+
+from fedfleet.engine.config.registry import Registry  # noqa: E402
+from tools.site import charts, commands, configuration, measured, methods, parts, record  # noqa: E402
+
+METHODS = "reference/methods/"
+PACKAGES = ("algorithms", "engine", "tune", "workloads")
+MATHJAX = "tex-svg.js"
+"""MathJax in one file, with its fonts, from the package sphinx-mathjax-offline."""
+
+
+def on_config(config: Any) -> Any:
+    """Add the pages of all methods to the navigation, below the page that lists them."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    link_package(ROOT / "build/package/fedfleet")
+    pages = [f"{METHODS}{name}.md" for name in Registry().tables["METHODS"]]
+    config.nav = replaced(config.nav, f"{METHODS}index.md", [f"{METHODS}index.md", *pages])
+    return config
+
+
+def link_package(folder: Path) -> None:
+    """Make a folder with the package as it is imported. mkdocstrings reads sources without importing them, and would
+    not find `fedfleet.engine` in `engine/`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    package = importlib.import_module("fedfleet")
+    (folder / "__init__.py").touch()
+    sources = [Path(importlib.import_module(f"fedfleet.{name}").__path__[0]) for name in PACKAGES]
+    if package.__file__:
+        sources += list(Path(package.__file__).parent.glob("*.py"))
+    for source in sources:
+        link = folder / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source)
+
+
+def replaced(nav: Any, page: str, pages: list[str]) -> Any:
+    """The navigation in which the section that consists of `page` alone has all `pages`."""
+    if isinstance(nav, list):
+        return pages if nav == [page] else [replaced(item, page, pages) for item in nav]
+    return {title: replaced(inner, page, pages) for title, inner in nav.items()} if isinstance(nav, dict) else nav
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path, content in generated():
+        files.append(File.generated(config, path, content=content))
+    mathjax = resources.files("sphinx-mathjax-offline") / "static/mathjax" / MATHJAX
+    files.append(File.generated(config, f"assets/{MATHJAX}", abs_src_path=str(mathjax)))
+    return files
+
+
+def generated() -> Iterator[tuple[str, str]]:
+    """(path below docs/, content) of everything that is made from the code."""
+    yield "reference/configuration.md", configuration.page()
+    yield "reference/commands.md", commands.page()
+    yield "reference/record.md", record.page()
+    for name in parts.PAGES:
+        yield f"reference/{name}.md", parts.page(name)
+    yield f"{METHODS}index.md", methods.index()
+    for name in Registry().tables["METHODS"]:
+        yield f"{METHODS}{name}.md", methods.page(name)
+    for name in measured.measured_methods():
+        yield f"assets/methods/{name}.svg", charts.learning_curves(name)
+    yield "results/benchmarks.md", (ROOT / "benchmarks/RESULTS.md").read_text("utf-8")

@@ -1,0 +1,60 @@
+"""The page of the columns of the record, from the docstring of `engine/records/parquet.py`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from fedfleet.engine.backends.ray.cluster_pool import ClusterPool
+from fedfleet.engine.records import parquet
+
+from .text import sentence, table
+
+HEAD = """\
+# Columns of the record
+
+`rounds.parquet` in the folder of a run, `Result.records` in Python, and the metrics in MLflow have these columns, one
+row for each round. A cell is empty if the number was not measured in that round.
+"""
+CLUSTER = """\
+## On several nodes
+
+A run on more than one node has further columns:
+"""
+NAMES = re.compile(r"^(\S.*?)\s{2,}(\S.*)$")
+
+
+def page() -> str:
+    rows = [(", ".join(f"`{name}`" for name in names), sentence(text)) for names, text in columns()]
+    return "\n".join([HEAD, table(("column", "meaning"), rows), CLUSTER, table(("column", "meaning"), cluster())])
+
+
+def columns() -> list[tuple[list[str], str]]:
+    """(names, meaning) of every line of the docstring. Names after the first one share its folder."""
+    found: list[tuple[list[str], str]] = []
+    for line in (inspect.getdoc(parquet) or "").splitlines()[2:]:
+        if named := NAMES.match(line):
+            found.append((in_full(named[1].split(", ")), named[2]))
+        elif line.strip() and found:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+    return found
+
+
+def in_full(names: list[str]) -> list[str]:
+    """["time/data", "wait"] -> ["time/data", "time/wait"], and …_up -> the first name with its end replaced."""
+    first = names[0]
+    folder, stem = first.rpartition("/")[0], first.rpartition("_")[0]
+    return [first, *(stem + n[1:] if n.startswith("…_b") else first_with(first, n, folder) for n in names[1:])]
+
+
+def first_with(first: str, name: str, folder: str) -> str:
+    if name.startswith("…"):
+        return f"{first if first.endswith('…') else first.rpartition('_')[0]}{name[1:]}"
+    return f"{folder}/{name}"
+
+
+def cluster() -> list[tuple[str, str]]:
+    """The columns of a run on several nodes, from the docstring of the method that counts them."""
+    text = " ".join((inspect.getdoc(ClusterPool.facts) or "").split())
+    parts = re.split(r"(node/\w+): ", text)[1:]
+    return [(f"`{n}`", sentence(words)) for n, words in zip(parts[::2], parts[1::2], strict=True)]
