@@ -24,7 +24,7 @@ demo: $(READY)
 
 # The documentation site, in site/. It is built without a network.
 docs: $(READY)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "open site/index.html"
 
 slow: $(READY)

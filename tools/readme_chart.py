@@ -46,7 +46,7 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
             final = values[:, -1].mean()
             axes.plot(rounds, values.mean(0), color=colour, linewidth=2, label=f"{label}, {final:.1f} %")
             axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
-        axes.set(xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
+        axes.set(xlabel="round", ylabel="test accuracy, %", ylim=(30, 100))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="lower right", frameon=False)

@@ -1,37 +1,6 @@
-// Search in pages that were opened as files: browsers refuse to start a Worker from file://, so the script of the
-// worker runs in a hidden frame instead, with the same messages.
+// Search in pages that were opened as files: browsers refuse to start a Worker from file://. The script of the worker
+// runs in a hidden frame instead, which gets the functions that it expects of a worker.
 if (location.protocol === "file:") {
-  window.IFrameWorker = class extends EventTarget {
-    constructor(url) {
-      super();
-      const frame = document.createElement("iframe");
-      frame.hidden = true;
-      document.body.appendChild(frame);
-      this.inner = frame.contentWindow;
-      window.addEventListener("message", (event) => {
-        if (event.source !== this.inner) return;
-        this.dispatchEvent(new MessageEvent("message", { data: event.data }));
-        if (this.onmessage) this.onmessage(event);
-      });
-      const page = this.inner.document;
-      page.open();
-      page.write("<!doctype html><html><body></body></html>");
-      page.close();
-      this.inner.postMessage = (message) => window.postMessage.call(this.inner.parent, message, "*");
-      this.inner.importScripts = (...urls) =>
-        urls.reduce(
-          (before, next) => before.then(() => load(page, next)),
-          Promise.resolve(),
-        );
-      this.ready = load(page, url);
-    }
-    postMessage(data) {
-      this.ready.then(() => this.inner.dispatchEvent(new MessageEvent("message", { data: structuredClone(data) })));
-    }
-    terminate() {
-      this.inner.frameElement.remove();
-    }
-  };
   const load = (page, url) =>
     new Promise((resolve, reject) => {
       const script = page.createElement("script");
@@ -40,5 +9,30 @@ if (location.protocol === "file:") {
       script.onerror = reject;
       page.body.appendChild(script);
     });
+  const message = (data) => new MessageEvent("message", { data: structuredClone(data) });
+
+  window.IFrameWorker = class extends EventTarget {
+    constructor(url) {
+      super();
+      this.frame = document.createElement("iframe");
+      this.frame.hidden = true;
+      document.body.appendChild(this.frame);
+      const inner = this.frame.contentWindow;
+      inner.postMessage = (data) => {
+        const event = message(data);
+        this.dispatchEvent(event);
+        if (this.onmessage) this.onmessage(event);
+      };
+      inner.importScripts = (...urls) =>
+        urls.reduce((before, next) => before.then(() => load(inner.document, next)), Promise.resolve());
+      this.ready = load(inner.document, url);
+    }
+    postMessage(data) {
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(message(data)));
+    }
+    terminate() {
+      this.frame.remove();
+    }
+  };
   window.Worker = window.IFrameWorker;
 }

@@ -27,11 +27,11 @@ file, and the file over the default. The number of a method's argument may be re
 fills in.
 """
 SECTIONS = {
-    "federation": "Who is trained, how often, and how results are averaged",
-    "engine": "How and where the run is computed",
-    "evaluate": "When and on which rows the model is evaluated",
-    "checkpoint": "When a run can be resumed, and from where",
-    "tracking": "Where records are written in addition to the folder of the run",
+    "federation": "who is trained, how often, and how results are averaged",
+    "engine": "how and where the run is computed",
+    "evaluate": "when and on which rows the model is evaluated",
+    "checkpoint": "when a run can be resumed, and from where",
+    "tracking": "where records are written in addition to the folder of the run",
 }
 GROUPS = """\
 ## A group of workers
@@ -49,6 +49,8 @@ STUDY = """\
 
 `fedfleet study` reads a file with these keys; [the guide to studies](../howto/studies.md) shows a whole file.
 """
+FILLED_IN = ("name", "notes")
+"""Keys of a study that the command line fills in."""
 
 
 class Key(NamedTuple):
@@ -65,9 +67,9 @@ def page() -> str:
     parts = [HEAD, "## Top level\n", rows(key for key in keys(Experiment) if "." not in key.name)]
     for section, title in SECTIONS.items():
         found = [key for key in keys(Experiment) if key.name.startswith(f"{section}.")]
-        parts += [f"## {title}: `{section}`\n", rows(found)]
+        parts += [f"## `{section}`: {title}\n", rows(found)]
     parts += [GROUPS, rows(keys(WorkerGroup)), SEARCH, rows(keys(Search, "search."))]
-    return "\n".join([*parts, STUDY, rows(keys(Study))])
+    return "\n".join([*parts, STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)])
 
 
 def rows(found: Iterable[Key]) -> str:
