@@ -3,9 +3,9 @@
     pip install fedjax==0.0.17 jax==0.10.2 jaxlib==0.10.2
     fedfleet bench w1 --peer "fedjax=python benchmarks/peer_fedjax.py --work {work} --rounds {rounds}"
 
-It prints one JSON line, the clients per second of every timed round. Its rounds have the same numbers of clients, batches
-and steps as those of `fedfleet bench`, a plain average, and no evaluation. Images have their channels last, as XLA's
-compiler for processors prefers, and pooling is a maximum over a reshaped array, which has the faster gradient there.
+It prints one JSON line, the clients per second of every timed round. Its rounds have as many clients, batches and steps
+as those of `fedfleet bench`, a plain average, and no evaluation. Images have their channels last, as XLA prefers on
+processors, and pooling is a maximum over a reshaped array, which has the faster gradient there.
 """
 
 from __future__ import annotations

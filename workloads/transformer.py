@@ -87,9 +87,9 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Vit(Model):
-    """A vision transformer: 9,523,722 parameters for 32 x 32 colour images of 10 classes. `patch`: side of a patch in
-    pixels. `width`: of a token. `depth`: layers. `heads`: heads of attention, each of width `head`. `mlp`: inner width
-    of the feed-forward layers. `dropout`: rate."""
+    """A vision transformer: 9,523,722 parameters for 32 x 32 colour images of 10 classes. `patch`: the side of a patch
+    in pixels. `width`: the width of a token. `depth`: the number of layers. `heads`: the number of heads of attention,
+    each of width `head`. `mlp`: the inner width of the feed-forward layers. `dropout`: the rate of dropout."""
 
     patch: int = 4
     width: int = 512

@@ -134,8 +134,8 @@ def test_every_column_of_a_run_is_explained(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "formula"),
     [
-        ("v <- beta2 v + (1 - beta2) delta^2", r"v \leftarrow \beta_{2} v + (1 - \beta_{2} ) \Delta ^{2}"),
-        ("x <- x + server_lr m / (sqrt(v) + tau)", r"x \leftarrow x + \mathrm{server\_lr} m / (\sqrt{v} + \tau )"),
+        ("v <- beta2 v + (1 - beta2) delta^2", r"v \leftarrow \beta _{2} v + (1 - \beta _{2} ) \Delta ^{2}"),
+        ("x <- x + server_lr m / (sqrt(v) + tau)", r"x \leftarrow x + \mathrm{server\_lr}\, m / (\sqrt{v} + \tau )"),
         (
             "c_i <- mean of the K gradients",
             r"c_{i} \leftarrow \operatorname{mean} \text{ of the } K \text{ gradients }",

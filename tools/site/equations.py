@@ -115,7 +115,7 @@ def name(raw: str) -> str:
     if len(stem) == 1 and subscripts:
         return f"{stem}_{{{','.join(subscript(s) for s in subscripts)}}}"
     if subscripts:
-        return rf"\mathrm{{{raw.replace('_', chr(92) + '_')}}} "
+        return rf"\mathrm{{{raw.replace('_', chr(92) + '_')}}}\,"
     if counted := re.fullmatch(r"([A-Za-z]+?)(\d+)", stem):
         return f"{letter(counted[1])}_{{{counted[2]}}} " if counted[1] in GREEK or len(counted[1]) == 1 else word(stem)
     return letter(stem) if len(stem) == 1 or stem in GREEK else word(stem)

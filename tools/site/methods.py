@@ -117,7 +117,8 @@ def notes(paragraphs: Sequence[str]) -> str:
 
 def prose(paragraph: str) -> str:
     """A paragraph of a docstring as Markdown: stars and angle brackets stand for themselves, lists stay lists."""
-    escaped = re.sub(r"(?<!`)([*<_])(?!`)", r"\\\1", paragraph)
+    pieces = re.split(r"(`[^`]*`)", paragraph)
+    escaped = "".join(p if p.startswith("`") else re.sub(r"([*<_])", r"\\\1", p) for p in pieces)
     return re.sub(r"^([^\n:]+:)\n- ", r"\1\n\n- ", escaped)
 
 
