@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from fedfleet.engine.config.registry import Registry, resolve, signature, summary
 
 from .annotations import in_words
-from .methods import sentences, shown
+from .methods import citation, equations_of, prose, sentences, shown
 from .text import meanings, sentence, table
 
 PAGES = {
@@ -20,6 +19,12 @@ PAGES = {
     "rules": ("Local rules", "RULES", "method: {name: fedavg, rule: {name: momentum, lr: 0.05}}"),
     "balls": ("Orthogonalisations", "BALLS", "method: {name: fedmuon_bc, ball: {name: newton_schulz, iterations: 3}}"),
     "compressions": ("Compressions", "COMPRESSIONS", "method: {name: fedavg, compression: {name: sparsification}}"),
+    "aggregators": ("Rules of aggregation", "AGGREGATORS", "aggregate: {name: multi_krum, f: 4, before: [nnm]}"),
+    "preaggregators": (
+        "Rules before the aggregation",
+        "PREAGGREGATORS",
+        "aggregate: {name: median, before: [bucketing]}",
+    ),
 }
 """Page -> its title, the table of the registry, and an example."""
 
@@ -100,9 +105,17 @@ def section(name: str, entry: Any, tables: Mapping[str, Mapping[str, Any]]) -> s
         required = parameter.default is parameter.empty
         default = "required" if required else code(shown(parameter.default, tables))
         rows.append((f"`{key}`", in_words(hints[key]), default, sentence(said.get(key, ""))))
-    text = re.sub(r"<(\w)", r"&lt;\1", inspect.getdoc(target) or "")
+    text = prose(inspect.getdoc(target) or "")
     arguments = table(("argument", "type", "default", "meaning"), rows) if rows else "No arguments.\n"
-    return f"## `{name}` {{ #{name} }}\n\n{sentence(text)}\n\n{arguments}"
+    return f"## `{name}` {{ #{name} }}\n\n{sentence(text)}\n\n{source(name, target, tables)}{arguments}"
+
+
+def source(name: str, target: Any, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The paper and the equations of a rule of aggregation, from the head of its file. Other parts have none."""
+    if name not in {**tables["AGGREGATORS"], **tables["PREAGGREGATORS"]} or target.__module__.endswith(".contract"):
+        return ""
+    module = inspect.getmodule(target)
+    return f"{citation(module)}\n\n{equations_of((inspect.getdoc(module) or '').split(chr(10) * 2))}\n"
 
 
 def code(text: str) -> str:

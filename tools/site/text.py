@@ -8,9 +8,8 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-MENTION = re.compile(r"((?:`\w+`(?:, | and )?)+): ")
-"""The beginning of a docstring's sentence about arguments: "`lr`, `mu`: "."""
-NAME = re.compile(r"`(\w+)`")
+MENTION = re.compile(r"((?:`\w+`(?:, | and )?)+|(?:^|(?<=[.;] )|(?<=, or ))\w+(?:, \w+)*): ")
+"""The beginning of words about arguments: "`lr`, `mu`: ", or at the beginning of a sentence "lr, mu: "."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -29,12 +28,17 @@ def explained(docstring: str, known: Container[str]) -> dict[str, str]:
     said: dict[str, str] = {}
     for paragraph in docstring.split("\n\n"):
         text = " ".join(paragraph.split())
-        found = [m for m in MENTION.finditer(text) if all(name in known for name in NAME.findall(m[1]))]
+        found = [m for m in MENTION.finditer(text) if all(name in known for name in names_in(m[1]))]
         for this, following in zip_longest(found, found[1:]):
             words = text[this.end() : following.start() if following else None].strip()
-            for name in NAME.findall(this[1]):
+            for name in names_in(this[1]):
                 said.setdefault(name, words)
     return said
+
+
+def names_in(mention: str) -> list[str]:
+    """The names in "`lr`, `mu`" or "lr and mu"."""
+    return [name for name in re.findall(r"\w+", mention) if name != "and"]
 
 
 def meanings(target: Any, known: Container[str]) -> dict[str, str]:
