@@ -42,6 +42,11 @@ clean:
 	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Editors and type checkers cannot follow the import hook of an editable installation. They find the package by these
+# links, see [tool.pyright] in pyproject.toml.
+PARTS := engine algorithms workloads tune
+EDITOR := $(VENV)/editor/fedfleet
+
 # This file is written last. An environment without it is left from an interrupted installation and is made again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON must be Python 3.10 or newer, got %d.%d; run make PYTHON=python3.x" % sys.version_info[:2])'
@@ -49,4 +54,6 @@ $(READY): pyproject.toml constraints.txt
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@mkdir -p $(EDITOR)
+	@ln -sfn $(addprefix $(CURDIR)/,tune/fedfleet/__init__.py tune/fedfleet/py.typed $(PARTS)) $(EDITOR)
 	@touch $@

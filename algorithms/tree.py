@@ -57,6 +57,9 @@ class Tree:
 
     __slots__ = ("flat", "layout")
 
+    flat: Tensor
+    layout: Layout
+
     def __init__(self, flat: Tensor, layout: Layout) -> None:
         self.flat, self.layout = flat, layout
 

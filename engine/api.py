@@ -1,60 +1,144 @@
-"""`run` and `resume`: from a validated experiment to a result, and to the files of a run directory."""
+"""`run`, `rounds` and `resume`: from a validated experiment to a result, and to the files of a run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, overload
 
 from .config.differences import differences
+from .config.run_spec import RunSpec
 from .config.schema import Experiment
+from .config.schema import experiment as validated
 from .errors import ConfigError
 from .runs.launch import execute, new_run_id, prepare
-from .runs.observer import Observer
+from .runs.observer import Watching, observers_of
 from .runs.result import Result
+from .runs.rounds import Rounds
 
 
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
-    observers: Iterable[Observer] = (),
+    observers: Iterable[Watching] = (),
     run_id: str | None = None,
     stop: Callable[[], int] | None = None,
+    *,
+    initial_model: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment to its last round.
 
     out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None for a
-    run without files. observers: they receive every round and every line of the log. run_id: the run's name; a new one
-    is made if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it,
-    SIGINT and SIGTERM of this process end the run.
+    run without files, which cannot be resumed. observers: they receive every round and every line of the log; a
+    function instead of an Observer is called with the record of every round. run_id: the run's name; a new one is made
+    if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it, SIGINT
+    and SIGTERM of this process end the run. initial_model: the model before round 1, name -> tensor or array, such as
+    the `model` of another result; None for the workload's own.
+
+    On Ray, the runs of one process share the Ray that the first of them starts; see `fedfleet.shutdown`.
 
     Raises ConfigError if the experiment cannot run, Diverged if the model is not finite or becomes far too large,
     Interrupted if the run was ended by a signal (with a checkpoint, if the run has a folder), and other FedFleetErrors.
     """
+    run_spec, directory = _new(experiment, out, run_id, initial_model)
+    return execute(run_spec, directory, observers_of(observers), stop)
+
+
+@overload
+def resume(
+    experiment: str | Path,
+    *,
+    observers: Iterable[Watching] = (),
+    stop: Callable[[], int] | None = None,
+) -> Result: ...
+
+
+@overload
+def resume(
+    experiment: Experiment,
+    directory: str | Path,
+    observers: Iterable[Watching] = (),
+    stop: Callable[[], int] | None = None,
+) -> Result: ...
+
+
+def resume(
+    experiment: Experiment | str | Path,
+    directory: str | Path | None = None,
+    observers: Iterable[Watching] = (),
+    stop: Callable[[], int] | None = None,
+) -> Result:
+    """Continue the run in a folder from its last sound checkpoint, to the same bits as a run without interruption.
+
+        fedfleet.resume("runs/mine")
+        fedfleet.resume(experiment, "runs/mine")
+
+    experiment: the configuration of the run. It may differ in settings that do not change the result (workers, backend,
+    tracking), and it may have more rounds. Without it, the run continues with the configuration in its folder; this is
+    impossible if the workload or the method was an object and not a name. directory: the run's folder. observers, stop:
+    as in `run`. Raises ConfigError if there is nothing to resume from, or if other settings differ, which it names.
+    """
+    if not isinstance(experiment, Experiment):
+        if directory is not None:
+            raise ConfigError(f"experiment must be an Experiment, got {experiment!r}; or give the run's folder alone")
+        run_spec, run_directory = _old(None, experiment)
+    elif directory is None:
+        raise ConfigError("directory is missing; give the run's folder")
+    else:
+        run_spec, run_directory = _old(experiment, directory)
+    return execute(run_spec, run_directory, observers_of(observers), stop)
+
+
+def rounds(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    observers: Iterable[Watching] = (),
+    run_id: str | None = None,
+    *,
+    initial_model: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> Rounds:
+    """Iterate over the rounds of an experiment while it runs.
+
+        rounds = fedfleet.rounds(experiment, "runs/mine")
+        for record in rounds:
+            print(record["round"], record.get("eval/accuracy"))
+        result = rounds.result
+
+    resume: whether to continue the unfinished run in the folder `out`. The other arguments are those of `run`. Raises
+    ConfigError at once if the experiment cannot run; see `Rounds` for the end of the run.
+    """
+    if not resume:
+        run_spec, directory = _new(experiment, out, run_id, initial_model)
+    elif out is None or run_id is not None or initial_model is not None:
+        raise ConfigError("resume=True continues the run in the folder out; give out, and no run_id or initial_model")
+    else:
+        run_spec, directory = _old(experiment, out)
+    return Rounds(run_spec, directory, observers_of(observers))
+
+
+def _new(
+    experiment: Experiment, out: str | Path | None, run_id: str | None, initial_model: Mapping[str, Any] | None
+) -> tuple[RunSpec, Any]:
+    """The specification of a new run, and its RunDirectory or None."""
     from .runs.run_directory import RunDirectory
 
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
     directory = RunDirectory.new(Path(out)) if out is not None else None
-    run_spec = prepare(experiment, run_id or new_run_id(), directory.path if directory else None)
-    return execute(run_spec, directory, list(observers), stop)
+    path = directory.path if directory else None
+    return prepare(experiment, run_id or new_run_id(), path, initial_model=initial_model), directory
 
 
-def resume(
-    experiment: Experiment,
-    directory: str | Path,
-    observers: Iterable[Observer] = (),
-    stop: Callable[[], int] | None = None,
-) -> Result:
-    """Continue the run in a folder from its last sound checkpoint, to the same bits as a run without interruption.
-
-    experiment: the configuration of the run. It may differ in settings that do not change the result (workers, backend,
-    tracking), and it may have more rounds. observers, stop: as in `run`. Raises ConfigError if there is nothing to
-    resume from, or if other settings differ, which it names.
-    """
+def _old(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, Any]:
+    """The specification that continues the run in a folder, and its RunDirectory. experiment: None for the folder's."""
     from .runs.run_directory import RunDirectory
 
     run_directory = RunDirectory.old(Path(directory))
-    if keys := differences(run_directory.config(), experiment.plain()):
+    config = run_directory.config()
+    if experiment is None:
+        experiment = validated(config)
+    elif keys := differences(config, experiment.plain()):
         raise ConfigError(f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes")
-    run_spec = prepare(experiment, run_directory.run_id, run_directory.path, resume=True)
-    return execute(run_spec, run_directory, list(observers), stop)
+    run_id, path, initial_model = run_directory.run_id, run_directory.path, run_directory.initial_model()
+    return prepare(experiment, run_id, path, resume=True, initial_model=initial_model), run_directory

@@ -57,7 +57,15 @@ class FedFleetError(Exception):
         return {"__cause__": cause if isinstance(cause, RemoteCause) else RemoteCause(full_traceback(cause))}
 
 
-class ConfigError(FedFleetError, ValueError):
+class OneSentence(FedFleetError):
+    """An error whose message says everything that its reader needs. A notebook shows it without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class ConfigError(OneSentence, ValueError):
     """The experiment cannot be run as it is written. Commands end with status 2."""
 
 
@@ -67,6 +75,10 @@ class InUse(ConfigError):
 
 class Diverged(FedFleetError):
     """The server's model is no longer finite."""
+
+    round: int
+    detail: str
+    remedy: str
 
     def __init__(self, round: int, detail: str, remedy: str = "lower the step size") -> None:
         super().__init__(f"diverged in round {round}: {detail}; {remedy}")
@@ -81,6 +93,11 @@ class ClientFailed(FedFleetError):
 
     `clients` are all clients of the task if none of them fails alone.
     """
+
+    round: int
+    clients: tuple[int, ...]
+    cause: str
+    where: str
 
     def __init__(self, round: int, clients: tuple[int, ...], cause: str, where: str) -> None:
         who = f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
@@ -142,8 +159,14 @@ class DriverDied(FedFleetError):
     """The process of the driver is gone. The checkpoints that it wrote remain."""
 
 
-class Interrupted(FedFleetError):
-    """A signal asked the run to stop."""
+class Interrupted(OneSentence):
+    """A signal asked the run to stop.
+
+    `signal`: its number. `detail`: how to continue, as the end of a sentence, or "".
+    """
+
+    signal: int
+    detail: str
 
     def __init__(self, signal: int, detail: str = "") -> None:
         super().__init__(f"interrupted{detail}")

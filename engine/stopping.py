@@ -68,15 +68,16 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], int]]:
+def stopping(stop: Stop | None = None) -> Iterator[Stop]:
     """While it lasts, SIGINT and SIGTERM set a flag. Yields the function that returns the flag, see `Stop`.
 
-    Python delivers signals to the main thread only. In any other thread the flag stays 0.
+    stop: the flag to set, a new one by default. Python delivers signals to the main thread only. In any other thread
+    the flag stays as it is.
     """
+    stop = stop or Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
+        yield stop
         return
-    stop = Stop()
     before = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop

@@ -50,6 +50,9 @@ def ray_here():
     """One Ray for all tests that need it; four logical processors, so that two or three workers fit anywhere."""
     import ray
 
+    from fedfleet.engine.backends.ray.connect import shutdown
+
+    shutdown()  # that of a run of an earlier test
     os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves workers on a busy machine
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield

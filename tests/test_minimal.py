@@ -33,7 +33,7 @@ for name in MISSING:
 
 from torch import Tensor
 
-from fedfleet.engine import Experiment, run
+from fedfleet import ConfigError, Experiment, run
 
 experiment = Experiment.model_validate({
     "workload": "quadratic",
@@ -44,6 +44,13 @@ experiment = Experiment.model_validate({
 })
 results = [run(experiment), run(experiment)]
 assert all(isinstance(value, Tensor) for result in results for value in result.model.values())
+for needs_another_package in (results[0].plot, results[0].to_pandas):
+    try:
+        needs_another_package()
+    except ConfigError as error:
+        assert "is not installed; install it (pip install" in str(error), error
+    else:
+        sys.exit("it is installed")
 print(json.dumps([[r.run_id, r.records.num_rows, len(r.model), r.model_sha256] for r in results]))
 '''
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..engine.api import run
 from ..engine.config.schema import Experiment
-from ..engine.runs.launch import new_run_id, prepare
+from ..engine.runs.launch import new_run_id
 from ..engine.runs.result import Result
 from .chart import curves
 from .files import load
@@ -55,21 +55,13 @@ def table(results: dict[str, Result]) -> str:
 
 
 def main() -> None:
-    import ray
-
-    from ..engine.backends.ray.connect import start_ray
-
     started, run_id = time.perf_counter(), new_run_id()
     folder = Path("runs") / f"demo-{run_id}"
     print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each, on Ray …", flush=True)
-    start_ray(prepare(experiment("FedAvg"), run_id))  # one Ray for all four
     results: dict[str, Result] = {}
-    try:
-        for label in METHODS:
-            results[label] = run(experiment(label), folder / label.lower(), [Progress()])
-            print(f"  {label}: {accuracies(results[label])[-1][1]:.1%}", flush=True)
-    finally:
-        ray.shutdown()
+    for label in METHODS:
+        results[label] = run(experiment(label), folder / label.lower(), [Progress()])
+        print(f"  {label}: {accuracies(results[label])[-1][1]:.1%}", flush=True)
     chart = folder / "accuracy.png"
     points: dict[str, Any] = {label: accuracies(result) for label, result in results.items()}
     curves(points, chart, "Digits, 100 clients, cohorts of 20, Dirichlet 0.1")

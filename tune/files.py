@@ -49,9 +49,18 @@ def shipped() -> dict[str, Path]:
     return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".yaml")}
 
 
-def load(source: str, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment in a file, or of a shipped name, with the overrides applied. Raises ConfigError."""
-    data = load_data(source, overrides)
+def load(source: str | Path, overrides: str | Iterable[str] = ()) -> Experiment:
+    """The experiment in a YAML file, in the folder of a run, or of a shipped name, with overrides applied.
+
+        fedfleet.load("digits", ["method.name=fedavg", "federation.rounds=20"])
+
+    source: a path, or a name of `fedfleet list experiments`. overrides: one `a.b=c`, or several. Raises ConfigError.
+    """
+    if isinstance(overrides, str):
+        overrides = (overrides,)
+    if (Path(source) / "config.yaml").is_file():
+        source = Path(source) / "config.yaml"
+    data = load_data(str(source), overrides)
     if "search" in data:
         raise ConfigError(
             f"{source} holds a search; start it by `fedfleet search {source}`, or run the file that the search writes"

@@ -48,7 +48,8 @@ def fail(error: Exception, status: int) -> None:
 def resumable(folder: Path) -> Iterator[None]:
     """Add to the error of a run that stops early how to resume it, if it has left a checkpoint in `folder`.
 
-    What Ray prints in this context goes to standard error, since standard output is for the result.
+    What Ray prints in this context goes to standard error, since standard output is for the result. A Ray that the run
+    has started ends with the context, because a command that was interrupted ends without Python's own clean-up.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -65,6 +66,11 @@ def resumable(folder: Path) -> Iterator[None]:
         if isinstance(error, Interrupted):
             raise Interrupted(error.signal, how) from None
         raise FedFleetError(f"{error}{how}") from error
+    finally:
+        if "ray" in sys.modules:
+            from ..engine.backends.ray.connect import shutdown
+
+            shutdown()
 
 
 def show_result(result: Any, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: one line with the round, loss, accuracy, clients per second and remaining time."""
+"""Progress of a run: one line with the round, loss, accuracy and clients per second; on a terminal with a bar."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ SHOWN = ("loss", "accuracy", "clients/s")
 
 
 class Progress(Observer):
-    """An observer that updates the line. It prints nothing if standard error is not a terminal."""
+    """An observer that updates the line on a terminal or below the cell of a notebook. It prints nothing elsewhere."""
 
     def __init__(self) -> None:
         self.bar: Any = None
+        self.cell: Any = None  # IPython's handle of the line in a notebook
         self.task: Any = None
+        self.rounds: int = 0
         self.shown: dict[str, str] = {}
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+        self.rounds = run_spec.experiment.federation.rounds
+        if in_notebook():
+            from IPython.display import display
+
+            self.cell = display({"text/plain": "starting"}, raw=True, display_id=True)
         if not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -36,17 +43,21 @@ class Progress(Observer):
             console=Console(stderr=True),
         )
         self.bar.start()
-        self.task = self.bar.add_task("starting", total=run_spec.experiment.federation.rounds)
+        self.task = self.bar.add_task("starting", total=self.rounds)
 
     def record(self, record: Record) -> None:
-        if self.bar is None:
+        if self.bar is None and self.cell is None:
             return
         self.shown["loss"] = f"{record['train/loss']:.4f}"
         if "eval/accuracy" in record:
             self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
         self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"
         text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)
-        self.bar.update(self.task, completed=record["round"], description=text)
+        if self.cell is not None:
+            line = f"round {record['round']:.0f} of {self.rounds}  {text}"
+            self.cell.update({"text/plain": line}, raw=True)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=record["round"], description=text)
 
     def event(self, text: str) -> None:
         if self.bar is not None:
@@ -61,3 +72,10 @@ class Progress(Observer):
     def _stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

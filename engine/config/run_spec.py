@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...algorithms.aggregation.contract import Aggregator, Stage
 from ...algorithms.contract import Algorithm, Deferred, RunContext
@@ -44,7 +46,7 @@ class RunSpec:
     `directory`: the folder of the run's files, or None. `resume`: whether to start from the last checkpoint there.
     `execution_plan`: set once the plan is decided. `proven_kernels`: the library for which the kernels of the plan were
     proven, see `kernel_proof.kernel_identity`. `missing_kernels`: one sentence for each machine of the run that cannot
-    have compiled kernels.
+    have compiled kernels. `given_model`: the model before round 1, name -> tensor, or None for the workload's own.
     """
 
     run_id: str
@@ -55,11 +57,20 @@ class RunSpec:
     execution_plan: ExecutionPlan | None = None
     proven_kernels: str | None = None
     missing_kernels: tuple[str, ...] = ()
+    given_model: dict[str, Tensor] | None = field(default=None, compare=False)
 
     @staticmethod
-    def of(run_id: str, experiment: Experiment, directory: str | None = None, resume: bool = False) -> RunSpec:
+    def of(
+        run_id: str,
+        experiment: Experiment,
+        directory: str | None = None,
+        resume: bool = False,
+        initial_model: Mapping[str, Any] | None = None,
+    ) -> RunSpec:
+        """initial_model: the model before round 1, name -> tensor or array, or None for the workload's own."""
         plugins = tuple(find_plugin(name) for name in experiment.plugins)
-        return RunSpec(run_id, experiment, plugins, directory, resume)
+        given_model = None if initial_model is None else tensors_of(initial_model)
+        return RunSpec(run_id, experiment, plugins, directory, resume, given_model=given_model)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Pickle the fields only. Objects that were built here depend on plug-ins that are not yet loaded elsewhere."""
@@ -206,6 +217,8 @@ class RunSpec:
         with building_model(self):
             tensors = self.workload.init(self.experiment.seed)
             tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
+            if self.given_model is not None:
+                tensors = like(tensors, self.given_model)
             return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
 
     def split(self) -> Split:
@@ -230,6 +243,35 @@ class RunSpec:
                 f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
             )
         return split
+
+
+def tensors_of(model: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of a model's tensors or arrays on the CPU. Raises ConfigError for what is neither, or is not finite."""
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"initial_model must map names to tensors, got {type(model).__name__}; give result.model")
+    tensors = {}
+    for name, value in model.items():
+        try:
+            tensor = torch.as_tensor(value).detach().cpu().clone()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"initial_model: {name} must be a tensor or an array, got {value!r}") from error
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(f"initial_model: {name} must be finite, got infinite numbers or NaN; give another model")
+        tensors[name] = tensor
+    return tensors
+
+
+def like(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The given tensors in the order of the workload's `tensors`. Raises ConfigError if names or shapes differ."""
+    if set(given) != set(tensors):
+        missing, unknown = sorted(set(tensors) - set(given)), sorted(set(given) - set(tensors))
+        got = "; ".join([*[f"{name} is missing" for name in missing], *[f"{name} is not in it" for name in unknown]])
+        raise ConfigError(f"initial_model must have the tensors of the workload's model, but {got}")
+    for name, tensor in tensors.items():
+        if given[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, got {tuple(given[name].shape)}"
+            raise ConfigError(f"initial_model: {name} must have the shape {shapes}; give a model of this workload")
+    return {name: given[name] for name in tensors}
 
 
 def auto_block(parameters: int, cohort: int, device: str) -> int:

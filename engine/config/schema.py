@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
@@ -19,9 +20,31 @@ LARGEST_COUNT = 2**31 - 1
 
 
 class Section(BaseModel):
-    """A frozen mapping of known keys. Unknown keys, infinite numbers and NaN are refused."""
+    """A frozen mapping of known keys. Unknown keys, infinite numbers and NaN are refused.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    The constructor raises ConfigError with one sentence per mistake. Its representation has the keys whose values are
+    not the defaults.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+    if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(_sentences(error, type(self))) from None
+
+        __init__.__pydantic_base_init__ = True  # sections inside a section are validated without this constructor
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.get_default(call_default_factory=True):
+                yield name, value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -288,6 +311,23 @@ class Experiment(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)
 
+    if TYPE_CHECKING:  # the sections may be given as mappings, which the fields' types do not say
+
+        def __init__(
+            self,
+            *,
+            workload: Any,
+            method: Any,
+            seed: int = 0,
+            name: str = "",
+            plugins: str | Sequence[str] = (),
+            federation: Federation | Mapping[str, Any] = Federation(),
+            engine: Engine | Mapping[str, Any] = Engine(),
+            evaluate: Evaluate | Mapping[str, Any] = Evaluate(),
+            checkpoint: Checkpoint | Mapping[str, Any] = Checkpoint(),
+            tracking: Tracking | Mapping[str, Any] = Tracking(),
+        ) -> None: ...
+
     @field_validator("plugins", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
@@ -302,6 +342,11 @@ class Experiment(Section):
             raise ValueError("must be a name or {name: …, arguments}")
         return value
 
+    @property
+    def title(self) -> str:
+        """The names of the method and of the workload, as in "METHOD on WORKLOAD"."""
+        return f"{_name_of(self.method)} on {_name_of(self.workload)}"
+
     def plain(self) -> dict[str, Any]:
         """The experiment as data that YAML can hold. Objects that are already built become their representation."""
         data = self.model_dump(mode="python", exclude={"workload", "method", "aggregate"})
@@ -311,6 +356,13 @@ class Experiment(Section):
             value = getattr(self, key)
             data[key] = value if isinstance(value, str | dict) else repr(value)
         return data
+
+
+def _name_of(part: Any) -> str:
+    """The name of a method or a workload; for an object, the name of its class."""
+    if isinstance(part, str):
+        return part
+    return str(part["name"]) if isinstance(part, dict) else type(part).__name__
 
 
 RANGES = ("uniform", "loguniform", "int", "choice", "grid")
@@ -335,21 +387,26 @@ def experiment(data: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_sentence(e) for e in error.errors()))) from None
+        raise ConfigError(_sentences(error)) from None
 
 
 RENAMED = {"engine.hosts": "engine.workers"}
 """Old keys and their present names: an old key is refused with a message that gives the present one."""
 
 
-def _sentence(error: Any) -> str:
+def _sentences(error: ValidationError, section: type[BaseModel] | None = None) -> str:
+    """The message for all errors that pydantic found in a section, the whole experiment by default."""
+    return "; ".join(dict.fromkeys(_sentence(each, section or Experiment) for each in error.errors()))
+
+
+def _sentence(error: Any, section: type[BaseModel]) -> str:
     """The message for one validation error of pydantic."""
     path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "tuple[", "int", "function-"))]
     key = ".".join(path)
     if key in RENAMED:
         return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
-        return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1]))}"
+        return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1], section))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
@@ -360,9 +417,9 @@ def _sentence(error: Any) -> str:
     return f"{key} {message}, got {error['input']!r}"
 
 
-def _keys(path: list[str]) -> list[str]:
-    """The valid keys of the section with this path."""
-    model: Any = Experiment
+def _keys(path: list[str], section: type[BaseModel]) -> list[str]:
+    """The valid keys of the section with this path in another section."""
+    model: Any = section
     for part in path:
         model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
     return list(model.model_fields)

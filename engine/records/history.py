@@ -25,7 +25,8 @@ class History(Sequence[Record]):
     def __init__(self, rows: Iterable[Record] = (), capacity: int = 64) -> None:
         """`capacity`: the rows to allocate. Memory pages that were never written to cost nothing."""
         self.columns: dict[str, Column] = {}
-        self.length, self.capacity = 0, capacity
+        self.length: int = 0
+        self.capacity: int = capacity
         for row in rows:
             self.append(row)
 

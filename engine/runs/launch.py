@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,8 +28,9 @@ from ..methods.state_spec import StateSpec
 from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution, why_no_chain
-from ..records.history import History
-from ..rounds.driver import DataSummary, Driver, Event
+from ..records.history import Event, History, Record
+from ..rounds.driver import DataSummary, Driver
+from ..state.checkpoint import written
 from ..state.retention import discard
 from ..stopping import stopping
 from ..user_code import plugin_errors
@@ -42,14 +43,21 @@ def new_run_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def prepare(experiment: Experiment, run_id: str, directory: Path | None = None, resume: bool = False) -> RunSpec:
+def prepare(
+    experiment: Experiment,
+    run_id: str,
+    directory: Path | None = None,
+    resume: bool = False,
+    initial_model: Mapping[str, Any] | None = None,
+) -> RunSpec:
     """The specification of a run. Raises ConfigError for an invalid configuration, before anything starts.
 
     directory: the run's folder, None for a run without files. resume: whether the run continues an earlier one.
+    initial_model: name -> tensor or array, the model before round 1; None for the workload's own.
     """
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
-    run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume)
+    run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume, initial_model)
     workload, engine = run_spec.workload, experiment.engine
     with plugin_errors("workload", settings=experiment.workload):
         workload.check()
@@ -110,14 +118,44 @@ def execute(
     directory: the RunDirectory, or None. stop: returns the number of a signal that shall end the run, or 0; None to
     handle the signals that this process receives.
     """
-    with (
-        stopping() if stop is None else nullcontext(stop) as stop_signal,
-        directory.exclusive(run_spec.resume) if directory is not None else nullcontext(),
-    ):
-        return _execute(run_spec, directory, observers, stop_signal)
+    with stopping() if stop is None else nullcontext(stop) as stop_signal:
+        rounds = play(run_spec, directory, observers, stop_signal)
+        while True:
+            try:
+                next(rounds)
+            except StopIteration as end:
+                return end.value
 
 
-def _execute(run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]) -> Result:
+def play(
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]
+) -> Generator[Record, None, Result]:
+    """The same as `execute`, round by round: yields the record of each round, and returns the result.
+
+    The folder is locked from the first round that is asked for to the end. Whoever does not ask for all rounds makes
+    `stop` return a signal and asks for one more, which raises Interrupted after the last round has been checkpointed.
+    """
+    with directory.exclusive(run_spec.resume) if directory is not None else nullcontext():
+        try:
+            return (yield from _play(run_spec, directory, observers, stop))
+        except Interrupted as error:
+            raise Interrupted(error.signal, how_to_continue(run_spec)) from None
+
+
+def how_to_continue(run_spec: RunSpec) -> str:
+    """How an interrupted run can be continued, as the end of a message; "" if its folder has no checkpoint."""
+    if run_spec.directory is None:
+        return "; the run has no folder, so nothing is kept: give out to be able to resume"
+    checkpoints = written(run_spec.directory)
+    if not checkpoints:
+        return ""
+    number = int(checkpoints[-1].name.removeprefix("round-"))
+    return f"; checkpoint after round {number}; to go on: fedfleet.resume({run_spec.directory!r})"
+
+
+def _play(
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]
+) -> Generator[Record, None, Result]:
     if directory is not None:
         observers.insert(0, directory)
     tracking = run_spec.experiment.tracking
@@ -138,7 +176,7 @@ def _execute(run_spec: RunSpec, directory: Any, observers: list[Observer], stop:
                 rows.replace(row)
         else:
             with memory_errors.memory_errors(run_spec):
-                model = _run_rounds(run_spec, observers, rows, stop)
+                model = yield from _play_rounds(run_spec, observers, rows, stop)
         result = Result(
             run_spec.run_id,
             run_spec.experiment,
@@ -157,10 +195,13 @@ def _execute(run_spec: RunSpec, directory: Any, observers: list[Observer], stop:
         raise
 
 
-def _run_rounds(
+def _play_rounds(
     run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]
-) -> dict[str, Tensor]:
-    """Run all rounds, collect their records in `rows`, and report every event. Returns the final model's tensors."""
+) -> Generator[Record, None, dict[str, Tensor]]:
+    """Run all rounds, collect their records in `rows`, report every event to the observers, and yield every record.
+
+    Returns the final model's tensors.
+    """
     on_ray = run_spec.experiment.engine.backend == "ray"
     events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop)
     with closing(events):  # end the run now if an observer raises, not when its exception is garbage-collected
@@ -173,6 +214,8 @@ def _run_rounds(
                 if not isinstance(row, str):
                     rows.replace(row)
             notify(event, observers)
+            if isinstance(event, dict):
+                yield event
 
 
 def notify(event: Event, observers: list[Observer]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Union
 
+from ..errors import ConfigError
 from ..records.history import Record
 
 if TYPE_CHECKING:
@@ -36,3 +38,33 @@ class Observer:
 
     def failed(self, error: BaseException) -> None:
         """The run ended without a result: it failed, diverged or was interrupted."""
+
+
+Watching = Union[Observer, Callable[[Record], Any]]  # noqa: UP007 evaluated when the module is imported
+"""What may watch a run: an Observer, or a function that is called with the record of every round."""
+
+
+class EachRound(Observer):
+    """Calls a function with the record of every round."""
+
+    def __init__(self, function: Callable[[Record], Any]) -> None:
+        self.function = function
+
+    def record(self, record: Record) -> None:
+        self.function(record)
+
+
+def observers_of(watching: Iterable[Watching]) -> list[Observer]:
+    """The observers. A function becomes one; an object with the methods of an Observer is taken as it is.
+
+    Raises ConfigError for anything else.
+    """
+    found: list[Observer] = []
+    for each in watching:
+        if isinstance(each, Observer) or hasattr(each, "record"):
+            found.append(each)  # pyright: ignore[reportArgumentType] an object that is no Observer may act as one
+        elif callable(each):
+            found.append(EachRound(each))
+        else:
+            raise ConfigError(f"observers must be Observers or functions of a round's record, got {each!r}")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,16 @@ from ..config.schema import Experiment
 from ..records.history import History
 from ..rounds.driver import Record
 from ..storage.sha256 import sha256
+from .chart import Horizontal, draw, needs
+from .evaluation import evaluate
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
+    from matplotlib.axes import Axes
+
+SHOWN_METRICS = 3
+"""The largest number of metrics in the representation of a result."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,61 @@ class Result:
     seconds: float
     directory: Path | None = None
 
+    @staticmethod
+    def load(folder: str | Path) -> Result:
+        """The result in the folder of a finished run.
+
+        `experiment` is read from config.yaml: a workload or a method that was an object is its representation, a text.
+        Raises ConfigError if the folder holds no run, a run that has not finished, or damaged files.
+        """
+        from .run_directory import RunDirectory
+
+        return RunDirectory(Path(folder)).result()
+
     @property
     def records(self) -> pa.Table:
+        """The numbers of all rounds, one row per round; a column is empty in rounds that did not measure it."""
         from ..records.parquet import to_table
 
         return to_table(self.rows)
 
+    def to_pandas(self) -> pd.DataFrame:
+        """`records` as a data frame of pandas. Raises ConfigError if pandas is not installed."""
+        needs("pandas", "or use records, a table of Arrow")
+        return self.records.to_pandas()
+
+    def plot(
+        self,
+        *columns: str,
+        x: Horizontal = "round",
+        ax: Axes | None = None,
+        label: str | None = None,
+        **style: Any,
+    ) -> Axes:
+        """Draw columns of the records over the rounds, with matplotlib. Returns the axes.
+
+        columns: by default eval/accuracy, or else the first column of the evaluations. x: the horizontal axis; `bytes`
+        are all bytes sent in both directions so far, `seconds` the durations of the rounds so far. ax: axes to draw
+        into, which may have the lines of other results; new ones by default. label: of the line in the legend, by
+        default the method and the workload; if there are several columns, it is followed by the name of the column.
+        style: arguments of `Axes.plot`. Raises ConfigError if a column is missing or matplotlib is not installed.
+        """
+        return draw(self.rows, columns, x, ax, label or self.experiment.title, style)
+
+    def evaluate(self, test: Mapping[str, Any] | None = None, *, clients: bool = False) -> dict[str, float]:
+        """Evaluate the final model in this process. Returns the columns eval/… of an evaluation.
+
+        test: the columns of other test rows, name -> array or tensor (n, …), as the workload's own test set has them;
+        None for the workload's test set. clients: whether to evaluate on each client's own training rows too, as
+        `evaluate.fairness` does. The numbers of the last round are repeated to the bit if the run had kernels of torch
+        on a processor, and within rounding otherwise. Raises ConfigError for unsuitable rows, and for a workload that
+        cannot be built here.
+        """
+        return evaluate(self.experiment, self.model, test, clients)
+
     @property
     def model_sha256(self) -> str:
+        """The SHA-256 of the names and bytes of the final model's tensors."""
         return model_digest(self.model)
 
     @property
@@ -60,6 +115,13 @@ class Result:
             "seconds": round(self.seconds, 3),
             "directory": str(self.directory) if self.directory else None,
         }
+
+    def __repr__(self) -> str:
+        names = [name for name in self.metrics if name.startswith("eval/") and not name.startswith("eval/clients/")]
+        metrics = [f"{name} {self.metrics[name]:.4g}" for name in names[:SHOWN_METRICS]]
+        folder = [str(self.directory)] if self.directory else []
+        facts = [f"{len(self.rows)} rounds", *metrics, f"{self.seconds:.1f} s", *folder]
+        return f"Result({self.experiment.title}: {', '.join(facts)})"
 
 
 def model_digest(model: dict[str, Tensor]) -> str:

@@ -24,6 +24,7 @@ import yaml
 from torch import Tensor
 
 from ..config.run_spec import RUN_ID, RunSpec
+from ..config.schema import experiment
 from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
 from ..state.checkpoint import remove_all, written
@@ -35,7 +36,8 @@ from .result import Result, model_digest
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
-
+INITIAL = "initial.safetensors"
+"""The model before round 1, if the caller gave one."""
 FILES = (
     "config.yaml",
     "environment.json",
@@ -44,6 +46,7 @@ FILES = (
     "plan.json",
     "partition.json",
     "partition.arrow",
+    INITIAL,
     "rounds.parquet",
     "model.safetensors",
     "result.json",
@@ -126,11 +129,36 @@ class RunDirectory(Observer):
             raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
         return found
 
+    def result(self) -> Result:
+        """The result of the finished run in this folder. Raises ConfigError if there is none, or if it is damaged."""
+        if not (self.path / "run.json").is_file():
+            raise ConfigError(f"{self.path} holds no run; give the folder of a run")
+        if not (self.path / "result.json").is_file():
+            raise ConfigError(f"{self.path}: the run has not finished; resume it first")
+        configuration = experiment(self.config())
+        try:
+            summary = json.loads((self.path / "result.json").read_text("utf-8"))
+            rows, model = History(read_rows(self.path / "rounds.parquet")), load_model(self.path / "model.safetensors")
+            return Result(summary["run_id"], configuration, rows, model, summary["seconds"], self.path)
+        except Exception as error:  # damage shows itself in any kind of error
+            raise ConfigError(f"{self.path}: the result is damaged or incomplete ({first_line(error)})") from error
+
+    def initial_model(self) -> dict[str, Tensor] | None:
+        """The model that the run was started with, or None. Raises ConfigError if the file is damaged."""
+        if not (self.path / INITIAL).is_file():
+            return None
+        try:
+            return load_model(self.path / INITIAL)
+        except Exception as error:  # of whatever kind safetensors raises
+            raise ConfigError(f"{self.path / INITIAL} is damaged ({first_line(error)}); put the file back") from error
+
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id}) + "\n")
+        if run_spec.given_model is not None and not run_spec.resume:
+            save_model(run_spec.given_model, self.path / INITIAL)
         self.run_id = run_spec.run_id
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
         if not self.locked:
@@ -163,13 +191,8 @@ class RunDirectory(Observer):
         self._log("finished")
 
     def _put(self, folder: Path, result: Result) -> None:
-        from safetensors.torch import save_file
-
         self._write_rounds(temporary_path(folder / "rounds.parquet"))
-        save_file(
-            {name: value.contiguous() for name, value in result.model.items()},
-            temporary_path(folder / "model.safetensors"),
-        )
+        save_model(result.model, temporary_path(folder / "model.safetensors"))
         temporary_path(folder / "result.json").write_text(
             json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8"
         )
@@ -248,6 +271,12 @@ def is_own(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def save_model(model: dict[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: value.contiguous() for name, value in model.items()}, path)
 
 
 def load_model(path: Path) -> dict[str, Tensor]:

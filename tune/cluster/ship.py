@@ -29,6 +29,7 @@ def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
     for part in PARTS:
         here = Path(str(importlib.import_module(f"fedfleet.{part}").__file__)).parent
         shutil.copytree(here, folder / "fedfleet" / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(str(importlib.import_module("fedfleet").__file__), folder / "fedfleet")
     describe(folder)
 
 

@@ -1,15 +1,22 @@
-"""Connecting to a Ray cluster, or starting Ray on this machine. What goes wrong becomes one sentence."""
+"""Connecting to a Ray cluster, or starting Ray on this machine. What goes wrong becomes one sentence.
+
+The runs of one process share the Ray that the first of them starts, because its start takes longer than many runs. It
+ends with the process, or by `shutdown`.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ...config.run_spec import RunSpec
 from ...config.schema import Engine
-from ...errors import ConfigError
+from ...errors import ConfigError, Interrupted
+from ...stopping import at_once
 
 STORE_BYTES = 2 * 2**30
 """Size of the object store if Ray is started here. It holds the data sets; Ray writes what does not fit to the disk."""
@@ -38,6 +46,123 @@ QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 
+@dataclass
+class SharedRay:
+    """The Ray that the runs of this process share.
+
+    `surroundings`: what its processes inherited when it started. `processes`: the ids of those that were started here;
+    the others are their descendants. `users`: the number of runs that use it now.
+    """
+
+    surroundings: tuple[Any, ...]
+    processes: set[int]
+    users: int = 0
+
+
+shared: SharedRay | None = None
+"""None while runs share no Ray: none was started yet, or this process was connected to Ray by other means."""
+_lock = threading.RLock()
+"""Held while `shared` changes, because runs may be started by several threads."""
+
+
+@contextmanager
+def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[None]:
+    """A context in which this process is connected to Ray, for one run.
+
+    A Ray that was started here stays for the next run. A connection to a cluster, `engine.address`, ends with the
+    context, unless it existed before. stop: returns the number of a signal that shall end the run, or 0. Raises
+    ConfigError as `connect` does, and Interrupted; then no process is left.
+    """
+    global shared
+    with _lock:
+        end_unsuitable(engine)
+        before, was_connected = set(below(os.getpid())), ray.is_initialized()
+        try:
+            with at_once(stop):
+                started = connect(engine)
+        except Interrupted:
+            if not was_connected:
+                shut_down(set(below(os.getpid())) - before)
+            raise
+        if started and not engine.address:
+            shared = SharedRay(surroundings(), set(below(os.getpid())) - before)
+            atexit.register(shutdown)
+        mine = shared
+        if mine is not None:
+            mine.users += 1
+    try:
+        yield
+    finally:
+        if mine is not None:
+            mine.users -= 1
+        elif started:
+            shut_down(set(below(os.getpid())) - before)
+
+
+def shutdown() -> None:
+    """End the Ray that the runs of this process share, with all of its processes. The next run starts it again.
+
+    It does nothing if no run has started Ray, or if this process was connected to Ray by other means. Python calls it
+    when the process ends.
+    """
+    global shared
+    with _lock:
+        mine, shared = shared, None
+        atexit.unregister(shutdown)
+        if mine is not None:
+            shut_down(mine.processes)
+
+
+def surroundings() -> tuple[Any, ...]:
+    """What the processes of Ray inherit from this one when it starts: the current folder, the path of imports, and the
+    environment variables, except those that Ray sets itself."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return os.getcwd(), tuple(sys.path), variables
+
+
+def end_unsuitable(engine: Engine) -> None:
+    """End the shared Ray if a run could not use it, so that it is started again.
+
+    It is unsuitable if the run is for a cluster, needs more than this Ray has, or would find other surroundings.
+    """
+    with _lock:
+        if shared is None or shared.users:
+            return
+        if engine.address or surroundings() != shared.surroundings or not suffices(engine):
+            shutdown()
+
+
+def suffices(engine: Engine) -> bool:
+    """Whether the Ray that this process is connected to has what the workers of a run reserve."""
+    try:
+        _fits(engine, ray.cluster_resources())
+    except ConfigError:
+        return False
+    return True
+
+
+def shut_down(processes: set[int]) -> None:
+    """End the Ray that was started here, with these processes and all their descendants.
+
+    If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
+    child processes would stay.
+    """
+    family = [each for process in below(os.getpid()) if process in processes for each in (process, *below(process))]
+    ray.shutdown()
+    for process in family:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def below(process: int) -> Iterator[int]:
+    """The ids of a process's children and of all their descendants; parents come before their children."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from below(child)
+
+
 def start_ray(run_spec: RunSpec) -> bool:
     """Connect to Ray for a run; see `connect`."""
     return connect(run_spec.experiment.engine)
@@ -48,6 +173,7 @@ def connect(engine: Engine) -> bool:
 
     Raises ConfigError if the address cannot be joined or the workers do not fit.
     """
+    end_unsuitable(engine)
     started = not ray.is_initialized()
     if started:
         if not engine.address:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,11 +26,10 @@ from ...records.event_log import EventLog
 from ...rounds.driver import DataSummary, Driver, Event
 from ...state.retention import discard
 from ...state.table import Table
-from ...stopping import at_once
 from ...storage.lock import driver_lock
 from ..base import Pool
 from .cluster_pool import ClusterPool
-from .connect import carried, here, start_ray
+from .connect import carried, here, ray_for
 from .placement import cluster, on_node, take
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
@@ -169,9 +164,12 @@ def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, d
 
     stop: returns the number of a signal that shall end the run, or 0.
     """
-    before = set(below(os.getpid()))
-    with none_left(before), at_once(stop):
-        started = start_ray(run_spec)
+    with ray_for(run_spec.experiment.engine, stop):
+        return (yield from _play(run_spec, stop))
+
+
+def _play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+    """The same, in a process that is connected to Ray."""
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(run_spec.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
@@ -191,40 +189,6 @@ def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, d
     finally:
         ray.kill(driver)
         discard(run_spec, complete=False)  # a driver that was killed could not
-        if started:
-            shut_down(before)
-
-
-@contextmanager
-def none_left(before: set[int]) -> Iterator[None]:
-    """A context for starting Ray. If it is interrupted, Ray's processes are ended. before: see `shut_down`."""
-    try:
-        yield
-    except Interrupted:
-        shut_down(before)
-        raise
-
-
-def shut_down(before: set[int]) -> None:
-    """End the Ray that was started here, with all of its processes.
-
-    If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
-    child processes would stay. before: child processes of this process that do not belong to Ray.
-    """
-    started = [process for process in below(os.getpid()) if process not in before]
-    ray.shutdown()
-    for process in started:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-
-
-def below(process: int) -> Iterator[int]:
-    """The ids of a process's children and of all their descendants; parents come before their children."""
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, file.read_text().split()):
-                yield child
-                yield from below(child)
 
 
 def started_within(seconds: float, here: Any, run_spec: RunSpec, stop: Callable[[], int]) -> None:

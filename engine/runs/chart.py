@@ -1,0 +1,70 @@
+"""Learning curves of a result, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..errors import ConfigError, nearest
+from ..records.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Horizontal = Literal["round", "bytes", "seconds"]
+LABELS = {"round": "round", "bytes": "bytes sent in both directions", "seconds": "seconds"}
+MOST_MARKERS = 60
+"""A line with at most this many points has a marker at each of them."""
+
+
+def needs(package: str, otherwise: str) -> None:
+    """Raise ConfigError if an optional package is not installed. otherwise: what else its user can do."""
+    if find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed; install it (pip install {package}), {otherwise}")
+
+
+def draw(
+    rows: History, columns: Sequence[str], x: Horizontal, ax: Axes | None, label: str, style: Mapping[str, Any]
+) -> Axes:
+    """Draw columns of the records; the arguments are those of `Result.plot`."""
+    if x not in LABELS:
+        raise ConfigError(f"x must be {', '.join(LABELS)}, got {x!r}")
+    columns = columns or (default_column(rows),)
+    for name in columns:
+        if name not in rows.columns:
+            raise ConfigError(f"the records have no column {name}; {nearest(name, rows.columns)}")
+    if ax is None:
+        needs("matplotlib", "or draw `records` with another library")
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots()[1]
+        ax.grid(alpha=0.3)
+    along = horizontal(rows, x)
+    for name in columns:
+        values, measured = rows.column(name)
+        marker = "o" if measured.sum() <= MOST_MARKERS else ""
+        text = label if len(columns) == 1 else f"{label}: {name}"
+        ax.plot(along[measured], values[measured], **{"marker": marker, "markersize": 3, "label": text, **style})
+    ax.set_xlabel(LABELS[x])
+    if len(columns) == 1:
+        ax.set_ylabel(columns[0])
+    ax.legend()
+    return ax
+
+
+def default_column(rows: History) -> str:
+    """The column that is drawn if none is named: the accuracy, or else the first of the evaluations."""
+    evaluated = [name for name in rows.columns if name.startswith("eval/")]
+    return "eval/accuracy" if "eval/accuracy" in evaluated else [*evaluated, "train/loss"][0]
+
+
+def horizontal(rows: History, x: Horizontal) -> np.ndarray:
+    """(R,) the place of every round on the horizontal axis."""
+    if x == "round":
+        return rows.column("round")[0]
+    if x == "seconds":
+        return np.cumsum(rows.column("time/seconds")[0])
+    return np.cumsum(rows.column("comm/bytes_up")[0] + rows.column("comm/bytes_down")[0])

@@ -1,0 +1,99 @@
+"""An iterator over the rounds of a run, while it runs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from ..config.run_spec import RunSpec
+from ..errors import FedFleetError, Interrupted
+from ..records.history import Record
+from ..stopping import Stop, stopping
+from .launch import play
+from .observer import Observer
+from .result import Result
+
+
+class Rounds(Iterator[Record]):
+    """The rounds of a run as they end. Each is a dictionary, column -> number, in which `round` counts from 1.
+
+    The run begins when the first round is asked for. With `engine.backend=local` a round is computed when it is asked
+    for; on Ray the run goes on while the caller uses a round. A resumed run yields the rounds after the checkpoint.
+
+    After the last round, `result` is the Result. `close`, the end of a `with` block, or the end of the object ends the
+    run early, with a checkpoint if the run has a folder. The same happens on SIGINT (Ctrl-C, or a notebook's stop
+    button) and SIGTERM while a round is awaited; then the iterator raises Interrupted. Between two rounds these signals
+    have their usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
+    """
+
+    def __init__(self, run_spec: RunSpec, directory: Any, observers: list[Observer]) -> None:
+        """directory: the RunDirectory, or None for a run without files. `fedfleet.rounds` makes these objects."""
+        self.run_spec = run_spec
+        self._stop = Stop()
+        self._rounds: Generator[Record, None, Result] | None = play(run_spec, directory, observers, self._stop)
+        self._begun = False
+        self._last = 0
+        self._result: Result | None = None
+
+    def __next__(self) -> Record:
+        """Wait for the next round. Raises what `fedfleet.run` raises."""
+        if self._rounds is None:
+            raise StopIteration
+        self._begun = True
+        try:
+            with stopping(self._stop):
+                record = next(self._rounds)
+        except StopIteration as end:
+            self._rounds, self._result = None, end.value
+            raise StopIteration from None
+        except BaseException:
+            self._rounds = None
+            raise
+        self._last = int(record["round"])
+        return record
+
+    @property
+    def result(self) -> Result:
+        """The result of the run. Raises FedFleetError if the run has not ended, or if it ended without a result."""
+        if self._result is None:
+            remedy = "ask for the other rounds, or call finish()" if self._rounds is not None else "resume it"
+            raise FedFleetError(f"the run has no result after round {self._last}; {remedy}")
+        return self._result
+
+    def finish(self) -> Result:
+        """Run the rounds that are left. Returns the result."""
+        for _ in self:
+            pass
+        return self.result
+
+    def close(self) -> None:
+        """End the run early, and write a checkpoint of its last round if the run has a folder.
+
+        A run that has ended, or has not begun, is not changed. If all rounds had ended, `result` exists afterwards.
+        """
+        if self._rounds is None:
+            return
+        if not self._begun:
+            self._rounds = None
+            return
+        self._stop.number = self._stop.number or signal.SIGINT
+        try:
+            self.finish()  # raises Interrupted, unless all rounds have ended
+        except Interrupted:
+            return
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_rounds"):
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._rounds is None else "running" if self._begun else "not begun"
+        total = self.run_spec.experiment.federation.rounds
+        return f"Rounds({self.run_spec.experiment.title}: {self._last} of {total} rounds, {state})"

@@ -1,0 +1,107 @@
+"""`fedfleet.compare`: a table of finished runs for Python. The command `fedfleet compare` is in `compare.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..engine.errors import ConfigError, nearest
+from ..engine.runs.chart import needs
+from ..engine.runs.result import Result
+from .compare import labels_of, numeric_settings, runs_in
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Run = Result | str | Path
+
+
+def compare(
+    runs: Iterable[Run] | Mapping[str, Run],
+    metric: str = "eval/accuracy",
+    *,
+    lower: bool = False,
+    targets: Sequence[float] = (),
+) -> pd.DataFrame:
+    """Compare finished runs. Returns a data frame of pandas, with one row for the runs that differ only in the seed.
+
+    runs: results, folders of runs, or folders of studies and searches, of which the finished runs are taken. A mapping,
+    label -> run, gives the rows its labels; otherwise a label is the method and the settings in which the runs differ.
+    metric: a column of the records. lower: whether lower values are better. targets: values of the metric to reach.
+
+    The columns are means over the runs of a row: `metric` itself, its last value; `std`, the standard deviation of
+    these values (NaN for one run); `best`, the best value of any round; `rounds to T`, the first measured round whose
+    value is as good as the target T (NaN if a run never is); `MB up` and `MB down`, the bytes of all clients / 10^6;
+    `seconds`, of all rounds. `runs` is the number of runs. Raises ConfigError if a run has not finished or has no such
+    column, and if pandas is not installed.
+    """
+    needs("pandas", "or use the command fedfleet compare")
+    import pandas as pd
+
+    rows: dict[str, list[dict[str, float]]] = {}
+    for label, result in labelled(runs):
+        rows.setdefault(label, []).append(measures(result, metric, lower, targets))
+    table = pd.DataFrame(
+        [
+            {"runs": len(group), **{name: np.mean([each[name] for each in group]) for name in group[0]}}
+            for group in rows.values()
+        ],
+        index=pd.Index(rows, name="run"),
+    )
+    deviations = [
+        np.std([each[metric] for each in group], ddof=1) if group[1:] else math.nan for group in rows.values()
+    ]
+    table.insert(2, "std", deviations)
+    return table
+
+
+def deviation(values: list[float]) -> float:
+    """The sample standard deviation, NaN for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]]:
+    """The results with their labels. Runs that differ only in the seed have the same label."""
+    if isinstance(runs, Mapping):
+        return [(str(label), result) for label, run in runs.items() for result in results_of(run)]
+    if isinstance(runs, Result | str | Path):
+        raise ConfigError(f"runs must be a list of results or folders, got {runs!r}; write [{runs!r}]")
+    results = [result for run in runs for result in results_of(run)]
+    if not results:
+        raise ConfigError("runs must name a run at least, got none; give results or folders")
+    labels = labels_of([numeric_settings(result.experiment.plain()) for result in results])
+    return list(zip(labels, results, strict=True))
+
+
+def results_of(run: Run) -> list[Result]:
+    """The results that a result or a folder stands for."""
+    if isinstance(run, Result):
+        return [run]
+    folder = Path(run)
+    folders = runs_in(folder)
+    if folders != [folder]:
+        folders = [each for each in folders if (each / "result.json").is_file()]
+    if not folders:
+        raise ConfigError(f"{folder} holds no run that has finished; resume them first")
+    return [Result.load(each) for each in folders]
+
+
+def measures(result: Result, metric: str, lower: bool, targets: Sequence[float]) -> dict[str, float]:
+    """The numbers of one run."""
+    if metric not in result.rows.columns:
+        measured = [name for name in result.rows.columns if name.startswith(("eval/", "train/"))]
+        raise ConfigError(f"metric: run {result.run_id} has no column {metric}; {nearest(metric, measured)}")
+    rounds, (values, measured) = result.rows.column("round")[0], result.rows.column(metric)
+    rounds, values = rounds[measured], values[measured]
+    found = {metric: float(values[-1]), "best": float(values.min() if lower else values.max())}
+    for target in targets:
+        reached = rounds[values <= target if lower else values >= target]
+        found[f"rounds to {target:g}"] = float(reached[0]) if len(reached) else math.nan
+    for name, column in (("MB up", "comm/bytes_up"), ("MB down", "comm/bytes_down")):
+        found[name] = float(result.rows.column(column)[0].sum()) / 1e6
+    found["seconds"] = float(result.rows.column("time/seconds")[0].sum())
+    return found
