@@ -59,7 +59,9 @@ def test_wheel_has_every_file(wheel: Path):
     files = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
     files += (ROOT / "tune/experiments").glob("*.yaml")
     files += (ROOT / "tune/report").glob("*.j2")
-    assert {f"fedfleet/{path.relative_to(ROOT).as_posix()}" for path in files} <= packed
+    names = {f"fedfleet/{path.relative_to(ROOT).as_posix()}" for path in files}
+    names = {name.replace("fedfleet/tune/fedfleet/", "fedfleet/") for name in names}  # the package itself
+    assert names | {"fedfleet/py.typed"} <= packed
     assert "fedfleet/tune/experiments/digits.yaml" in packed
     assert any(re.fullmatch(r"fedfleet-[^/]*\.dist-info/licenses/LICENSE", name) for name in packed)
 
@@ -67,6 +69,11 @@ def test_wheel_has_every_file(wheel: Path):
 def test_installed_modules_are_the_wheels(clean: Path):
     where = call(clean / "bin/python", "-c", "import fedfleet.tune.cli as cli; print(cli.__file__)", cwd=clean)
     assert Path(where.strip()).resolve().is_relative_to(clean.resolve())
+
+
+def test_the_package_has_its_names(clean: Path):
+    script = "import fedfleet; print(fedfleet.__version__, fedfleet.Experiment.__name__, fedfleet.run.__name__)"
+    assert call(clean / "bin/python", "-c", script, cwd=clean).split()[1:] == ["Experiment", "run"]
 
 
 def test_list_methods(clean: Path):
