@@ -74,8 +74,7 @@ def test_notebook(backend: str, tmp_path: Path):
     client.execute()
     outputs: dict[str, list[Any]] = dict(zip(CELLS, (cell.outputs for cell in notebook.cells), strict=True))
 
-    assert [each.output_type for each in outputs["run"]] == ["display_data", "execute_result"], outputs["run"]
-    progress, shown = outputs["run"]
+    progress, shown = (each for each in outputs["run"] if each.output_type != "stream")  # Ray advises to install more
     assert progress.data["text/plain"].startswith("round 6 of 6  loss ")
     assert shown.data["text/plain"].startswith("Result(scaffold on digits: 6 rounds, eval/loss ")
     assert text(outputs["loop"]) == "1 2 3 4 5 6 "
