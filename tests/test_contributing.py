@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 import fedfleet
-from tests.test_docs import blocks
+from tests.pages import blocks
 
 ROOT = Path(__file__).parents[1]
-PAGE = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+PAGE = blocks(ROOT / "CONTRIBUTING.md")
 FILES = {block.file: block.text for block in PAGE if block.file}
 PARTS = ("algorithms", "engine", "workloads", "tune")
 COMMANDS = [
@@ -52,13 +52,13 @@ def clone(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_the_page_leads_to_a_method(clone: Path):
     assert sorted(FILES) == ["algorithms/fedleash.py", "tests/algorithms/test_fedleash.py"]
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 2
     environment = {**os.environ, "PYTHONPATH": str(clone / "links")}
     for command in COMMANDS:
         command = command.replace("python", shlex.quote(sys.executable), 1)
         done = subprocess.run(command, shell=True, cwd=clone, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "## `fedleash`" in (clone / "docs/methods.md").read_text()
+        assert " passed" in done.stdout or "[100%]" in done.stdout
     checks = [[sys.executable, "-m", "ruff", *check] for check in (["check", *FILES], ["format", "--check", *FILES])]
     for command in checks:
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
