@@ -44,7 +44,8 @@ TOKEN = re.compile(
     r"|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?)|(?P<power>\^\((?:[^()]*)\)|\^\w+)"
     r"|(?P<name>[A-Za-z]+(?:'s)?(?:_[A-Za-z0-9]+(?:,i)?)*\d*)|(?P<space>\s+)|(?P<other>.)"
 )
-LABEL = re.compile(r"^(line \d+|start|down|up|clients|server|per matrix|per vector)\b\s+")
+LABEL = re.compile(r"^([a-z]{2,}(?: [A-Za-z]+| \d+)?) {2,}(?!<-|=)(?=\S)")
+"""Words before a statement, such as "line 10", "server" or "each step", with at least two spaces behind them."""
 
 
 class Line(NamedTuple):
@@ -114,6 +115,8 @@ def name(raw: str) -> str:
         return SYMBOLS[raw]
     if len(stem) == 1 and subscripts:
         return f"{stem}_{{{','.join(subscript(s) for s in subscripts)}}}"
+    if subscripts and len(subscripts[-1]) == 1:  # of a group or a client, as in lr_x
+        return rf"\mathrm{{{chr(92).join([stem, *('_' + s for s in subscripts[:-1])])}}}_{{{subscripts[-1]}}}\,"
     if subscripts:
         return rf"\mathrm{{{raw.replace('_', chr(92) + '_')}}}\,"
     if counted := re.fullmatch(r"([A-Za-z]+?)(\d+)", stem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -77,7 +78,7 @@ def page(name: str) -> str:
     parts = [
         f"# `{name}`\n\n{paragraphs[0]}\n",
         f"{citation(module)}\n",
-        f"## Equations\n\n{NOTATION}\n" + equations_of(paragraphs),
+        f"## Equations\n\n{NOTATION}\n" + equations_of(paragraphs) + shared_equations(paragraphs[1]),
         f"## Arguments\n\n{arguments(entry, tables)}",
         "## Costs\n\n" + table(("state", "down", "up", "gradients per step"), [entry[3:]]) + f"\n{COSTS}",
         measured.of_one_method(name),
@@ -103,6 +104,15 @@ def equations_of(paragraphs: Sequence[str]) -> str:
             parts += [prose(before), ""] if introduced else []
             parts += [equations.display(paragraph), ""]
     return "\n".join(parts)
+
+
+def shared_equations(citation: str) -> str:
+    """The equations of the part that the second paragraph of a file's head refers to, as `parts/….py`; or nothing."""
+    shared = re.search(r"`parts/(\w+)\.py`", citation)
+    if not shared:
+        return ""
+    module = importlib.import_module(f"fedfleet.algorithms.parts.{shared[1]}")
+    return equations_of((inspect.getdoc(module) or "").split("\n\n"))
 
 
 def notes(paragraphs: Sequence[str]) -> str:
