@@ -11,6 +11,31 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/fashion_table.json"
 SHORT, LONG = 25, 300
+DOCS = Path(__file__).parents[2] / "docs"
+CHARTS = {"Methods of the study": "key-1.svg", "Learning curves of the methods of the study": "curves-1.svg"}
+STUDIES = {
+    ("results/fedmud.md", "results/fedmud-fmnist/charts"): {
+        "fedmud": "FedMUD",
+        "fedmud_bkd": "FedMUD+BKD",
+        "fedmud_aad": "FedMUD+AAD",
+        "fedmud_bkd_aad": "FedMUD+BKD+AAD",
+        "fedhm": "FedHM",
+        "fedlmt": "FedLMT",
+        "fedpara": "FedPara",
+        "ef21_p": "EF21-P",
+        "fedbat": "FedBAT",
+    },
+    ("results/minimax.md", "results/minimax-iid/charts"): {
+        "local_sgdam": "LocalSGDAM",
+        "fed_sgda_m": "FedSGDA-M",
+        "sagda": "F-SAGDA",
+        "fess_gda": "FESS-GDA",
+        "fed_nsgda_m": "Fed-NSGDA-M",
+        "fedmuon_da": "FedMuon-DA",
+        "fed_sgda_clip": "FedSGDA-Clip",
+    },
+}
+"""(page of results, folder of charts) -> method -> its label there, for methods that are not in the table."""
 LEVELS = (10.0, 0.1)
 """The parameters of the Dirichlet distributions."""
 LAST = {SHORT: 3, LONG: 5}
@@ -63,14 +88,25 @@ def section(methods: Iterable[str]) -> str:
 
 
 def of_one_method(name: str) -> str:
-    """The section of a method's page: its rows of the table, and its learning curves. Empty if it was not measured."""
+    """The section of a method's page: its rows of the table, and its learning curves; or those of the study that it was
+    in. Empty if it was not measured."""
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"]
     if not any(run["method"]["name"] == name for run in runs):
-        return ""
+        return next((of_a_study(labels[name], *of) for of, labels in STUDIES.items() if name in labels), "")
     best = [run for level in LEVELS if (run := _best(runs, name, level))]
     table = "\n".join([_line(COLUMNS), _line(["---"] * len(COLUMNS)), _row(name, best, _varied(runs, name))])
     chart = f"![Test accuracy of {name} over the rounds](../../assets/methods/{name}.svg){{ .chart }}"
     return f"## Measured\n\n{SETTING}\n{table}\n\n{chart}\n\nFor comparison, thin lines are FedAvg.\n"
+
+
+def of_a_study(label: str, page: str, charts: str) -> str:
+    """The row of a method in the first table of a page of results that has it, and the learning curves of the study."""
+    lines = (DOCS / page).read_text("utf-8").splitlines()
+    row = next(number for number, line in enumerate(lines) if line.startswith(f"| {label} |"))
+    head = next(number for number in range(row, 0, -1) if lines[number].startswith("| ---"))
+    table = "\n".join([lines[head - 1], lines[head], lines[row]])
+    drawn = "\n".join(f"![{what}](../../{charts}/{file}){{ .chart }}" for what, file in CHARTS.items())
+    return f"## Measured\n\n[This study](../../{page}) has the setting and the other methods.\n\n{table}\n\n{drawn}\n"
 
 
 def measured_methods() -> list[str]:
