@@ -19,6 +19,13 @@ from fedfleet.engine.config.registry import Registry  # noqa: E402
 from tools.site import charts, commands, configuration, measured, methods, parts, record  # noqa: E402
 
 METHODS = "reference/methods/"
+FROM_ROOT = {
+    "results/benchmarks.md": "benchmarks/RESULTS.md",
+    "project/contributing.md": "CONTRIBUTING.md",
+    "project/changelog.md": "CHANGELOG.md",
+    "project/governance.md": "GOVERNANCE.md",
+}
+"""Pages of the site whose files lie outside of docs/."""
 PACKAGES = ("algorithms", "engine", "tune", "workloads")
 MATHJAX = "tex-svg.js"
 """MathJax in one file, with its fonts, from the package sphinx-mathjax-offline."""
@@ -75,4 +82,5 @@ def generated() -> Iterator[tuple[str, str]]:
         yield f"{METHODS}{name}.md", methods.page(name)
     for name in measured.measured_methods():
         yield f"assets/methods/{name}.svg", charts.learning_curves(name)
-    yield "results/benchmarks.md", (ROOT / "benchmarks/RESULTS.md").read_text("utf-8")
+    for path, source in FROM_ROOT.items():
+        yield path, (ROOT / source).read_text("utf-8")
