@@ -20,6 +20,7 @@ import sys
 import threading
 
 import psutil
+import ray
 
 import fedfleet
 
@@ -57,7 +58,14 @@ assert fedfleet.run(experiment()).model_sha256 == sha
 steps["other variables"] = raylet()
 fedfleet.shutdown()
 steps["shut down"] = raylet()
+fedfleet.run(experiment())
+ray.shutdown()
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+steps["a user's own"] = raylet()
+assert fedfleet.run(experiment()).model_sha256 == sha
 fedfleet.shutdown()
+steps["still the user's own"] = raylet()
+ray.shutdown()
 print(json.dumps(steps))
 """
 KILLED = """
@@ -86,6 +94,7 @@ def test_several_runs_share_one_ray(tmp_path: Path):
     assert steps["first"] == steps["second"] == steps["threads"]
     assert steps["other variables"] not in (None, steps["first"])  # its processes must have the variable
     assert steps["shut down"] is None
+    assert steps["a user's own"] == steps["still the user's own"] is not None
 
 
 @pytest.mark.long

@@ -50,13 +50,18 @@ TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_tok
 class SharedRay:
     """The Ray that the runs of this process share.
 
-    `surroundings`: what its processes inherited when it started. `processes`: the ids of those that were started here;
-    the others are their descendants. `users`: the number of runs that use it now.
+    `address`: of its head. `surroundings`: what its processes inherited when it started. `processes`: the ids of those
+    that were started here; the others are their descendants. `users`: the number of runs that use it now.
     """
 
+    address: str
     surroundings: tuple[Any, ...]
     processes: set[int]
     users: int = 0
+
+    def connected(self) -> bool:
+        """Whether this process is still connected to it, and not to another Ray that the user has started since."""
+        return ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address
 
 
 shared: SharedRay | None = None
@@ -85,7 +90,8 @@ def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[None]:
                 shut_down(set(below(os.getpid())) - before)
             raise
         if started and not engine.address:
-            shared = SharedRay(surroundings(), set(below(os.getpid())) - before)
+            head = ray.get_runtime_context().gcs_address
+            shared = SharedRay(head, surroundings(), set(below(os.getpid())) - before)
             atexit.register(shutdown)
         mine = shared
         if mine is not None:
@@ -109,7 +115,7 @@ def shutdown() -> None:
     with _lock:
         mine, shared = shared, None
         atexit.unregister(shutdown)
-        if mine is not None:
+        if mine is not None and mine.connected():
             shut_down(mine.processes)
 
 
@@ -123,12 +129,14 @@ def surroundings() -> tuple[Any, ...]:
 def end_unsuitable(engine: Engine) -> None:
     """End the shared Ray if a run could not use it, so that it is started again.
 
-    It is unsuitable if the run is for a cluster, needs more than this Ray has, or would find other surroundings.
+    It is unsuitable if the run is for a cluster, needs more than this Ray has, or would find other surroundings. One
+    that the user has ended, by `ray.shutdown()`, is forgotten.
     """
     with _lock:
         if shared is None or shared.users:
             return
-        if engine.address or surroundings() != shared.surroundings or not suffices(engine):
+        others = engine.address or surroundings() != shared.surroundings
+        if others or not shared.connected() or not suffices(engine):
             shutdown()
 
 
