@@ -159,11 +159,25 @@ def study(
 @click.argument("folder", type=click.Path(path_type=Path))
 @report_errors
 def report(folder: Path) -> None:
-    """Write report.html and report.md of the study in FOLDER again, from the cells that have been run so far."""
-    from .report.page import write_report
-    from .study.folder import Folder
+    """Write report.html for the run, study or search in FOLDER, from what has been run so far.
 
-    click.echo(write_report(Folder(folder)))
+    The page is interactive and needs no network. For a study, report.md with the same numbers is written beside it.
+    """
+    if (folder / "study.yaml").is_file():
+        from .report.page import write_report
+        from .study.folder import Folder
+
+        click.echo(write_report(Folder(folder)))
+        return
+    if (folder / "search.yaml").is_file():
+        from .search.run import report_again as write_page
+    elif (folder / "config.yaml").is_file():
+        from .run_report import write_run_report as write_page
+    else:
+        raise ConfigError(
+            f"{folder} holds no study, search or run; give a folder that `fedfleet study`, `search` or `run` wrote"
+        )
+    click.echo(write_page(folder))
 
 
 @main.command()

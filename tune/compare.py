@@ -14,8 +14,9 @@ from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
+from .run_files import column, read_json
 from .study.cells import WITHOUT_EFFECT
-from .study.folder import column, points_of, read_json
+from .study.folder import points_of
 from .study.spec import Report
 
 

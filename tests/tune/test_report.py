@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedfleet.tune.page.content import Page, Section, Table, Text, numbers, shares, thinned
+from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import groups
 from fedfleet.tune.report.findings import Findings, Run, mean_curve
+from fedfleet.tune.report.interactive import page_of
 from fedfleet.tune.report.page import write_page
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
-from fedfleet.tune.report.tables import Table, tables
+from fedfleet.tune.report.tables import tables
+from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.report import page_of as search_page
+from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study.folder import Points
 from fedfleet.tune.study.spec import Published, Report
 
@@ -142,7 +150,7 @@ def test_tables_by_hand(found: Findings):
 
 
 class Strict(HTMLParser):
-    """Elements that are opened and closed in order; tables' text; ids."""
+    """Elements that are opened and closed in order; the text of the tables of data; ids; scripts."""
 
     VOID = ("meta", "br", "img", "link")
 
@@ -152,17 +160,26 @@ class Strict(HTMLParser):
         self.seen: set[str] = set()
         self.ids: list[str] = []
         self.rows: list[list[str]] = []
+        self.scripts: list[str] = []
+        self.policy = ""
+        self.in_data = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.add(tag)
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        assert not any(name.startswith("on") for name, _ in attrs)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href"):
-                assert (value or "").startswith("#"), f"{tag} {name}={value}"
-        if tag == "tr":
+        of = dict(attrs)
+        self.ids += [of["id"] or ""] if "id" in of else []
+        assert not any(name.startswith("on") for name in of)
+        for name in ("src", "href", "xlink:href"):
+            assert (of.get(name) or "#").startswith("#"), f"{tag} {name}={of[name]}"
+        if tag == "meta" and of.get("http-equiv") == "Content-Security-Policy":
+            self.policy = of["content"] or ""
+        if tag == "table":
+            self.in_data = of.get("class") == "data"
+        if tag == "script":
+            self.scripts.append("")
+        elif tag == "tr" and self.in_data:
             self.rows.append([])
-        elif tag in ("td", "th"):
+        elif tag in ("td", "th") and self.in_data:
             self.rows[-1].append("")
         if tag not in self.VOID:
             self.open.append(tag)
@@ -176,23 +193,111 @@ class Strict(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif self.open and self.open[-1] in ("td", "th") and self.in_data:
             self.rows[-1][-1] += data
 
 
+def parsed(page: str) -> Strict:
+    made = Strict()
+    made.feed(page)
+    assert made.open == []
+    return made
+
+
 def test_html_is_whole_and_escaped(found: Findings, tmp_path: Path):
+    """The only scripts are our own two, which the page's policy names by their digests; nothing is fetched."""
     write_page(found, tmp_path)
     page = (tmp_path / "report.html").read_text()
-    parsed = Strict()
-    parsed.feed(page)
-    assert parsed.open == []
-    assert not parsed.seen & {"script", "b", "iframe", "img", "image", "link", "object"}
-    assert len(set(parsed.ids)) == len(parsed.ids), "an id is used twice"
-    assert parsed.rows == [row for table in tables(found) for row in [table.heads, *cells(table)]]
-    assert "http:" not in re.sub(r'xmlns(:xlink)?="[^"]*"', "", page)
-    for name in re.findall(r'(?:url\(|href=")#([^)"]+)', page):
-        assert name in parsed.ids
+    seen = parsed(page)
+    assert not seen.seen & {"b", "iframe", "img", "image", "link", "object"}
+    assert len(set(seen.ids)) == len(seen.ids), "an id is used twice"
+    assert seen.rows == [row for table in tables(found) for row in [table.heads, *cells(table)]]
+    data, library, own = seen.scripts
+    assert (library, own) == (script("plotly/plotly-basic.min.js"), script("charts.js"))
+    allowed = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (library, own)]
+    assert seen.policy.split("; ")[0] == "default-src 'none'"
+    assert seen.policy.endswith("script-src " + " ".join(f"'sha256-{one}'" for one in allowed))
+    assert "<" not in data
+    assert "http" not in page.replace(library, "").replace("http-equiv", "")
     assert {"Learning curves", "Sensitivity"} <= set(re.findall(r"<h2>(.*?)</h2>", page))
+    assert len(page.encode()) < 1_300_000
+
+
+def test_the_library_is_the_published_one():
+    """The digest in the README beside it is that of the package plotly.js-basic-dist-min in the registry of npm."""
+    folder = FOLDER / "plotly"
+    digest = hashlib.sha256((folder / "plotly-basic.min.js").read_bytes()).hexdigest()
+    assert digest in (folder / "README.md").read_text()
+    assert "</script" not in script("plotly/plotly-basic.min.js")
+
+
+def section_of(found: Findings, title: str) -> Section:
+    (one,) = [one for one in page_of(found, tables(found)).sections if one.title == title]
+    return one
+
+
+def test_interactive_charts_by_hand(found: Findings):
+    """The mean of 0.8, 0.81 and 0.82 is 81.0 %, half of it after round 1; the deviations are 1.0 and 0.5."""
+    first, second = section_of(found, "Learning curves").figures
+    curve = first.series[1]
+    assert (curve.name, curve.style, list(curve.mean), list(curve.std)) == ("FedMuon-BC", 1, [40.5, 81.0], [0.5, 1.0])
+    assert curve.x == {"round": [1.0, 2.0], "MB up and down": [1.0, 2.0], "seconds": [0.5, 1.0]}
+    assert curve.seeds["seed 2"] == [41.0, 82.0]
+    assert list(first.series[0].seeds) == ["seed 1", "seed 2"], "the diverged run is shown"
+    assert second.title == "β = 0.1"
+
+    (heat,) = section_of(found, "Test accuracy by method and level").maps
+    assert [[cell.text for cell in row] for _, row in heat.rows] == [["61.5", "61.0"], ["81.0", "81.0"]]
+    assert [cell.best for cell in heat.rows[1][1]] == [True, True]
+    assert [cell.share for cell in heat.rows[0][1]] == [pytest.approx(0.025), 0.0]
+    assert heat.rows[1][1][0].more == "FedMuon-BC, β = 10: 81.0 ± 1.0, seeds: 3"
+
+    (paper,) = section_of(found, "The published numbers beside ours").figures
+    theirs, ours, _ = paper.series
+    assert (paper.title, list(theirs.x), list(ours.x), list(ours.dx)) == ("β = 10", [85.5], [81.0], [1.0])
+
+    for title, cost in (("Test accuracy against bytes", 2.0), ("Test accuracy against seconds", 1.0)):
+        line, *methods = section_of(found, title).figures[0].series
+        assert [(list(one.x), list(one.y)) for one in methods] == [([cost], [61.5]), ([cost], [81.0])]
+        assert list(line.y) == [81.0], "only one of two methods with equal costs is on the front"
+
+    (grid,) = section_of(found, "Sensitivity").maps
+    assert [[cell.text for cell in row] for _, row in grid.rows] == [["×", "25.0"], ["10.1", "30.0"]]
+    assert [cell.best for cell in grid.rows[1][1]] == [False, True]
+
+
+def test_a_setting_among_many_has_a_chart(found: Findings):
+    """Of the grid over three settings each has a chart. At matrix_lr 0.1 the best of 10, 20 is 20, at 0.2 of 30, 40 40;
+    the diverged point is a cross at the height of the worst value."""
+    points = {(0.1, "a", True): 0.1, (0.1, "b", True): 0.2, (0.2, "a", True): 0.3, (0.2, "b", False): 0.4}
+    names = ("method.matrix_lr", "method.kind", "method.flag")
+    trials = [
+        made("FedMuon-BC", "β = 10", 0, value, settings=dict(zip(names, point, strict=True)))
+        for point, value in points.items()
+    ]
+    trials.append(trials[0]._replace(final=math.nan, settings=dict(zip(names, (0.3, "a", False), strict=True))))
+    figures = section_of(replace(found, trials=trials), "Sensitivity").figures
+    assert [figure.x.title for figure in figures] == ["matrix_lr", "kind", "flag"]
+    assert [(figure.x.log, figure.x.labels) for figure in figures] == [
+        *((True, ()), (False, ("a", "b")), (False, ("False", "True")))
+    ]
+    line, marks, best, lost = figures[0].series
+    assert (list(line.x), list(line.y)) == ([0.1, 0.2, 0.3], [20.0, 40.0, None])
+    assert list(marks.y) == [10.0, 20.0, 30.0, 40.0]
+    assert (list(best.x), list(best.y), list(lost.x), list(lost.y)) == ([0.2], [40.0], [0.3], [10.0])
+
+
+def test_a_page_without_charts_has_no_library():
+    """Its texts cannot end the element of the JSON, and numbers that are not finite do not get there."""
+    page = render(Page(NASTY, [], [Section("One", "", Table("One", "", ["a"], [[Text(NASTY)]]))], problem=NASTY))
+    assert len(page) < 40_000
+    assert parsed(page).rows == [["a"], [NASTY]]
+    assert numbers([1 / 3, math.nan, math.inf]) == [0.333333, None, None]
+    assert shares([3.0, 1.0, math.nan], False) == [0.0, 1.0, None]
+    assert list(thinned(1001))[:2] == [0, 3]
+    assert list(thinned(1001))[-1] == 1000
 
 
 def unescaped(cell: str) -> str:
@@ -238,25 +343,67 @@ def browse(chromium: str, page: Path, *more: str) -> subprocess.CompletedProcess
     return subprocess.run([chromium, *fixed, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
 
 
+WATCH = """<script>
+const told = {};
+const wait = () => new Promise(done => setTimeout(done, 400));
+addEventListener("load", async () => {
+  await wait();
+  const plots = [...document.querySelectorAll(".plot")], click = found => found.click();
+  const titles = () => [...plots[0].querySelectorAll(".xtitle")].map(one => one.textContent);
+  told.inner = innerWidth;
+  told.scroll = document.documentElement.scrollWidth;
+  told.charts = plots.map(plot => plot.querySelector(".main-svg").getBoundingClientRect().width);
+  told.before = [plots[0].data.length, titles(), getComputedStyle(document.body).backgroundColor];
+  click(document.querySelector("[data-series]"));
+  click(document.querySelector("[data-value=seconds]"));
+  click(document.querySelector("[data-flip='log y']"));
+  click(document.querySelector("table.data th:nth-child(2)"));
+  click(document.getElementById("theme"));
+  await wait();
+  told.after = [plots[0].data.length, titles(), getComputedStyle(document.body).backgroundColor];
+  told.log = plots[0].layout.yaxis.type;
+  told.pressed = [...document.querySelectorAll("[data-series]")].map(one => one.getAttribute("aria-pressed"));
+  told.first = document.querySelector("table.data tbody td:nth-child(2)").textContent;
+  told.curves = [...plots[0].querySelectorAll(".scatterlayer .js-line")].map(one => one.getAttribute("d").length);
+  parent.postMessage(btoa(JSON.stringify(told)), "*");
+});
+</script>"""
+FRAME = """<body style="margin: 0"><iframe src="copy.html" width="{width}" height="1200" style="border: 0"></iframe>
+<script>addEventListener("message", found => document.body.dataset.told = found.data)</script>"""
+
+
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_it(found: Findings, tmp_path: Path, chromium: str, width: int):
-    """No message on the console, no part wider than the window, charts drawn; measured by a script in a copy."""
+def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chromium: str, width: int):
+    """No part is wider than the window; a click on a method, an axis, a scale, a head and the theme has its effect.
+
+    Measured by a script in a copy without the policy, in a frame, because a window cannot be as narrow as a phone.
+    """
     write_page(found, tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    measure = """<script>document.body.dataset.told = btoa(JSON.stringify({
-        inner: innerWidth, scroll: document.documentElement.scrollWidth,
-        charts: [...document.querySelectorAll('.charts svg')].map(s => s.getBoundingClientRect().width)}))</script>"""
-    copy = tmp_path / "copy.html"
-    copy.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", measure + "</body>"))
-    size = f"--window-size={width},1600"
-    told = re.search(r'data-told="([^"]*)"', browse(chromium, copy, size, "--dump-dom").stdout)
+    page = re.sub(r"<meta http-equiv[^>]*>", "", (tmp_path / "report.html").read_text())
+    (tmp_path / "copy.html").write_text(page.replace("</body>", WATCH + "</body>"))
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(width=width))
+    options = ("--window-size=1400,1300", "--virtual-time-budget=8000", "--dump-dom")
+    told = re.search(r'data-told="([^"]*)"', browse(chromium, frame, *options).stdout)
     assert told
     seen = json.loads(base64.b64decode(told[1]))
-    assert seen["scroll"] <= seen["inner"]
-    assert len(seen["charts"]) >= 6
-    assert all(250 < chart <= seen["inner"] for chart in seen["charts"])
+    assert seen["scroll"] <= seen["inner"] == width
+    assert len(seen["charts"]) == 8
+    assert all(250 < chart <= width for chart in seen["charts"])
+    assert seen["before"] == [6, ["round"], "rgb(255, 255, 255)"]  # a line and the two edges of a band for each method
+    assert seen["after"] == [3, ["seconds"], "rgb(20, 23, 26)"]
+    assert seen["log"] == "log"
+    assert set(seen["pressed"]) == {"true", "false"}
+    assert seen["first"] == "61.5 ± 0.7 (2 of 3)"
+    assert all(seen["curves"])
+
+
+def test_a_browser_has_nothing_to_complain(found: Findings, tmp_path: Path, chromium: str):
+    """No message on the console under the page's own policy, and the curves are drawn in the methods' colours."""
+    write_page(found, tmp_path)
     shot = tmp_path / "shot.png"
-    said = browse(chromium, tmp_path / "report.html", size, f"--screenshot={shot}").stderr
+    options = ("--window-size=1280,2400", "--virtual-time-budget=8000", f"--screenshot={shot}")
+    said = browse(chromium, tmp_path / "report.html", *options).stderr
     assert "CONSOLE" not in said
     from PIL import Image
 
@@ -298,6 +445,7 @@ def test_compare_runs(tmp_path: Path):
         refused = invoke("compare", *arguments)
         assert refused.exit_code == 2, refused.output
         assert told in refused.output
+    check_report_of_a_run(Path(folders[0]), finals[0])
     shutil.copytree(folders[0], tmp_path / "again")
     twice = invoke("compare", folders[0], str(tmp_path / "again"))
     assert twice.exit_code == 0, twice.output
@@ -311,7 +459,60 @@ def test_compare_runs(tmp_path: Path):
     assert f"scaffold ({tmp_path / 'other/again'})" in same.output
 
 
-def test_report_wants_a_study(tmp_path: Path):
+def check_report_of_a_run(folder: Path, accuracy: float) -> None:
+    """`fedfleet report` writes the page of a run, and says why a run has no result."""
+    done = invoke("report", str(folder))
+    assert (done.exit_code, done.stdout.strip()) == (0, str(folder / "report.html"))
+    page = (folder / "report.html").read_text()
+    rows = {row[0]: row[1:] for row in parsed(page).rows}
+    assert rows["eval/accuracy"][0] == f"{100 * accuracy:.1f} %"
+    assert rows["method.rule.lr"] == ["0.1"]
+    assert rows["rounds"] == ["2"]
+    assert "The run has no result" not in page
+    result = (folder / "result.json").read_text()
+    (folder / "result.json").unlink()
+    (folder / "failure.json").write_text(json.dumps({"status": "failed", "reason": NASTY}))
+    assert invoke("report", str(folder)).exit_code == 0
+    assert "The run has no result: &lt;script&gt;alert(1)" in (folder / "report.html").read_text()
+    (folder / "failure.json").unlink()
+    (folder / "result.json").write_text(result)
+
+
+def test_report_of_a_search():
+    """Trial 2 is the best; trial 1 was pruned and stands below the others; the choice has places for its values."""
+    data = {
+        "name": NASTY,
+        "workload": "digits",
+        "method": {
+            "name": "fedavg",
+            "rule": {"name": "sgd", "lr": {"search": "loguniform", "low": 0.001, "high": 1}},
+            "server_lr": {"search": "choice", "values": [1.0, 0.5]},
+        },
+    }
+    params = [{"method.rule.lr": lr, "method.server_lr": step} for lr, step in ((0.1, 1.0), (0.9, 0.5), (0.2, 0.5))]
+    trials = [
+        Trial(0, "finished", params[0], (0.5,), 4),
+        Trial(1, "pruned", params[1], (), 2),
+        Trial(2, "finished", params[2], (0.75,), 4),
+    ]
+    reported = {0: {2: 0.4, 4: 0.5}, 1: {2: 0.1}, 2: {2: 0.6, 4: 0.75}}
+    page = search_page(plan(data), trials, trials[2:], reported)
+    by_title = {section.title: section for section in page.sections}
+    best = by_title["Best trial"].table
+    assert best is not None
+    assert cells(best) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
+    so_far, finished, pruned = by_title["Values by trial"].figures[0].series
+    assert (list(so_far.y), list(finished.y)) == ([50.0, 75.0], [50.0, 75.0])
+    assert (list(pruned.x), list(pruned.y)) == ([1], [50.0])
+    rate, step = by_title["Sensitivity"].figures
+    assert (rate.x.log, list(rate.series[0].x), list(rate.series[1].x)) == (True, [0.1, 0.2], [0.2])
+    assert (step.x.log, list(step.series[0].x)) == (True, [1.0, 0.5])
+    assert [one.name for one in by_title["Curves of the trials"].figures[0].series] == ["trial 2", "trial 0"]
+    assert "&lt;script&gt;alert(1)" in render(page)
+    assert parsed(render(page)).rows[1] == ["2", "75.0 %", "0.2", "0.5", "4", "finished"]
+
+
+def test_report_wants_a_study_a_search_or_a_run(tmp_path: Path):
     done = invoke("report", str(tmp_path))
     assert done.exit_code == 2
-    assert "holds no study" in done.output
+    assert "holds no study, search or run" in done.output

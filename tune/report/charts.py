@@ -1,4 +1,5 @@
-"""Charts as SVG. Text stays text, in the reader's fonts. The panels are small, so that they also fit a phone."""
+"""The charts of the Markdown report, as SVG. Text stays text, in the reader's fonts. The panels are small, so that they
+also fit a phone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..chart import COLOURS, MARKERS
 from ..study.folder import Points
 from ..study.spec import Report
 from .findings import Findings, Place, Run, mean_curve, name_of
-from .heat import grids
+from .heat import grids, paint
 from .statistics import front, spread
 
 SIZE = (4.3, 3.1)
@@ -59,10 +60,11 @@ def groups(found: Findings) -> list[Group]:
 
 
 def rendered(found: Findings) -> Iterator[Chart]:
-    for number, (title, paint) in enumerate(grids(found)[:PANELS], 1):
-        figure, axes = panel(title)
-        paint(figure, axes)
-        yield Chart(f"sensitivity-{number}", f"Sensitivity: {title}", svg(figure, f"s{number}"))
+    drawable = [grid for grid in grids(found) if len(grid.names) <= 2]
+    for number, grid in enumerate(drawable[:PANELS], 1):
+        figure, axes = panel(grid.title)
+        paint(found, grid, axes)
+        yield Chart(f"sensitivity-{number}", f"Sensitivity: {grid.title}", svg(figure, f"s{number}"))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..quantities import is_share
+from ..run_files import column, read_json
 from ..study.cells import Cell, levels, trials
-from ..study.folder import FINISHED, Folder, Points, column, read_json
+from ..study.folder import FINISHED, Folder, Points
 from ..study.spec import Published, Report
 
 Place = tuple[str, ...]

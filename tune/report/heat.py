@@ -1,4 +1,5 @@
-"""Charts of sensitivity: the metric over one setting as a line, over two settings as a map of colours.
+"""The sensitivity to settings: grids of points, and their static charts, the metric over one setting as a line and over
+two settings as a map of colours.
 
 The points are the trials of tuned methods, and the study's own cells if two of its axes are keys with values.
 """
@@ -6,9 +7,7 @@ The points are the trials of tuned methods, and the study's own cells if two of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,18 +15,37 @@ from ..chart import COLOURS
 from .findings import Findings, Run, name_of
 from .statistics import spread
 
-Paint = Callable[[Any, Any], None]
 Values = dict[tuple[Any, ...], float]
 """Point of the grid -> mean of the metric over seeds; nan if a run diverged."""
 
 
-def grids(found: Findings) -> list[tuple[str, Paint]]:
-    """(title, function that draws the chart) of each chart."""
-    return [*of_trials(found), *of_axes(found)]
+class Grid(NamedTuple):
+    """The points over some settings. `names`: of the settings; `values`: the metric in the report's unit."""
+
+    title: str
+    names: list[str]
+    values: Values
+
+    def ordered(self, at: int) -> list[Any]:
+        """The sorted values of one setting."""
+        return sorted({point[at] for point in self.values}, key=lambda v: (isinstance(v, str), v if v == v else 0))
+
+    def best(self, found: Findings) -> tuple[Any, ...] | None:
+        """The best point; None if all diverged."""
+        best = None
+        for point, value in self.values.items():
+            if not math.isnan(value) and (best is None or found.better(value, self.values[best])):
+                best = point
+        return best
 
 
-def of_trials(found: Findings) -> list[tuple[str, Paint]]:
-    """The charts of tuned methods, one for each method and level."""
+def grids(found: Findings) -> list[Grid]:
+    """All grids with at least one setting that varies."""
+    return [grid for grid in [*of_trials(found), *of_axes(found)] if grid.names]
+
+
+def of_trials(found: Findings) -> list[Grid]:
+    """The grids of tuned methods, one for each method and level."""
     made = []
     for place in found.places:
         for method in found.methods:
@@ -35,12 +53,12 @@ def of_trials(found: Findings) -> list[tuple[str, Paint]]:
             if runs and any(not math.isnan(run.final) for run in runs):
                 keys = [key for key in runs[0].settings if len({str(run.settings.get(key)) for run in runs}) > 1]
                 title = ", ".join([method, *place])
-                made += drawn(found, title, keys, [(tuple(run.settings[k] for k in keys), run) for run in runs])
+                made.append(grid(found, title, keys, [(tuple(run.settings[k] for k in keys), run) for run in runs]))
     return made
 
 
-def of_axes(found: Findings) -> list[tuple[str, Paint]]:
-    """The charts over the last two axes whose levels are values, one for each method and level of the other axes."""
+def of_axes(found: Findings) -> list[Grid]:
+    """The grids over the last two axes whose levels are values, one for each method and level of the other axes."""
     axes = [a for a, labels in found.axes.items() if all(label.startswith(f"{a} = ") for label in labels)][-2:]
     if len(axes) < 2:
         return []
@@ -51,7 +69,7 @@ def of_axes(found: Findings) -> list[tuple[str, Paint]]:
             runs = [r for r in found.runs if r.method == method and without(r.place, at) == other]
             points = [(tuple(value_of(run.place[i]) for i in at), run) for run in runs]
             title = f"{method}, {name_of(other)}" if other else method
-            made += drawn(found, title, axes, points)
+            made.append(grid(found, title, axes, points))
     return made
 
 
@@ -68,51 +86,40 @@ def value_of(label: str) -> Any:
         return text
 
 
-def drawn(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> list[tuple[str, Paint]]:
-    """A chart over one or two settings; [] for another number of settings. points: (values of the keys, run)."""
+def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> Grid:
+    """The means over seeds. points: (values of the keys, run)."""
     together: dict[tuple[Any, ...], list[float]] = {}
     for point, run in points:
         together.setdefault(point, []).append(run.final * found.factor)
     values = {point: spread(found_).mean for point, found_ in together.items()}
-    names = [key.removeprefix("method.") for key in keys]
-    if len(keys) == 1:
-        return [(title, partial(line, found, names, values))]
-    return [(title, partial(heat, found, names, values))] if len(keys) == 2 else []
+    return Grid(title, [key.removeprefix("method.") for key in keys], values)
 
 
-def ordered(values: Values, at: int) -> list[Any]:
-    """The sorted values of one setting."""
-    return sorted({point[at] for point in values}, key=lambda v: (isinstance(v, str), v if v == v else 0))
+# --- static charts ----------------------------------------------------------------------------------------------------
+def paint(found: Findings, grid: Grid, axes: Any) -> None:
+    """Draw a grid over one or two settings."""
+    (line if len(grid.names) == 1 else heat)(found, grid, axes)
 
 
-def best_of(found: Findings, values: Values) -> tuple[Any, ...] | None:
-    """The best point; None if all diverged."""
-    best = None
-    for point, value in values.items():
-        if not math.isnan(value) and (best is None or found.better(value, values[best])):
-            best = point
-    return best
-
-
-def line(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
+def line(found: Findings, grid: Grid, axes: Any) -> None:
     """Draw the metric over one setting."""
-    points = ordered(values, 0)
+    points, values = grid.ordered(0), grid.values
     heights = np.array([values[(point,)] for point in points])
     axes.plot(range(len(points)), heights, color=COLOURS[0], marker="o", linewidth=1.5)
     for i in np.flatnonzero(np.isnan(heights)):
         axes.text(float(i), 0.03, "×", transform=axes.get_xaxis_transform(), ha="center", fontsize=14)
-    best = best_of(found, values)
+    best = grid.best(found)
     if best is not None:
         axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
     axes.set_xticks(range(len(points)), [short(point) for point in points])
-    axes.set(xlabel=names[0].replace("$", r"\$"), ylabel=found.unit)
+    axes.set(xlabel=grid.names[0].replace("$", r"\$"), ylabel=found.unit)
     if found.report.log:
         axes.set_yscale("log")
 
 
-def heat(found: Findings, names: list[str], values: Values, figure: Any, axes: Any) -> None:
-    """Draw coloured cells with their numbers. They are shapes, since the page must not contain images."""
-    rows, columns = ordered(values, 0), ordered(values, 1)
+def heat(found: Findings, grid: Grid, axes: Any) -> None:
+    """Draw coloured cells with their numbers. They are shapes, so that the numbers stay text."""
+    rows, columns, values = grid.ordered(0), grid.ordered(1), grid.values
     table = np.array([[values.get((row, column), math.nan) for column in columns] for row in rows])
     axes.pcolormesh(np.arange(len(columns) + 1) - 0.5, np.arange(len(rows) + 1) - 0.5, table, cmap="cividis")
     axes.grid(visible=False)
@@ -121,11 +128,11 @@ def heat(found: Findings, names: list[str], values: Values, figure: Any, axes: A
         shown = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
         colour = "white" if not math.isnan(value) and value < middle else "black"
         axes.text(j, i, shown, ha="center", va="center", fontsize=10, color=colour)
-    if (best := best_of(found, values)) is not None:
+    if (best := grid.best(found)) is not None:
         frame(axes, columns.index(best[1]), rows.index(best[0]))
     axes.set_xticks(range(len(columns)), [short(v) for v in columns])
     axes.set_yticks(range(len(rows)), [short(v) for v in rows])
-    axes.set(xlabel=names[1].replace("$", r"\$"), ylabel=names[0].replace("$", r"\$"))
+    axes.set(xlabel=grid.names[1].replace("$", r"\$"), ylabel=grid.names[0].replace("$", r"\$"))
 
 
 def frame(axes: Any, x: int, y: int) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from ...engine.storage.atomic_write import write
 from ..listing import columns
+from ..page import html
+from ..page.content import Table
 from ..study.folder import Folder
-from . import html, markdown
+from . import markdown
 from .charts import groups
 from .findings import Findings, findings
-from .tables import Table, tables
+from .interactive import page_of
+from .tables import tables
 
 
 def write_report(folder: Folder) -> str:
@@ -29,7 +32,7 @@ def write_page(found: Findings, path: Path, name: str = "report") -> str:
     for group in drawn:
         for chart in [*([group.legend] if group.legend else []), *group.charts]:
             write(charts / f"{chart.name}.svg", chart.svg)
-    write(path / f"{name}.html", html.page(found, made, drawn))
+    write(path / f"{name}.html", html.render(page_of(found, made)))
     write(path / f"{name}.md", markdown.page(found, made, drawn, charts.name))
     return text(found, made)
 

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from ..page.content import Table, Text
 from .findings import Findings, Place, Run, name_of
 from .statistics import Spread, holm, paired, reached, spread
 
 LEVEL = 0.05
 """Smaller p-values stand out."""
 BY = "by the reported metric on the test set, as in the papers"
-
-
-class Text(NamedTuple):
-    """A cell of a table; `best`: whether it stands out."""
-
-    text: str
-    best: bool = False
-
-
-class Table(NamedTuple):
-    """A table with a note below its title."""
-
-    title: str
-    note: str
-    heads: list[str]
-    rows: list[list[Text]]
 
 
 def tables(found: Findings) -> list[Table]:

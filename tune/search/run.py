@@ -22,6 +22,7 @@ from ..executor.executor import Executor
 from ..executor.source import remove_resume_files
 from ..files import parse, read
 from .plan import TOTALS, Plan, plan
+from .report import write_search_report
 from .space import corners, decided
 from .trial_source import SearchObserver, TrialSource, trial_folder
 from .trial_store import Trial, TrialStore, storage_url
@@ -216,6 +217,7 @@ def found(source: TrialSource) -> Found:
             write(folder / "front" / f"{trial.number:04d}.yaml", winner(decided(plan.data, trial.params), trial, its))
     outcome = Found(source.search_id, folder, best, values, trials, tuple(front))
     write(folder / "result.json", json.dumps(outcome.summary(), indent=2) + "\n")
+    write_search_report(plan, store, folder)
     return outcome
 
 
@@ -252,6 +254,13 @@ def load(folder: Path) -> Plan:
     if not path.is_file():
         raise ConfigError(f"{folder} holds no search; give the folder that `fedfleet search` wrote")
     return plan(parse(read(path), str(path)))
+
+
+def report_again(folder: Path) -> Path:
+    """Write report.html of the trials that the search in a folder has so far; returns its path."""
+    saved = load(folder)
+    store = TrialStore(saved, storage_url(saved.settings.storage, folder), identity(folder, saved)["study"])
+    return write_search_report(saved, store, folder)
 
 
 FREE = ("trials", "concurrent", "workers", "keep_models")

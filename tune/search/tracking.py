@@ -47,7 +47,7 @@ class SearchTracker(SearchObserver):
 
     def ends(self, status: str) -> None:
         if self.has_content:
-            files = tuple(self.folder / name for name in ("search.yaml", "best.yaml", "result.json"))
+            files = tuple(self.folder / name for name in ("search.yaml", "best.yaml", "result.json", "report.html"))
             self.writer.end(End(TOP, status.lower(), files=files))
         self.writer.close()
 

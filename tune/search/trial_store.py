@@ -114,6 +114,10 @@ class TrialStore:
         """All trials that have begun, in the order of their numbers."""
         return [self._seen(t) for t in self._all() if t.state.name != "WAITING"]
 
+    def reported(self) -> dict[int, dict[int, float]]:
+        """Number of a trial -> round -> value of the objective after it. Empty with several objectives."""
+        return {t.number: dict(t.intermediate_values) for t in self._all() if t.state.name != "WAITING"}
+
     def best(self) -> list[Trial]:
         """The best trial, or the Pareto front of several objectives; [] if no trial finished."""
         if not any(t.status == "finished" for t in self.trials()):

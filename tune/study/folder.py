@@ -16,6 +16,7 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
+from ..run_files import column, read_json
 from .cells import Cell, cells
 from .spec import Study, load
 
@@ -128,16 +129,3 @@ def points_of(run: Path, metric: str) -> Points | None:
     sent = np.cumsum(column(table, "comm/bytes_down") + column(table, "comm/bytes_up"))
     rounds, seconds = column(table, "round"), np.cumsum(column(table, "time/seconds"))
     return Points(rounds[there], values[there], sent[there], seconds[there]) if there.any() else None
-
-
-def column(table: Any, name: str) -> np.ndarray:
-    """A column of an Arrow table, (R,) in float64; missing values are nan."""
-    return np.array(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file, or {} if it cannot be read."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}

@@ -1,0 +1,210 @@
+"""The parts of a page: sections with tables, charts and maps of colours. They know nothing of runs and studies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+MOST_POINTS = 400
+"""Points of a curve in a page. Longer curves are thinned evenly; their first and last points stay."""
+
+NO_STYLE = -1
+"""Style of a series that belongs to no method, such as the line of a Pareto front: grey."""
+
+
+class Text(NamedTuple):
+    """A cell of a table; `best`: whether it stands out."""
+
+    text: str
+    best: bool = False
+
+
+class Table(NamedTuple):
+    """A table with a note below its title."""
+
+    title: str
+    note: str
+    heads: list[str]
+    rows: list[list[Text]]
+
+
+class Axis(NamedTuple):
+    """An axis of a chart. `labels`: names of the positions 0, 1, …, or () for numbers; `log`: whether its scale is
+    logarithmic at first; `whole`: whether its numbers are whole."""
+
+    title: str
+    log: bool = False
+    labels: tuple[str, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A series of a chart of kind "curves".
+
+    `x`: title of the axis -> (E,), one entry for each choice of the reader. `mean`: (E,). `std`: (E,), the half width
+    of the band, or () for none. `seeds`: label -> (E,), the single runs. `style`: number of the colour, marker and
+    line.
+    """
+
+    name: str
+    style: int
+    x: Mapping[str, Sequence[Any]]
+    mean: Sequence[Any]
+    std: Sequence[Any] = ()
+    seeds: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A series of a chart of kind "marks": points (n,), with error bars `dx` and `dy` (n,) and a text (n,) for each
+    point where they are not (). `line`: whether the points are joined. `markers`: whether they are drawn. `symbol`: of
+    the points, "" for that of the style. `legend`: whether the name belongs to the section's legend."""
+
+    name: str
+    style: int
+    x: Sequence[Any]
+    y: Sequence[Any]
+    dx: Sequence[Any] = ()
+    dy: Sequence[Any] = ()
+    texts: Sequence[str] = ()
+    line: bool = False
+    markers: bool = True
+    symbol: str = ""
+    legend: bool = True
+
+
+class Figure(NamedTuple):
+    """A chart. All its series are of the class that `kind` names; "bars" are marks that are stacked."""
+
+    kind: Literal["curves", "marks", "bars"]
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Curve] | Sequence[Marks]
+
+    @property
+    def alt(self) -> str:
+        """Text for readers who cannot see the chart."""
+        named = [one.name for one in self.series if one.name]
+        what = f"{self.title}: " if self.title else ""
+        return f"{what}{self.y.title} against {self.x.title or 'the level'}. {', '.join(dict.fromkeys(named))}"
+
+    def plain(self) -> dict[str, Any]:
+        """The chart as data for JSON, as charts.js reads them."""
+        return {
+            "kind": self.kind,
+            "x": self.x._asdict(),
+            "y": self.y._asdict(),
+            "series": [vars(one) for one in self.series],
+        }
+
+
+class Shade(NamedTuple):
+    """A cell of a map. `share`: 0 … 1, its place between the worst and the best value, None for an empty cell; `best`:
+    whether it is framed; `more`: text for the reader who points at it."""
+
+    text: str
+    share: float | None
+    best: bool = False
+    more: str = ""
+
+
+class HeatMap(NamedTuple):
+    """A table whose cells are coloured. `corner`: what the rows and columns are; `rows`: (label, cells)."""
+
+    title: str
+    corner: str
+    columns: list[str]
+    rows: list[tuple[str, list[Shade]]]
+
+
+class Section(NamedTuple):
+    """A section of a page: a title, a note, and what there is of a table, maps and charts. `legend`: the names in its
+    charts with their styles, which the reader can switch off."""
+
+    title: str
+    note: str
+    table: Table | None = None
+    maps: tuple[HeatMap, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def legend(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for figure in self.figures:
+            for one in figure.series:
+                if one.name and (isinstance(one, Curve) or one.legend):
+                    found.setdefault(one.name, one.style)
+        return found if any(len(figure.series) > 1 for figure in self.figures) and len(found) > 1 else {}
+
+    @property
+    def scales(self) -> dict[str, bool | None]:
+        """Axis, x or y -> whether its scale is logarithmic at first; None if it cannot be, because the axis has labels
+        or a number is not positive."""
+        made: dict[str, bool | None] = {}
+        for name in ("x", "y"):
+            axes = [(getattr(f, name), f) for f in self.figures if f.kind != "bars" and not getattr(f, name).labels]
+            positive = all(value > 0 for _, figure in axes for value in values_of(figure, name))
+            made[name] = any(axis.log for axis, _ in axes) if axes and positive else None
+        return made
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted({figure.kind for figure in self.figures})
+
+    @property
+    def has_seeds(self) -> bool:
+        return any(isinstance(one, Curve) and len(one.seeds) > 1 for f in self.figures for one in f.series)
+
+
+class Page(NamedTuple):
+    """A page. `head`: texts below the title; `reduced`: in what the content is smaller than what was planned; `claims`:
+    what the paper shows; `problem`: why there is no result, or ""."""
+
+    title: str
+    head: list[str]
+    sections: list[Section]
+    reduced: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def values_of(figure: Figure, axis: str) -> Iterator[float]:
+    """All numbers of a chart on its axis x or y."""
+    for one in figure.series:
+        columns = [getattr(one, axis)] if isinstance(one, Marks) else one.x.values() if axis == "x" else [one.mean]
+        yield from (value for column in columns for value in column if isinstance(value, int | float))
+
+
+def of_table(table: Table) -> Section:
+    return Section(table.title, table.note, table)
+
+
+def thinned(count: int) -> np.ndarray:
+    """Indices of the points of a curve with `count` points that a page shows."""
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int))
+
+
+def numbers(values: Iterable[float]) -> list[float | None]:
+    """The values with six digits, for JSON; None for nan and infinity."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in map(float, values)]
+
+
+def shares(values: Sequence[float], larger_is_better: bool) -> list[float | None]:
+    """The place of each value between the worst (0) and the best (1); None for nan. Equal values are all in the
+    middle."""
+    there = [value for value in values if not math.isnan(value)]
+    low, high = (min(there), max(there)) if there else (0.0, 0.0)
+    made: list[float | None] = []
+    for value in values:
+        if math.isnan(value):
+            made.append(None)
+        else:
+            share = (value - low) / (high - low) if high > low else 0.5
+            made.append(share if larger_is_better else 1 - share)
+    return made

@@ -1,0 +1,172 @@
+"""The report of a single run, from the files in its folder: an interactive HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from ..engine.config.differences import flatten
+from ..engine.errors import ConfigError
+from ..engine.storage.atomic_write import write
+from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
+from .page.html import render
+from .quantities import duration, is_share, shown
+from .run_files import Columns, read_columns, read_json
+
+PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
+"""Columns that add up to the time of all workers; see engine/records/parquet.py."""
+
+
+def write_run_report(folder: Path) -> Path:
+    """Write report.html into the folder of a run; returns its path."""
+    path = folder / "report.html"
+    write(path, render(page_of(folder)))
+    return path
+
+
+def page_of(folder: Path) -> Page:
+    """The page of the run in a folder. Raises ConfigError if the folder holds none."""
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} holds no run; give the folder that `fedfleet run` wrote")
+    config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    columns, result = read_columns(folder), read_json(folder / "result.json")
+    problem = "" if result else failure(folder)
+    sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]
+    present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
+    return Page(title(config), facts(config, folder, result), present, problem=problem)
+
+
+def name_of(part: Any) -> str:
+    return str(part.get("name", part)) if isinstance(part, dict) else str(part)
+
+
+def title(config: dict[str, Any]) -> str:
+    return f"{name_of(config.get('method'))} on {name_of(config.get('workload'))}, seed {config.get('seed', 0)}"
+
+
+def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[str]:
+    """Texts on the run below the title."""
+    sizes = config.get("federation", {})
+    made = [
+        f"{sizes.get('clients')} clients, {sizes.get('cohort')} of them in each round",
+        f"{sizes.get('rounds')} rounds",
+    ]
+    if result:
+        made.append(f"took {duration(float(result.get('seconds', 0)))}")
+    if run_id := read_json(folder / "run.json").get("run_id"):
+        made.append(f"run {run_id}")
+    environment = read_json(folder / "environment.json")
+    if packages := environment.get("packages"):
+        made.append(f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}")
+    if result:
+        made.append(f"model sha256 {str(result.get('model_sha256', ''))[:16]}…")
+    return made
+
+
+def failure(folder: Path) -> str:
+    """Why there is no result."""
+    if reason := read_json(folder / "failure.json").get("reason"):
+        return f"The run has no result: {reason}"
+    log = folder / "run.log"
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    last = next((line.partition(" ")[2] for line in reversed(lines) if " failed: " in line), "")
+    return f"The run has no result: {last.removeprefix('failed: ')}" if last else "The run is not over."
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+def metrics(columns: Columns) -> Table:
+    """The last, the best and the first value of every metric."""
+    rows = []
+    for name, values in measured(columns, ("eval/", "train/")):
+        there = np.flatnonzero(np.isfinite(values))
+        best = int(there[np.argmax(values[there]) if larger_is_better(name) else np.argmin(values[there])])
+        first, last = (shown(name, float(values[there[i]])) for i in (0, -1))
+        best_round = f"{int(columns['round'][best])}"
+        rows.append([Text(t) for t in (name, last, shown(name, float(values[best])), best_round, first)])
+    return Table("Metrics", "", ["metric", "last", "best", "in round", "first"], rows)
+
+
+def larger_is_better(name: str) -> bool:
+    """Whether larger values of a metric are better: shares of correct answers, as opposed to losses."""
+    return is_share(name)
+
+
+def costs(columns: Columns) -> Table:
+    """Totals of traffic, time and work."""
+    rows = []
+    if columns:
+        total = {name: float(np.nansum(values)) for name, values in columns.items()}
+        for name, key in (("bytes up", "comm/bytes_up"), ("bytes down", "comm/bytes_down")):
+            rows.append([Text(name), Text(f"{total.get(key, 0) / 1e6:,.1f} MB")])
+        rows.append([Text("rounds"), Text(f"{len(columns['round'])}")])
+        rows.append([Text("seconds of the rounds"), Text(f"{total.get('time/seconds', 0):,.1f} s")])
+        for name, key in (("local steps", "client/steps"), ("gradients", "client/gradients")):
+            if key in total:
+                rows.append([Text(name), Text(f"{total[key]:,.0f}")])
+        if total.get("client/dropped"):
+            rows.append([Text("clients left out for failing"), Text(f"{total['client/dropped']:,.0f}")])
+    return Table("Costs", "Sums over all rounds.", ["cost", "of the run"], rows)
+
+
+def settings(config: dict[str, Any]) -> Table:
+    rows = [[Text(key), Text(str(value))] for key, value in flatten(config).items()]
+    return Table("Settings", "As in config.yaml, from which the run can be repeated.", ["key", "value"], rows)
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+def measured(columns: Columns, prefixes: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """The columns with these prefixes that have a number."""
+    for name, values in columns.items():
+        if name.startswith(prefixes) and np.isfinite(values).any():
+            yield name, values
+
+
+def charts(columns: Columns) -> list[Section]:
+    if not columns:
+        return []
+    curves = [curve(columns, name, values) for name, values in measured(columns, ("eval/", "train/"))]
+    own = [curve(columns, name, values) for name, values in measured(columns, ("server/", "client/norm2", "method/"))]
+    where = (
+        "Seconds that all workers together spent in each round: on local steps (compute), clients' states, batches and "
+        "sums, and without a task while the driver waited for others."
+    )
+    return [
+        Section(
+            "Learning curves", "A drag in a chart enlarges, a double click in it undoes this.", figures=tuple(curves)
+        ),
+        Section("The method's own numbers", "", figures=tuple(own)),
+        Section("Where the time goes", where, figures=tuple(times(columns))),
+    ]
+
+
+def curve(columns: Columns, name: str, values: np.ndarray) -> Figure:
+    """The chart of one column against rounds, bytes and seconds."""
+    there = np.flatnonzero(np.isfinite(values))
+    there = there[thinned(len(there))]
+    factor = 100 if is_share(name) else 1
+    traffic = np.nancumsum(columns["comm/bytes_down"]) + np.nancumsum(columns["comm/bytes_up"])
+    x = {
+        "round": columns["round"][there].tolist(),
+        "MB up and down": numbers(traffic[there] / 1e6),
+        "seconds": numbers(np.nancumsum(columns["time/seconds"])[there]),
+    }
+    one = Curve(name, 0, x, numbers(values[there] * factor))
+    unit = f"{name.rsplit('/', 1)[-1].replace('_', ' ')}{' (%)' if factor == 100 else ''}"
+    return Figure("curves", name, Axis("round", whole=True), Axis(unit), [one])
+
+
+def times(columns: Columns) -> Iterator[Figure]:
+    """The stacked times of the workers."""
+    shown_rounds = thinned(len(columns["round"]))
+    rounds = columns["round"][shown_rounds].tolist()
+    parts = {name: numbers(np.nan_to_num(columns[name][shown_rounds])) for name in PARTS if name in columns}
+    series = [
+        Marks(name.removeprefix("time/"), NO_STYLE if name == "time/wait" else i, rounds, values)
+        for i, (name, values) in enumerate(parts.items())
+    ]
+    if series and len(rounds) > 1:
+        yield Figure("bars", "", Axis("round", whole=True), Axis("seconds of all workers"), series)

@@ -1,0 +1,237 @@
+"""The report of a search: an interactive HTML page with the trials, their values and the sensitivity to each range."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...engine.config.differences import flatten
+from ...engine.storage.atomic_write import write
+from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
+from ..page.html import render
+from ..quantities import is_share, shown
+from .plan import Plan
+from .space import Range, number
+from .trial_store import Trial, TrialStore
+
+LEADERS = 6
+"""Number of the best trials whose curves have colours of their own."""
+
+
+def write_search_report(plan: Plan, store: TrialStore, folder: Path) -> Path:
+    """Write report.html into the folder of a search; returns its path."""
+    path = folder / "report.html"
+    write(path, render(page_of(plan, store.trials(), store.best(), store.reported())))
+    return path
+
+
+def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[int, dict[int, float]]) -> Page:
+    """The page. best: the best trial, or the Pareto front. reported: trial -> round -> value of the objective."""
+    objectives = list(plan.settings.objectives)
+    trial_numbers = "In the order of their numbers. The line is the best value so far."
+    framed = "The trials that no other trial surpasses in all objectives are framed."
+    every = "Every trial that finished, against each of its values. The best one is framed."
+    sections = [
+        of_table(best_table(plan, best)),
+        Section("Values by trial", trial_numbers, figures=tuple(progress(plan, trials))),
+        Section("Pareto front", framed, figures=tuple(pareto(plan, trials, best))),
+        Section("Sensitivity", every, figures=tuple(sensitivity(plan, trials, best))),
+        Section("Curves of the trials", curves_note(objectives[0]), figures=tuple(curves(plan, trials, reported))),
+        of_table(trial_table(plan, trials, best)),
+        of_table(ranges(plan)),
+        of_table(settings(plan)),
+    ]
+    present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
+    unfinished = "" if best else "No trial has finished yet."
+    return Page(f"Search: {plan.data.get('name') or 'search'}", facts(plan, trials), present, problem=unfinished)
+
+
+def facts(plan: Plan, trials: list[Trial]) -> list[str]:
+    wanted = ", ".join(
+        f"{'largest' if mode == 'max' else 'smallest'} {name}" for name, mode in plan.settings.objectives.items()
+    )
+    counts = [f"{n} {s}" for s in dict.fromkeys(t.status for t in trials) if (n := sum(t.status == s for t in trials))]
+    pruner = f", pruned by {plan.settings.pruner}" if plan.settings.pruner != "none" else ""
+    return [
+        wanted,
+        f"sampler {plan.sampler}{pruner}",
+        f"{len(trials)} of {plan.trials} trials: {', '.join(counts) or 'none'}",
+    ]
+
+
+def text_of(value: Any) -> str:
+    """A value of a range as text."""
+    if number(value):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def describe(trial: Trial, objectives: list[str]) -> str:
+    """A trial as the text that appears when the reader points at it."""
+    values = [f"{name} {shown(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
+    params = [f"{key.removeprefix('method.')} {text_of(value)}" for key, value in trial.params.items()]
+    return "\n".join([f"trial {trial.number}, {trial.status}", *values, *params])
+
+
+def factor(name: str) -> float:
+    """Factor from an objective to the unit of the charts."""
+    return 100.0 if is_share(name) else 1e-6 if name == "bytes" else 1.0
+
+
+def unit(name: str) -> str:
+    """An objective with its unit, for an axis."""
+    return f"{name}{' (%)' if is_share(name) else ''}" if name != "bytes" else "MB up and down"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+def best_table(plan: Plan, best: list[Trial]) -> Table:
+    title = "Best trial" if len(best) < 2 else "Pareto front"
+    return Table(
+        title, "best.yaml is the first one as an experiment file.", heads(plan), [row(plan, t, ()) for t in best]
+    )
+
+
+def heads(plan: Plan) -> list[str]:
+    return [
+        "trial",
+        *plan.settings.objectives,
+        *(r.key.removeprefix("method.") for r in plan.ranges),
+        "rounds",
+        "status",
+    ]
+
+
+def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[Text]:
+    values = [shown(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
+    values += ["–"] * (len(plan.settings.objectives) - len(values))
+    params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
+    status = f"{trial.status}: {trial.reason}" if trial.reason else trial.status
+    cells = [str(trial.number), *values, *params, str(trial.rounds), status]
+    return [Text(cell, trial.number in best) for cell in cells]
+
+
+def trial_table(plan: Plan, trials: list[Trial], best: list[Trial]) -> Table:
+    numbers_of_best = tuple(trial.number for trial in best)
+    rows = [row(plan, trial, numbers_of_best) for trial in trials]
+    return Table("All trials", "A click on a head sorts. The best stand out.", heads(plan), rows)
+
+
+def ranges(plan: Plan) -> Table:
+    rows = [[Text(r.key), Text(r.kind), Text(str(r))] for r in plan.ranges]
+    return Table("Ranges", "", ["key", "kind", "values"], rows)
+
+
+def settings(plan: Plan) -> Table:
+    """Everything that is no range."""
+    keys = tuple(f"{r.key}." for r in plan.ranges)
+    fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
+    return Table("Settings", "Of every trial.", ["key", "value"], [[Text(k), Text(str(v))] for k, v in fixed.items()])
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+def finished(trials: list[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.values]
+
+
+def progress(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
+    """The value of each trial, and the best so far, one chart for each objective."""
+    done = finished(trials)
+    for at, (name, mode) in enumerate(plan.settings.objectives.items() if done else ()):
+        values = [trial.values[at] * factor(name) for trial in done]
+        choose, so_far = (max if mode == "max" else min), []
+        for value in values:
+            so_far.append(choose([*so_far[-1:], value]))
+        texts = [describe(trial, list(plan.settings.objectives)) for trial in done]
+        x = [trial.number for trial in done]
+        series = [
+            Marks("best so far", 1, x, numbers(so_far), line=True, markers=False),
+            Marks("finished", 0, x, numbers(values), texts=texts),
+        ]
+        low = min(values) if mode == "max" else max(values)
+        for status in ("pruned", "diverged", "failed"):
+            if ended := [trial for trial in trials if trial.status == status]:
+                names = [describe(trial, []) for trial in ended]
+                places = [trial.number for trial in ended]
+                series.append(
+                    Marks(status, NO_STYLE, places, numbers([low] * len(ended)), texts=names, symbol=SYMBOLS[status])
+                )
+        yield Figure("marks", name, Axis("trial", whole=True), Axis(unit(name)), series)
+
+
+SYMBOLS = {"pruned": "line-ns-open", "diverged": "x-thin-open", "failed": "cross-thin-open"}
+"""Markers of the trials without a value, which are drawn at the height of the worst one."""
+
+
+def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
+    """The second objective, and each further one, against the first one."""
+    names, done = list(plan.settings.objectives), finished(trials)
+    for at in range(1, len(names) if done else 0):
+        points = {t.number: (t.values[at] * factor(names[at]), t.values[0] * factor(names[0])) for t in done}
+        front = sorted(points[trial.number] for trial in best)
+        texts = [describe(trial, names) for trial in done]
+        series = [
+            Marks(
+                "",
+                NO_STYLE,
+                numbers(p[0] for p in front),
+                numbers(p[1] for p in front),
+                line=len(names) == 2,
+                markers=False,
+            ),
+            Marks(
+                "trials", 0, numbers(p[0] for p in points.values()), numbers(p[1] for p in points.values()), texts=texts
+            ),
+            Marks("front", 1, numbers(p[0] for p in front), numbers(p[1] for p in front), symbol="square-open"),
+        ]
+        yield Figure("marks", "", Axis(unit(names[at])), Axis(unit(names[0])), series)
+
+
+def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
+    """The first objective against the values of each range."""
+    name, done = next(iter(plan.settings.objectives)), finished(trials)
+    for one in plan.ranges if len(done) > 1 else ():
+        known = [trial for trial in done if one.key in trial.params]
+        axis, place = axis_of(one)
+        texts = [describe(trial, list(plan.settings.objectives)) for trial in known]
+        y = numbers(trial.values[0] * factor(name) for trial in known)
+        series = [Marks("", 0, [place(trial.params[one.key]) for trial in known], y, texts=texts, legend=False)]
+        for trial in best:
+            x, top = [place(trial.params[one.key])], numbers([trial.values[0] * factor(name)])
+            series.append(Marks("", 1, x, top, texts=[describe(trial, [name])], symbol="square-open", legend=False))
+        yield Figure("marks", one.key.removeprefix("method."), axis, Axis(unit(name)), series)
+
+
+def axis_of(one: Range) -> tuple[Axis, Any]:
+    """The axis of a range, and the function from its values to places on the axis."""
+    name = one.key.removeprefix("method.")
+    if not one.listed:
+        return Axis(name, log=one.kind == "loguniform" or bool(one.spec.get("log"))), float
+    if all(number(value) and value > 0 for value in one.values):
+        return Axis(name, log=True), float
+    texts = list(dict.fromkeys(text_of(value) for value in one.values))
+    return Axis(name, labels=tuple(texts)), lambda value: texts.index(text_of(value))
+
+
+def curves_note(objective: str) -> str:
+    return f"{objective} after each evaluated round. The best {LEADERS} trials have colours; pruned trials end early."
+
+
+def curves(plan: Plan, trials: list[Trial], reported: dict[int, dict[int, float]]) -> Iterator[Figure]:
+    """The objective over the rounds of each trial."""
+    name, mode = next(iter(plan.settings.objectives.items()))
+    sign = -1 if mode == "max" else 1
+    order = sorted(finished(trials), key=lambda t: sign * t.values[0])
+    leaders = {trial.number: place for place, trial in enumerate(order[:LEADERS])}
+    series = []
+    for trial in sorted(trials, key=lambda t: leaders.get(t.number, -1)):
+        points = sorted(reported.get(trial.number, {}).items())
+        if len(points) > 1:
+            points = [points[i] for i in thinned(len(points))]
+            label = f"trial {trial.number}" if trial.number in leaders else "other trials"
+            style = leaders.get(trial.number, NO_STYLE)
+            values = numbers(value * factor(name) for _, value in points)
+            series.append(Curve(label, style, {"round": [r for r, _ in points]}, values))
+    if series:
+        yield Figure("curves", "", Axis("round", whole=True), Axis(unit(name)), series)
