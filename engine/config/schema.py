@@ -278,12 +278,18 @@ class Tracking(Section):
     `name`: the tracker that writes, by its name in the table TRACKERS (default mlflow).
     `clients`: whether the loss, movement and steps of every client in every round are also written, as Parquet files in
     the folder of the run (default false).
+    `model`: whether the final model is logged too, in a form that `mlflow.pytorch.load_model` loads; it takes some
+    seconds at the end of a run (default true).
+    `system`: whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on
+    (default false).
     """
 
     uri: str = "auto"
     experiment: str = "default"
     name: str = "mlflow"
     clients: bool = False
+    model: bool = True
+    system: bool = False
 
 
 class Experiment(Section):

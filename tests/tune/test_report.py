@@ -365,7 +365,7 @@ addEventListener("load", async () => {
   told.pressed = [...document.querySelectorAll("[data-series]")].map(one => one.getAttribute("aria-pressed"));
   told.first = document.querySelector("table.data tbody td:nth-child(2)").textContent;
   told.curves = [...plots[0].querySelectorAll(".scatterlayer .js-line")].map(one => one.getAttribute("d").length);
-  parent.postMessage(btoa(JSON.stringify(told)), "*");
+  parent.postMessage(btoa(unescape(encodeURIComponent(JSON.stringify(told)))), "*");
 });
 </script>"""
 FRAME = """<body style="margin: 0"><iframe src="copy.html" width="{width}" height="1200" style="border: 0"></iframe>

@@ -188,7 +188,8 @@ def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
         told = {"method": "fedavg", "workload": "quadratic", "seed": "0", "status": "finished"}
         assert told.items() <= nest.data.tags.items()
         assert "rounds.parquet" in {item.path for item in client.list_artifacts(nest.info.run_id)}
-    assert "best.yaml" in {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert {"best.yaml", "report.html"} <= {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert "artifacts/report.html" in parent.data.tags["mlflow.note.content"]
 
 
 # --- processors -------------------------------------------------------------------------------------------------------

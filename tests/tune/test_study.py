@@ -22,6 +22,7 @@ from fedfleet.tune.study.spec import load
 
 from .commands import COMMAND, invoke, shell, until
 from .small_study import STUDY, written
+from .test_tracking import commit_here
 
 
 def stored(folder: Path) -> str:
@@ -50,6 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study's folder, tuned, with MLflow, eight cells at once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     file = written(folder, tune={"each": "cell"}, tracking={"uri": stored(folder)})
+    commit_here(folder)
     done = shell(folder, "study", file, "--out", "out", "--jobs", "8", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
@@ -83,6 +85,8 @@ def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
     assert len(runs) == 8
     folder = Folder(undisturbed / "out")
     by_key = {cell.key: cell for cell in folder.cells()}
+    (head,) = (undisturbed / ".git/refs/heads").iterdir()
+    commit = head.read_text().strip()
     from mlflow import MlflowClient
 
     client = MlflowClient(stored(undisturbed))
@@ -91,7 +95,8 @@ def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
         assert (tags["method"], tags["level"], tags["seed"]) == (cell.method, cell.place[0], str(cell.seed))
         assert (tags["workload"], tags["status"], tags["reduced"]) == ("logistic", "finished", "no")
         assert tags["axis.beta"] == cell.place[0]
-        assert "commit" in tags
+        assert tags["mlflow.source.git.commit"] == tags["commit"] == commit
+        assert [used.dataset.name for used in found.inputs.dataset_inputs] == ["logistic"]
         assert found.data.params["method.rule.lr"] == str(cell.data["method"]["rule"]["lr"])
         history = client.get_metric_history(found.info.run_id, "eval/accuracy")
         assert [m.step for m in history] == [2, 4, 6]
@@ -104,6 +109,9 @@ def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
     assert not by_key
     kept = json.loads((undisturbed / "out/mlflow.json").read_text())
     assert {"study.yaml", "report.html", "report.md"} <= {a.path for a in client.list_artifacts(kept["run_id"])}
+    top = client.get_run(kept["run_id"])
+    assert top.data.tags["kind"] == "study"
+    assert f"/runs/{kept['run_id']}/artifacts/report.html" in top.data.tags["mlflow.note.content"]
 
 
 def test_done_again_it_runs_nothing(undisturbed: Path):

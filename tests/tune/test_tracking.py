@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,19 +23,26 @@ import yaml
 
 from fedfleet.engine import Experiment
 from fedfleet.engine.api import run as start
+from fedfleet.engine.config.registry import find_plugin
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking.mlflow_writer import TOP, End, Writer
-from fedfleet.tune.tracking.run import MlflowTracker
+from fedfleet.tune.tracking.model import Predictor, example, has_network
+from fedfleet.tune.tracking.origin import origin
+from fedfleet.tune.tracking.run import MlflowTracker, model_of
 from fedfleet.tune.tracking.run_header import RunHeader, flatten
-from fedfleet.tune.tracking.stores import PATIENCE, store
+from fedfleet.tune.tracking.stores import KIND, PATIENCE, open_store, store
+from fedfleet.workloads.auc import Auc
+from fedfleet.workloads.digits import Digits
 
 from .commands import COMMAND, invoke, shell, until
 
 RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--out", "mine")
+RUN += ("tracking.model=false",)  # exporting a model takes seconds; one test has it
 SECRET = "hunter2"
 
 
@@ -86,6 +94,17 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
     stored = artifacts(client, run, here / "downloaded")
     assert stored["config.yaml"] == (here / "mine" / "config.yaml").read_bytes()
     assert stored["rounds.parquet"] == (here / "mine" / "rounds.parquet").read_bytes()
+    assert b"round=7" in stored["run.log"]
+    assert b"train/loss" in stored["report.html"]
+    assert run.data.tags["mlflow.note.content"] == (
+        f"[Report with charts and tables](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+        "/artifacts/report.html)"
+    )
+    (used,) = run.inputs.dataset_inputs
+    profile, dealt = json.loads(used.dataset.profile), json.loads((here / "mine" / "partition.json").read_text())
+    assert (used.dataset.name, used.tags[0].value) == ("digits", "training")
+    assert profile == {"num_rows": 1442, "clients": 100, "seed": 4, "partition_sha256": dealt["sha256"]}
+    assert client.get_experiment(run.info.experiment_id).tags == KIND
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------
@@ -95,6 +114,153 @@ def test_a_run_in_sqlite(here: Path):
     assert done.stderr == ""
     check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
     assert {path.name for path in here.iterdir()} == {"mine", "mlflow.db", "mlartifacts", "downloaded"}
+
+
+def commit_here(folder: Path) -> str:
+    """The commit of a new repository in a folder."""
+    git = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org")
+    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "mine")):
+        subprocess.run([*git, *command], cwd=folder, check=True)
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def test_the_commit_is_the_users(here: Path):
+    """That of the folder with the plug-in, else of the current folder, else none; never that of this package."""
+    for name in ("outside", "work", "plugin"):
+        (here / name).mkdir()
+    work, plugin = commit_here(here / "work"), commit_here(here / "plugin")
+    subprocess.run(["git", "remote", "add", "origin", f"https://bob:{SECRET}@h/x.git"], cwd=here / "work", check=True)
+    (here / "plugin" / "mine.py").write_text("METHODS = {}\n")
+    for folder, plugins, commit in (
+        ("outside", (), None),
+        ("work", (), work),
+        ("outside", (find_plugin(str(here / "plugin" / "mine.py")),), plugin),
+    ):
+        os.chdir(here / folder)
+        tags = origin(plugins)
+        assert (tags.get("commit"), tags.get("mlflow.source.git.commit")) == (commit, commit)
+        assert tags.get("mlflow.source.git.repoURL") == ("https://***@h/x.git" if commit == work else None)
+        assert tags["mlflow.user"]
+
+
+def test_the_model_is_logged_and_can_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """By MLflow's own function, which refuses pickles by default: the logits are those of the run's model, for another
+    number of rows than the example has."""
+    import torch
+
+    done = invoke(*RUN, "tracking.model=true", "workload.model={name: mlp, hidden: [8]}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    uri = f"sqlite:///{here / 'mlflow.db'}"
+    client, run = only_run(uri)
+    (made,) = run.outputs.model_outputs
+    assert client.get_logged_model(made.model_id).status == "READY"
+    from mlflow import get_tracking_uri, set_tracking_uri
+    from mlflow.models import get_model_info
+    from mlflow.pytorch import load_model
+
+    before = get_tracking_uri()
+    set_tracking_uri(uri)
+    try:
+        network = load_model(f"runs:/{run.info.run_id}/model")
+        info = get_model_info(f"models:/{made.model_id}")
+    finally:
+        set_tracking_uri(before)
+    assert [one.shape for one in info.signature.inputs.inputs] == [(-1, 1, 8, 8)]
+    assert [one.shape for one in info.signature.outputs.inputs] == [(-1, 10)]
+    assert info.saved_input_example_info["type"] == "ndarray"
+    test = Digits().load()[1]
+    logits = network(torch.from_numpy(test["input"])).detach().numpy()
+    accuracy = float((logits.argmax(1) == test["label"]).mean())
+    assert accuracy == pytest.approx(run.data.metrics["eval/accuracy"], abs=1e-6)
+    assert not list(here.rglob("*.pkl")) + list(here.rglob("*.pth"))
+
+
+def test_a_model_that_cannot_be_exported_costs_a_warning(here: Path, capsys: pytest.CaptureFixture[str]):
+    def export(folder: Path) -> Any:
+        raise RuntimeError("Could not guard on data-dependent expression\nand many more lines")
+
+    writer = Writer("sqlite:///mlflow.db", "default", None, "run")
+    writer.begin(TOP, lambda: RunHeader("mine", {}))
+    writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
+    writer.end(End(TOP, "finished", model=export))
+    writer.close()
+    told = "warning: the model is not logged in MLflow: Could not guard on data-dependent expression; the run itself"
+    assert capsys.readouterr().err.startswith(told)
+    _, run = only_run("sqlite:///mlflow.db")
+    assert (run.info.status, run.outputs.model_outputs) == ("FINISHED", [])
+
+
+@pytest.mark.parametrize("workload", ["quadratic", {"name": "auc", "of": {"name": "digits"}}])
+def test_what_is_a_network_has_a_model(workload: Any):
+    """Other workloads have none; the network of a min-max problem is that of the classification inside."""
+    network = isinstance(workload, dict)
+    made = {"workload": workload, "method": "fedavg", "federation": {"clients": 4, "cohort": 2, "rounds": 2}}
+    run_spec = RunSpec.of("x", Experiment.model_validate(made))
+    assert has_network(run_spec.workload) == network
+    assert (model_of(run_spec, dict) is not None) == network
+    if isinstance(run_spec.workload, Auc):
+        x, inputs = run_spec.initial_model(), Digits().load()[1]["input"][:2]
+        tensors = {name: x[name] for name in x.layout.names}
+        import torch
+
+        predictor = Predictor(run_spec.workload, tensors).eval()
+        assert torch.equal(
+            predictor(torch.from_numpy(inputs)), run_spec.workload.logits(tensors, {"input": torch.from_numpy(inputs)})
+        )
+        assert (example(run_spec.workload) == inputs).all()
+
+
+def test_the_experiments_kind(here: Path):
+    """It opens the page of training runs; an experiment that somebody has given another kind keeps it."""
+    from mlflow import MlflowClient
+
+    client, _ = open_store("sqlite:///mlflow.db", "new")
+    client.create_experiment("old")
+    client.create_experiment("theirs", tags={"mlflow.experimentKind": "genai_development"})
+    for name in ("old", "theirs"):
+        open_store("sqlite:///mlflow.db", name)
+    kinds = {
+        e.name: e.tags.get("mlflow.experimentKind") for e in MlflowClient("sqlite:///mlflow.db").search_experiments()
+    }
+    wanted = KIND["mlflow.experimentKind"]
+    assert kinds == {"Default": None, "new": wanted, "old": wanted, "theirs": "genai_development"}
+
+
+def test_a_store_of_files_where_it_is_allowed(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """MLflow has given it up, but has an environment variable for those who still have one."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (here / "runs").as_uri()
+    done = invoke(*RUN, f"tracking.uri={uri}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    check_complete(uri, json.loads(done.stdout.splitlines()[-1]), here)
+
+
+def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    made = load("digits", ["tracking.system=true", "tracking.uri=sqlite:///mlflow.db", "tracking.model=false"])
+    tracker = MlflowTracker("sqlite:///mlflow.db")
+    tracker.begin(prepare(made, "load"), {})
+    tracker.record({"round": 1, "train/loss": 1.0})
+
+    def measured() -> bool:
+        if not (here / "mlflow.db").is_file():
+            return False
+        with sqlite3.connect(here / "mlflow.db") as database:
+            return bool(database.execute("select 1 from latest_metrics where key like 'system/cpu%'").fetchall())
+
+    until(measured, "the load of the processors")
+    tracker._close("finished")
+    _, run = only_run("sqlite:///mlflow.db")
+    assert run.info.status == "FINISHED"
+    assert 0 <= run.data.metrics["system/system_memory_usage_percentage"] <= 100
+    assert "SystemMetricsMonitor" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_load_needs_a_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedfleet.tune.tracking.mlflow_writer.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"tracking\.system needs the package psutil, got none; pip install psutil"):
+        Writer("sqlite:///mlflow.db", "default", None, "run", system=True)
 
 
 def test_a_relative_path_and_an_experiment_of_any_name(here: Path):
@@ -115,7 +281,7 @@ def test_a_run_that_diverges_is_failed(here: Path):
 
 
 def test_two_runs_at_once_into_a_fresh_file(here: Path):
-    args = [*COMMAND, *RUN[:-2], "tracking.uri=sqlite:///both.db"]
+    args = [*COMMAND, *(word for word in RUN if word not in ("--out", "mine")), "tracking.uri=sqlite:///both.db"]
     both = [
         subprocess.Popen([*args, f"seed={seed}"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for seed in (1, 2)
@@ -389,7 +555,7 @@ def test_python_reaches_the_same_store(here: Path):
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
-STOPPED = ("run", "digits", "engine.backend=local", "checkpoint.every=2", "--out", "mine")
+STOPPED = ("run", "digits", "engine.backend=local", "checkpoint.every=2", "tracking.model=false", "--out", "mine")
 
 
 def statuses(uri: str) -> tuple[Any, Any]:

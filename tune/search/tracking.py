@@ -5,14 +5,19 @@ Trials do not write to the store. What a killed process had not written yet is r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.rounds.driver import Record
+from ...engine.runs.run_directory import load_model
 from ..tracking.mlflow_writer import TOP, End, Writer
-from ..tracking.run_header import RunHeader, commit, header_of
+from ..tracking.origin import origin
+from ..tracking.run import model_of
+from ..tracking.run_header import RunHeader, header_of
 from ..tracking.stores import store
 from .plan import Plan
 from .trial_source import SearchObserver, trial_folder
@@ -28,7 +33,8 @@ class SearchTracker(SearchObserver):
         self.has_content = False  # whether there is anything to write
 
     def begins(self, trials: list[Trial]) -> None:
-        self.writer = Writer(self.uri, self.tracking.experiment, self.folder, "search", "fedfleet.trial")
+        name, system = self.tracking.experiment, self.tracking.system
+        self.writer = Writer(self.uri, name, self.folder, "search", "fedfleet.trial", system=system)
         self.writer.begin(TOP, self._header)
         for trial in trials:
             if trial.status != "running":
@@ -52,14 +58,18 @@ class SearchTracker(SearchObserver):
         self.writer.close()
 
     def _header(self) -> RunHeader:
-        kind = {"fedfleet.search_id": self.search_id, "kind": "search", "commit": commit()}
+        kind = {"fedfleet.search_id": self.search_id, "kind": "search"}
         outer = {"mlflow.parentRunId": self.parent} if self.parent else {}
         asked = {key: value for key, value in self.plan.plain().items() if key not in ("tracking", "plugins")}
-        return RunHeader(str(self.plan.data.get("name") or "search"), {**kind, **outer}, asked)
+        plugins = [find_plugin(name) for name in self.plan.data.get("plugins", ())]
+        tags = {**origin(plugins), **kind, **outer}
+        return RunHeader(str(self.plan.data.get("name") or "search"), tags, asked)
 
     def _begin(self, number: int, experiment: Experiment) -> None:
         run_id = f"{self.search_id}-{number:04d}"
-        self.writer.begin(str(number), lambda: header_of(RunSpec.of(run_id, experiment), f"{number:04d}"))
+        self.writer.begin(
+            str(number), lambda: header_of(RunSpec.of(run_id, experiment), f"{number:04d}", self._folder(number))
+        )
 
     def _end(self, trial: Trial, whole: bool) -> None:
         """whole: whether the trial is from an earlier part of the search, which may not have written all of it."""
@@ -69,5 +79,16 @@ class SearchTracker(SearchObserver):
         if objectives:
             own = {f"objective/{name}": value for name, value in objectives.items()}
             records = ((key, {"round": 0, **own}), (TOP, {"round": trial.number, **objectives}))
-        folder = trial_folder(self.folder, trial.number) if whole or trial.status == "finished" else None
-        self.writer.end(End(key, trial.status, trial.reason, folder, whole, whole, records))
+        folder = self._folder(trial.number) if whole or trial.status == "finished" else None
+        model = self._model(trial)
+        self.writer.end(End(key, trial.status, trial.reason, folder, whole, whole, records, model=model))
+
+    def _folder(self, number: int) -> Path:
+        return trial_folder(self.folder, number)
+
+    def _model(self, trial: Trial) -> Callable[[Path], Any] | None:
+        """Exports the final model of a trial; None unless the search keeps its models."""
+        file = self._folder(trial.number) / "model.safetensors"
+        if trial.status != "finished" or not file.is_file():
+            return None
+        return model_of(RunSpec.of("model", self.plan.experiment(trial.params)), lambda: load_model(file))

@@ -101,10 +101,12 @@ class StudyTracking(Section):
 
     `uri`: the MLflow store, as in an experiment (default auto).
     `experiment`: the name of the experiment in MLflow (default: the name of the study).
+    `system`: whether the load of this machine is recorded in the run of the study in MLflow (default false).
     """
 
     uri: str = "auto"
     experiment: str | None = None
+    system: bool = False
 
 
 class Study(Section):

@@ -5,14 +5,22 @@ A cell's run is written when the cell is over, from the files in its folder. Cel
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
+from ...engine.runs.run_directory import load_model
 from ..report.charts import single
 from ..study.cells import Cell
 from ..study.folder import FINISHED, Folder
 from ..study.spec import Study
 from ..tracking.mlflow_writer import TOP, End, Writer
-from ..tracking.run_header import RunHeader, commit, header_of
+from ..tracking.origin import origin
+from ..tracking.run import model_of
+from ..tracking.run_header import RunHeader, header_of
 from ..tracking.stores import store
 
 
@@ -24,8 +32,9 @@ class StudyTracker:
         name = study.tracking.experiment or study.name
         self.writer = None
         if study.tracking.uri != "none":
-            self.writer = Writer(store(study.tracking.uri), name, folder.path, "study", "fedfleet.cell")
-            self.writer.begin(TOP, lambda: RunHeader(study.name, self._tags()))
+            uri, system = store(study.tracking.uri), study.tracking.system
+            self.writer = Writer(uri, name, folder.path, "study", "fedfleet.cell", system=system)
+            self.writer.begin(TOP, lambda: RunHeader(study.name, {**self._tags(), "kind": "study"}))
 
     def add(self, cell: Cell, before: bool) -> None:
         """Write a cell that is over. before: whether it was over when the study began; the store may then have it."""
@@ -34,7 +43,8 @@ class StudyTracker:
         self.writer.begin(cell.key, lambda: self._header(cell))
         status, reason = self.folder.status(cell), self.folder.failure(cell).get("reason", "")
         place = self.folder.of(cell)
-        self.writer.end(End(cell.key, status, reason, place, True, before, texts=lambda: self._curve(cell)))
+        texts, model = (lambda: self._curve(cell)), self._model(cell)
+        self.writer.end(End(cell.key, status, reason, place, True, before, texts=texts, model=model))
 
     def close(self, status: str) -> None:
         """End the study's run. status: finished or killed."""
@@ -45,7 +55,8 @@ class StudyTracker:
 
     def _tags(self) -> dict[str, str]:
         reduced = "; ".join(self.study.notes) or "no"
-        return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, "commit": commit()}
+        plugins = [find_plugin(name) for name in self.study.plugins]
+        return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, **origin(plugins)}
 
     def _header(self, cell: Cell) -> RunHeader:
         axes = {f"axis.{name}": label for name, label in zip(self.study.axes, cell.place, strict=True)}
@@ -53,9 +64,17 @@ class StudyTracker:
         return header_of(
             RunSpec.of(self.folder.result(cell).get("run_id", ""), experiment(cell.data)),
             cell.label,
+            self.folder.of(cell),
             **self._tags(),
             **own,
         )
+
+    def _model(self, cell: Cell) -> Callable[[Path], Any] | None:
+        """Exports the final model of a cell; None unless the study keeps its models."""
+        file = self.folder.of(cell) / "model.safetensors"
+        if not file.is_file():
+            return None
+        return model_of(RunSpec.of("model", experiment(cell.data)), lambda: load_model(file))
 
     def _curve(self, cell: Cell) -> dict[str, str]:
         points = self.folder.points(cell, self.study.report.metric)

@@ -1,7 +1,10 @@
 """Tracking of runs, searches and studies in MLflow.
 
-stores      addresses of MLflow stores; opens a store
-run_header  name, tags and parameters of a run in MLflow
-writer      the thread that writes everything to MLflow
-run         the observer that tracks a single run
+stores         addresses of MLflow stores; opens a store
+origin         the user, the program and the commit
+data_set       the data set of a run
+model          the final model of a run
+run_header     name, tags, parameters and data set of a run in MLflow
+mlflow_writer  the thread that writes everything to MLflow
+run            the observer that tracks a single run
 """

@@ -14,17 +14,21 @@ from __future__ import annotations
 import json
 import queue
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted
+from .data_set import TRAINING
 from .run_header import RunHeader, flatten
 from .stores import SECONDS, load_mlflow, open_store
 
@@ -33,6 +37,12 @@ BATCH = 100
 
 KEPT = "mlflow.json"
 """File in the folder of a run, search or study that names its MLflow run."""
+
+REPORT, MODEL = "report.html", "model"
+"""Names of the report among the artifacts, and of the logged model."""
+
+NOTE = "mlflow.note.content"
+"""Tag of the description that MLflow's page of a run shows, in Markdown."""
 
 LOOK_SECONDS = 0.2
 """Time between checks whether the store has been opened, when everything else is over."""
@@ -43,7 +53,16 @@ FLUSH_SECONDS = 1.0
 TOP = ""
 """Key of the single run, or of the search's or study's own run, which is the parent of all other runs."""
 
-FILES = ("config.yaml", "rounds.parquet", "result.json", "failure.json", "environment.json")
+FILES = (
+    "config.yaml",
+    "rounds.parquet",
+    "result.json",
+    "failure.json",
+    "environment.json",
+    "plan.json",
+    "partition.json",
+    "run.log",
+)
 """Files of a run's folder that become artifacts."""
 
 STATUS = {
@@ -63,7 +82,8 @@ class End:
     folder, whose FILES become artifacts. whole: whether to read the records from the folder too. once: whether to write
     nothing if an earlier process has already written this run with this status. records: further metrics as (key of the
     run, record), with the step under `round`. files: further artifacts, files or folders. texts: returns further
-    artifacts, file name -> text.
+    artifacts, file name -> text. model: exports the final model into a new folder and returns its mlflow.models.Model;
+    None for a run whose model is not logged.
     """
 
     key: str
@@ -75,6 +95,7 @@ class End:
     records: tuple[tuple[str, Record], ...] = ()
     files: tuple[Path, ...] = ()
     texts: Callable[[], dict[str, str]] = dict
+    model: Callable[[Path], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,16 +117,26 @@ class Writer:
     """Writes a run, or a search's or study's run and the nested ones, in a thread of its own."""
 
     def __init__(
-        self, uri: str, experiment: str, folder: Path | None, what: str, child_tag: str = "", resumes: bool = True
+        self,
+        uri: str,
+        experiment: str,
+        folder: Path | None,
+        what: str,
+        child_tag: str = "",
+        resumes: bool = True,
+        system: bool = False,
     ) -> None:
         """Starts the thread.
 
         uri: of the store, as `stores.store` returns it. experiment: name of MLflow's experiment. folder: its file KEPT
         names the top run; or None. what: run, search or study, for the warning. child_tag: tag with the key of a nested
-        run. resumes: whether to continue the MLflow run that the folder names, if it names one.
+        run. resumes: whether to continue the MLflow run that the folder names, if it names one. system: whether to
+        record the load of this machine in the top run. Raises ConfigError if that cannot be done.
         """
+        if system and find_spec("psutil") is None:
+            raise ConfigError("tracking.system needs the package psutil, got none; pip install psutil")
         self.uri, self.experiment, self.folder, self.what = uri, experiment, folder, what
-        self.child_tag, self.resumes = child_tag, resumes
+        self.child_tag, self.resumes, self.system = child_tag, resumes, system
         self.headers: dict[str, tuple[int, Callable[[], RunHeader]]] = {}  # key -> (time in milliseconds, header)
         self.messages: queue.Queue[Message] = queue.Queue()
         # Only the thread uses the following attributes.
@@ -116,6 +147,7 @@ class Writer:
         self.open: set[str] = set()  # keys of the runs that have not ended
         self.earlier: dict[str, Any] = {}  # key -> the MLflow run that an earlier process left
         self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that the store has
+        self.monitor: Any = None  # of the machine's load
         self.thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
         self.thread.start()
 
@@ -161,10 +193,13 @@ class Writer:
                 self._follow(first)
         except Exception as error:  # a store may raise anything
             self._warn(error)
+        finally:
+            if self.monitor is not None:
+                self.monitor.finish()
 
-    def _warn(self, error: Exception) -> None:
+    def _warn(self, error: Exception, what: str = "not tracked in MLflow") -> None:
         reason = " ".join(redacted(str(error) or type(error).__name__).split())
-        print(f"warning: not tracked in MLflow: {reason}; the {self.what} itself continues", file=sys.stderr)
+        print(f"warning: {what}: {reason}; the {self.what} itself continues", file=sys.stderr)
 
     def _follow(self, first: Message) -> None:
         """Write all messages until `Closed`."""
@@ -214,6 +249,11 @@ class Writer:
         if self.folder is not None:
             text = json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n"
             write(self.folder / KEPT, text)
+        if self.system:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            self.monitor = SystemMetricsMonitor(run_id, resume_logging=found is not None, tracking_uri=self.uri)
+            self.monitor.start()
 
     def _below(self, parent: str) -> Iterator[Any]:
         """All nested runs of a run."""
@@ -245,6 +285,8 @@ class Writer:
             if "reason" in run.data.tags:
                 self.client.delete_tag(run.info.run_id, "reason")
         self._parameters(run, header.parameters)
+        if header.data_set and before is None:
+            self._data_set(run.info.run_id, header.data_set)
         self.runs[key] = run.info.run_id
         self.open.add(key)
         return run.info.run_id
@@ -262,6 +304,12 @@ class Writer:
         params = [Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
         for at in range(0, len(params), BATCH):
             self.client.log_batch(run.info.run_id, params=params[at : at + BATCH])
+
+    def _data_set(self, run_id: str, arguments: dict[str, str]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        used = InputTag("mlflow.data.context", TRAINING)
+        self.client.log_inputs(run_id, [DatasetInput(Dataset(**arguments), [used])])
 
     def _rounds(self, message: Rounds) -> None:
         from mlflow.entities import Metric
@@ -291,9 +339,14 @@ class Writer:
             self._rounds(Rounds(key, [(now(), record)]))
         try:
             self._artifacts(run_id, end)
+            if end.model is not None:
+                self._model(run_id, end.model)
             if end.reason:
                 self.client.set_tag(run_id, "reason", end.reason[:5000])
         finally:
+            if end.key == TOP and self.monitor is not None:
+                self.monitor.finish()
+                self.monitor = None
             self.client.set_tag(run_id, "status", end.status)  # the tag comes late: it says that the run is complete
             self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
         self.open.discard(end.key)
@@ -308,8 +361,38 @@ class Writer:
                 self.client.log_artifacts(run_id, str(path), path.name)
             elif path.is_file():
                 self.client.log_artifact(run_id, str(path))
-        for name, text in end.texts().items():
+        texts = end.texts()
+        for name, text in texts.items():
             self.client.log_text(run_id, text, name)
+        if REPORT in texts or any(path.name == REPORT and path.is_file() for path in end.files):
+            self._link(run_id)
+
+    def _link(self, run_id: str) -> None:
+        """Put a link to the report into the run's description, unless the run has one already."""
+        if NOTE not in self.client.get_run(run_id).data.tags:
+            place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}"
+            self.client.set_tag(run_id, NOTE, f"[Report with charts and tables]({place})")
+
+    def _model(self, run_id: str, export: Callable[[Path], Any]) -> None:
+        """Log the final model, as `mlflow.pytorch.log_model` does, but without the global state of that function."""
+        from mlflow.entities import LoggedModelOutput
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / MODEL
+            try:
+                described = export(folder)
+            except Exception as error:  # torch raises many classes for what it cannot export
+                self._warn(type(error)(str(error).partition("\n")[0]), "the model is not logged in MLflow")
+                return
+            run = self.client.get_run(run_id)
+            logged = self.client.create_logged_model(self.place, MODEL, run_id, params=run.data.params)
+            described.artifact_path, described.run_id = logged.artifact_location, run_id
+            described.model_uuid = described.model_id = logged.model_id
+            described.save(str(folder / "MLmodel"))
+            self.client.log_model_artifacts(logged.model_id, str(folder))
+            self.client.finalize_logged_model(logged.model_id, "READY")
+            last = max((step for _, step in self.known.get(TOP, ())), default=0)
+            self.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, last)])
 
 
 def merged(messages: list[Message]) -> list[Message]:

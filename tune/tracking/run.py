@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.config.run_spec import RunSpec
 from ...engine.errors import ConfigError, Diverged, Interrupted
 from ...engine.rounds.driver import Record
 from ...engine.runs.observer import Observer
 from ...engine.runs.result import Result
-from .mlflow_writer import TOP, End, Writer, kept
+from ..page.html import render
+from ..run_report import page_of
+from .mlflow_writer import REPORT, TOP, End, Writer, kept
 from .run_header import RunHeader, header_of, name_of
 from .stores import store
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MlflowTracker(Observer):
@@ -33,12 +39,14 @@ class MlflowTracker(Observer):
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
         self.run_spec = run_spec
-        self.writer = Writer(self.uri, self.experiment, self.folder, "run", resumes=run_spec.resume)
+        resumes, system = run_spec.resume, run_spec.experiment.tracking.system
+        self.writer = Writer(self.uri, self.experiment, self.folder, "run", resumes=resumes, system=system)
         self.writer.begin(TOP, self._header)
 
     def _header(self) -> RunHeader:
         made = self.run_spec.experiment
-        return header_of(self.run_spec, f"{name_of(made.method)}-{name_of(made.workload)}-{self.run_spec.run_id}")
+        name = f"{name_of(made.method)}-{name_of(made.workload)}-{self.run_spec.run_id}"
+        return header_of(self.run_spec, name, self.folder)
 
     def record(self, record: Record) -> None:
         """A round is repeated if a lost node held states of clients. All its numbers are then the same, except the
@@ -53,7 +61,7 @@ class MlflowTracker(Observer):
             self.record(record)
 
     def end(self, result: Result) -> None:
-        self._close("finished")
+        self._close("finished", model_of(self.run_spec, lambda: result.model))
 
     def failed(self, error: BaseException) -> None:
         if isinstance(error, ConfigError) and self.rounds == 0:
@@ -65,12 +73,24 @@ class MlflowTracker(Observer):
         else:
             self._close("diverged" if isinstance(error, Diverged) else type(error).__name__)
 
-    def _close(self, status: str) -> None:
-        self.writer.end(End(TOP, status, folder=self.folder, texts=self._texts))
+    def _close(self, status: str, model: Callable[[Path], Any] | None = None) -> None:
+        self.writer.end(End(TOP, status, folder=self.folder, texts=self._texts, model=model))
         self.writer.close()
 
     def _texts(self) -> dict[str, str]:
-        """Artifact texts: the configuration of a run without a folder."""
+        """Artifact texts: the report, or the configuration of a run without a folder."""
+        if self.folder is not None:
+            return {REPORT: render(page_of(self.folder))}
         import yaml
 
-        return {} if self.folder else {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}
+        return {"config.yaml": yaml.safe_dump(self.run_spec.experiment.plain(), sort_keys=False)}
+
+
+def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
+    """The function that exports the final model of a run into a folder; None if it is not to be logged, or if the
+    workload has no network. tensors: returns those of the model."""
+    from .model import has_network, save
+
+    if not run_spec.experiment.tracking.model or not has_network(run_spec.workload):
+        return None
+    return lambda folder: save(run_spec, tensors(), folder)

@@ -1,23 +1,25 @@
-"""The header of a run in MLflow: its name, its tags and its parameters."""
+"""The header of a run in MLflow: its name, its tags, its parameters and its data set."""
 
 from __future__ import annotations
 
-import functools
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...engine.config.run_spec import RunSpec
+from .data_set import data_set
+from .origin import origin
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What is written of a run when it begins. parameters: a nested mapping of settings, which the writer flattens."""
+    """What is written of a run when it begins. parameters: a nested mapping of settings, which the writer flattens.
+    data_set: the arguments of MLflow's Dataset, {} for none."""
 
     name: str
     tags: dict[str, str]
     parameters: dict[str, Any] = field(default_factory=dict)
+    data_set: dict[str, str] = field(default_factory=dict)
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, str]:
@@ -30,8 +32,8 @@ def flatten(data: Any, prefix: str = "") -> dict[str, str]:
     return {prefix[:-1]: str(data)}
 
 
-def header_of(run_spec: RunSpec, name: str, **tags: str) -> RunHeader:
-    """The header of a run. tags: further tags, or other values of these."""
+def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) -> RunHeader:
+    """The header of a run. folder: the run's, or None. tags: further tags, or other values of these."""
     made = run_spec.experiment
     found = {
         "method": name_of(made.method),
@@ -39,13 +41,18 @@ def header_of(run_spec: RunSpec, name: str, **tags: str) -> RunHeader:
         "partition": partition_of(run_spec),
         "level": level_of(made.workload),
         "seed": str(made.seed),
-        "commit": commit(),
         "fedfleet.run_id": run_spec.run_id,
         "fedfleet.version": version(),
+        **origin(run_spec.plugins),
         **tags,
     }
     parameters = {key: value for key, value in made.plain().items() if key != "tracking"}
-    return RunHeader(name, {key: value for key, value in found.items() if value}, parameters)
+    return RunHeader(
+        name,
+        {key: value for key, value in found.items() if value},
+        parameters,
+        data_set(run_spec, name_of(made.workload), folder),
+    )
 
 
 def name_of(spec: Any) -> str:
@@ -73,16 +80,3 @@ def version() -> str:
     from importlib.metadata import version
 
     return version("fedfleet")
-
-
-@functools.cache
-def commit() -> str:
-    """The git commit of the sources, else that of the current folder, or "" if both lie in no repository."""
-    for folder in (Path(__file__).parent, Path.cwd()):
-        try:
-            asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        if asked.returncode == 0:
-            return asked.stdout.strip()
-    return ""

@@ -30,6 +30,12 @@ lines of `--json`, and no other server than the user's is contacted.
 STORES = r"sqlite(\+\w+)?:///.+|https?://[^/].*|(postgresql|mysql|mssql)(\+\w+)?://.+|databricks(-uc)?(://.*)?"
 """Regular expression of the addresses that MLflow accepts."""
 
+FILE_STORE = "MLFLOW_ALLOW_FILE_STORE"
+"""MLflow's environment variable that allows its old store of plain files, file:///…."""
+
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment that makes MLflow's pages open its training runs, not its page for language models."""
+
 SECONDS = 10.0
 """How long a run that is over waits for a store that has not been opened yet."""
 
@@ -38,6 +44,8 @@ def store(uri: str) -> str:
     """The URI of the store; "auto" stands for a SQLite file in the current folder. Raises ConfigError."""
     if uri == "auto":
         return f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+    if uri.startswith("file:///") and os.environ.get(FILE_STORE, "").lower() in ("1", "true"):
+        return uri
     if not re.fullmatch(STORES, uri):
         raise ConfigError(
             f"tracking.uri must be auto, none, sqlite:///… or a server's http(s)://…, got {redacted(uri)!r}"
@@ -127,13 +135,15 @@ def experiment_id(client: Any, name: str, uri: str) -> str:
 
     known = client.get_experiment_by_name(name)
     if known is not None:
+        if not KIND.keys() & known.tags.keys():
+            client.set_experiment_tag(known.experiment_id, *next(iter(KIND.items())))
         return known.experiment_id
     beside = None
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w-]+", "_", name)
         beside = folder.resolve().as_uri()
     try:
-        return client.create_experiment(name, artifact_location=beside)
+        return client.create_experiment(name, artifact_location=beside, tags=KIND)
     except MlflowException:  # another process has created it
         known = client.get_experiment_by_name(name)
         if known is None:
