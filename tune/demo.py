@@ -68,6 +68,7 @@ def main() -> None:
     print(f"\n{table(results)}\n\nchart: {chart}\nruns:  {folder}")
     print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
     print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")
+    print("  and open http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
     assert b"train/loss" in stored["report.html"]
     assert run.data.tags["mlflow.note.content"] == (
         f"[Report with charts and tables](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-        "/artifacts/report.html)"
+        "/artifacts/report.html?workflowType=machine_learning)"
     )
     (used,) = run.inputs.dataset_inputs
     profile, dealt = json.loads(used.dataset.profile), json.loads((here / "mine" / "partition.json").read_text())
@@ -119,7 +119,7 @@ def test_a_run_in_sqlite(here: Path):
 def commit_here(folder: Path) -> str:
     """The commit of a new repository in a folder."""
     git = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org")
-    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "mine")):
+    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", folder.name)):
         subprocess.run([*git, *command], cwd=folder, check=True)
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
     return found.stdout.strip()
@@ -180,14 +180,14 @@ def test_a_model_that_cannot_be_exported_costs_a_warning(here: Path, capsys: pyt
     def export(folder: Path) -> Any:
         raise RuntimeError("Could not guard on data-dependent expression\nand many more lines")
 
-    writer = Writer("sqlite:///mlflow.db", "default", None, "run")
+    writer = Writer(store("auto"), "default", None, "run")
     writer.begin(TOP, lambda: RunHeader("mine", {}))
     writer.rounds(TOP, [{"round": 1, "train/loss": 1.0}])
     writer.end(End(TOP, "finished", model=export))
     writer.close()
     told = "warning: the model is not logged in MLflow: Could not guard on data-dependent expression; the run itself"
     assert capsys.readouterr().err.startswith(told)
-    _, run = only_run("sqlite:///mlflow.db")
+    _, run = only_run(store("auto"))
     assert (run.info.status, run.outputs.model_outputs) == ("FINISHED", [])
 
 
@@ -215,14 +215,12 @@ def test_the_experiments_kind(here: Path):
     """It opens the page of training runs; an experiment that somebody has given another kind keeps it."""
     from mlflow import MlflowClient
 
-    client, _ = open_store("sqlite:///mlflow.db", "new")
+    client, _ = open_store(store("auto"), "new")
     client.create_experiment("old")
     client.create_experiment("theirs", tags={"mlflow.experimentKind": "genai_development"})
     for name in ("old", "theirs"):
-        open_store("sqlite:///mlflow.db", name)
-    kinds = {
-        e.name: e.tags.get("mlflow.experimentKind") for e in MlflowClient("sqlite:///mlflow.db").search_experiments()
-    }
+        open_store(store("auto"), name)
+    kinds = {e.name: e.tags.get("mlflow.experimentKind") for e in MlflowClient(store("auto")).search_experiments()}
     wanted = KIND["mlflow.experimentKind"]
     assert kinds == {"Default": None, "new": wanted, "old": wanted, "theirs": "genai_development"}
 
@@ -238,8 +236,8 @@ def test_a_store_of_files_where_it_is_allowed(here: Path, monkeypatch: pytest.Mo
 
 def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    made = load("digits", ["tracking.system=true", "tracking.uri=sqlite:///mlflow.db", "tracking.model=false"])
-    tracker = MlflowTracker("sqlite:///mlflow.db")
+    made = load("digits", ["tracking.system=true", "tracking.model=false"])
+    tracker = MlflowTracker()
     tracker.begin(prepare(made, "load"), {})
     tracker.record({"round": 1, "train/loss": 1.0})
 
@@ -251,7 +249,7 @@ def test_the_load_of_the_machine(here: Path, monkeypatch: pytest.MonkeyPatch):
 
     until(measured, "the load of the processors")
     tracker._close("finished")
-    _, run = only_run("sqlite:///mlflow.db")
+    _, run = only_run(store("auto"))
     assert run.info.status == "FINISHED"
     assert 0 <= run.data.metrics["system/system_memory_usage_percentage"] <= 100
     assert "SystemMetricsMonitor" not in {thread.name for thread in threading.enumerate()}

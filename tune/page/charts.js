@@ -90,14 +90,14 @@ function ticks(values) {
 }
 const short = value => value >= 1e5 || value < 1e-3 ? value.toExponential(0).replace("e+", "e") : String(+value.toPrecision(3));
 
-function axis(spec, title, log, values) {
+function axis(spec, title, log, values, sideways) {
   const made = { title: { text: plain(title), standoff: 8, font: { size: 12 } }, gridcolor: GRID, linecolor: LINE,
     showline: true, zeroline: false, automargin: true, ticks: "outside", ticklen: 4, tickcolor: LINE,
     type: log && !spec.labels.length ? "log" : "linear", nticks: 7 };
   if (spec.labels.length) {
     const most = Math.max(...spec.labels.map(label => label.length));
     Object.assign(made, { tickmode: "array", tickvals: spec.labels.map((_, i) => i), ticktext: spec.labels.map(plain),
-      range: [-.5, spec.labels.length - .5], tickangle: most * spec.labels.length > 34 ? -35 : 0 });
+      range: [-.5, spec.labels.length - .5], tickangle: sideways && most * spec.labels.length > 34 ? -35 : 0 });
   } else if (log) {
     const tickvals = ticks(values);
     Object.assign(made, { tickmode: "array", tickvals, ticktext: tickvals.map(short) });
@@ -113,7 +113,7 @@ const numbers = (figure, name, chosen) => figure.series.flatMap(one => figure.ki
 
 function layout(figure, chosen) {
   const title = figure.kind === "curves" ? chosen.x || figure.x.title : figure.x.title;
-  const of = (name, text) => axis(figure[name], text, chosen["log " + name] === true, numbers(figure, name, chosen));
+  const of = (name, text) => axis(figure[name], text, chosen["log " + name] === true, numbers(figure, name, chosen), name === "x");
   const y = of("y", figure.y.title);
   if (figure.y.labels.length) y.range = [figure.y.labels.length - .5, -.5];
   return { xaxis: of("x", title), yaxis: y, showlegend: false, hovermode: "closest",

@@ -21,8 +21,16 @@ FOLDER = Path(__file__).parent
 LONG = 60
 """Longer texts of table cells may be broken into lines."""
 
-SYMBOLS = ("circle", "square", "triangle-up", "triangle-down", "diamond", "cross", "x")
-"""Markers of plotly.js in the order of `chart.MARKERS`."""
+SYMBOLS = {
+    "circle": "M12 5a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
+    "square": "M12.2 2.2h5.6v5.6h-5.6z",
+    "triangle-up": "M15 1.2l3.6 6.4h-7.2z",
+    "triangle-down": "M15 8.8l3.6-6.4h-7.2z",
+    "diamond": "M15 1l4 4l-4 4l-4-4z",
+    "cross": "M13.8 1.4h2.4v2.4h2.4v2.4h-2.4v2.4h-2.4v-2.4h-2.4v-2.4h2.4z",
+    "x": "M12.2 3.6l1.4-1.4l1.4 1.4l1.4-1.4l1.4 1.4l-1.4 1.4l1.4 1.4l-1.4 1.4l-1.4-1.4l-1.4 1.4l-1.4-1.4l1.4-1.4z",
+}
+"""Markers of plotly.js in the order of `chart.MARKERS`, with their shapes in the legend, around (15, 5)."""
 
 DASHES = {"solid": "", "dash": "6 3", "dot": "2 3", "dashdot": "7 3 2 3"}
 """Line styles of plotly.js -> patterns of SVG, for the legend."""
@@ -40,7 +48,7 @@ def render(page: Page) -> str:
     from markupsafe import Markup
 
     made = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
-    made.globals |= {"style": style, "colour": colour, "ink": ink, "LONG": LONG}
+    made.globals |= {"style": style, "SYMBOLS": SYMBOLS, "DASHES": DASHES, "colour": colour, "ink": ink, "LONG": LONG}
     library, own = script("plotly/plotly-basic.min.js"), script("charts.js")
     figures = [figure for section in page.sections for figure in section.figures]
     scripts = [Markup(own)] if not figures else [Markup(library), Markup(own)]
@@ -71,17 +79,18 @@ def as_json(data: Any) -> str:
 
 
 def style(number: int) -> dict[str, str]:
-    """Colour, marker, line and pattern of a style, the same in all charts and in the legend."""
-    dashes = list(DASHES)
+    """Colour, marker and line of a style, the same in all charts and in the legend.
+
+    Styles of the same colour have different markers, because points have no line.
+    """
     if number == NO_STYLE:
-        return {"colour": GREY, "symbol": "circle", "dash": "solid", "pattern": ""}
-    dash = dashes[number // len(COLOURS) % len(dashes)]
+        return {"colour": GREY, "symbol": "circle", "dash": "solid"}
+    turn = number // len(COLOURS)
     chosen = COLOURS[number % len(COLOURS)]
     return {
         "colour": GREY if chosen == "#000000" else chosen,
-        "symbol": SYMBOLS[number % len(SYMBOLS)],
-        "dash": dash,
-        "pattern": DASHES[dash],
+        "symbol": list(SYMBOLS)[(number + turn) % len(SYMBOLS)],
+        "dash": list(DASHES)[turn % len(DASHES)],
     }
 
 

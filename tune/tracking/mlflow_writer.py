@@ -41,6 +41,9 @@ KEPT = "mlflow.json"
 REPORT, MODEL = "report.html", "model"
 """Names of the report among the artifacts, and of the logged model."""
 
+TRAINING_PAGES = "workflowType=machine_learning"
+"""Part of an address that makes MLflow's pages those for training runs; by default they are for language models."""
+
 NOTE = "mlflow.note.content"
 """Tag of the description that MLflow's page of a run shows, in Markdown."""
 
@@ -370,7 +373,7 @@ class Writer:
     def _link(self, run_id: str) -> None:
         """Put a link to the report into the run's description, unless the run has one already."""
         if NOTE not in self.client.get_run(run_id).data.tags:
-            place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}"
+            place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}?{TRAINING_PAGES}"
             self.client.set_tag(run_id, NOTE, f"[Report with charts and tables]({place})")
 
     def _model(self, run_id: str, export: Callable[[Path], Any]) -> None:
