@@ -31,7 +31,7 @@ from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
 from fedfleet.tune.tracking.mlflow_writer import TOP, End, Writer
-from fedfleet.tune.tracking.model import Predictor, example, has_network
+from fedfleet.tune.tracking.model import Predictor, example, with_network
 from fedfleet.tune.tracking.origin import origin
 from fedfleet.tune.tracking.run import MlflowTracker, model_of
 from fedfleet.tune.tracking.run_header import RunHeader, flatten
@@ -191,24 +191,35 @@ def test_a_model_that_cannot_be_exported_costs_a_warning(here: Path, capsys: pyt
     assert (run.info.status, run.outputs.model_outputs) == ("FINISHED", [])
 
 
-@pytest.mark.parametrize("workload", ["quadratic", {"name": "auc", "of": {"name": "digits"}}])
-def test_what_is_a_network_has_a_model(workload: Any):
-    """Other workloads have none; the network of a min-max problem is that of the classification inside."""
-    network = isinstance(workload, dict)
+DIGITS = {"name": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "inner"),
+    [
+        ("quadratic", None),
+        ({"name": "auc", "of": DIGITS}, Auc),
+        ({"name": "regularised", "decay": 0.1, "of": DIGITS}, Digits),
+    ],
+)
+def test_what_has_a_network_has_a_model(workload: Any, inner: type | None):
+    """That of a min-max problem is the network of the classification inside; a quadratic has none."""
+    import torch
+
     made = {"workload": workload, "method": "fedavg", "federation": {"clients": 4, "cohort": 2, "rounds": 2}}
     run_spec = RunSpec.of("x", Experiment.model_validate(made))
-    assert has_network(run_spec.workload) == network
-    assert (model_of(run_spec, dict) is not None) == network
-    if isinstance(run_spec.workload, Auc):
-        x, inputs = run_spec.initial_model(), Digits().load()[1]["input"][:2]
-        tensors = {name: x[name] for name in x.layout.names}
-        import torch
-
-        predictor = Predictor(run_spec.workload, tensors).eval()
-        assert torch.equal(
-            predictor(torch.from_numpy(inputs)), run_spec.workload.logits(tensors, {"input": torch.from_numpy(inputs)})
-        )
-        assert (example(run_spec.workload) == inputs).all()
+    found = with_network(run_spec.workload)
+    assert (model_of(run_spec, dict) is None) == (inner is None)
+    if inner is None:
+        assert found is None
+        return
+    assert isinstance(found, inner)
+    assert found is not None
+    x, inputs = run_spec.initial_model(), Digits().load()[1]["input"][:2]
+    tensors = {name: x[name] for name in x.layout.names}
+    logits = Predictor(found, tensors).eval()(torch.from_numpy(inputs))
+    assert torch.equal(logits, found.logits(tensors, {"input": torch.from_numpy(inputs)}))
+    assert (example(found) == inputs).all()
 
 
 def test_the_experiments_kind(here: Path):

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...engine.errors import ConfigError
+from ...engine.errors import ConfigError, first_line
 from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import read_rows
 from ...engine.storage.atomic_write import write
@@ -343,7 +343,7 @@ class Writer:
         try:
             self._artifacts(run_id, end)
             if end.model is not None:
-                self._model(run_id, end.model)
+                self._model(end.key, run_id, end.model)
             if end.reason:
                 self.client.set_tag(run_id, "reason", end.reason[:5000])
         finally:
@@ -376,7 +376,7 @@ class Writer:
             place = f"#/experiments/{self.place}/runs/{run_id}/artifacts/{REPORT}?{TRAINING_PAGES}"
             self.client.set_tag(run_id, NOTE, f"[Report with charts and tables]({place})")
 
-    def _model(self, run_id: str, export: Callable[[Path], Any]) -> None:
+    def _model(self, key: str, run_id: str, export: Callable[[Path], Any]) -> None:
         """Log the final model, as `mlflow.pytorch.log_model` does, but without the global state of that function."""
         from mlflow.entities import LoggedModelOutput
 
@@ -385,7 +385,7 @@ class Writer:
             try:
                 described = export(folder)
             except Exception as error:  # torch raises many classes for what it cannot export
-                self._warn(type(error)(str(error).partition("\n")[0]), "the model is not logged in MLflow")
+                self._warn(RuntimeError(first_line(error)), "the model is not logged in MLflow")
                 return
             run = self.client.get_run(run_id)
             logged = self.client.create_logged_model(self.place, MODEL, run_id, params=run.data.params)
@@ -394,7 +394,7 @@ class Writer:
             described.save(str(folder / "MLmodel"))
             self.client.log_model_artifacts(logged.model_id, str(folder))
             self.client.finalize_logged_model(logged.model_id, "READY")
-            last = max((step for _, step in self.known.get(TOP, ())), default=0)
+            last = max((step for _, step in self.known.get(key, ())), default=0)
             self.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, last)])
 
 

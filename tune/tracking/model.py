@@ -20,18 +20,19 @@ from torch import Tensor, nn
 from ...engine.config.run_spec import RunSpec
 from ...workloads.base import Classification, Workload
 from ...workloads.minimax import OverClassification
-
-NAME = "model"
-"""Name of the model in its run."""
+from ...workloads.wrapped import Wrapped
 
 ROWS = 2
 """Rows of the input example. The exporter would take a single row to mean that there is never another number."""
 
 
+WithNetwork = Classification | OverClassification
+
+
 class Predictor(nn.Module):
     """The network of a workload with fixed tensors: inputs (B, *shape) -> logits (B, classes)."""
 
-    def __init__(self, workload: Classification | OverClassification, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, workload: WithNetwork, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.workload = copy.deepcopy(workload)  # without the network that a run may be using
         self.names = {f"tensor_{i}": name for i, name in enumerate(tensors)}
@@ -43,12 +44,14 @@ class Predictor(nn.Module):
         return self.workload.logits(p, {"input": input})
 
 
-def has_network(workload: Workload) -> bool:
-    """Whether the workload is a network with inputs and logits, and not, for example, a quadratic."""
-    return isinstance(workload, Classification | OverClassification)
+def with_network(workload: Workload) -> WithNetwork | None:
+    """The workload that has the network, perhaps inside of others; None if there is none, as for a quadratic."""
+    while isinstance(workload, Wrapped):
+        workload = workload.of
+    return workload if isinstance(workload, WithNetwork) else None
 
 
-def example(workload: Classification | OverClassification) -> np.ndarray:
+def example(workload: WithNetwork) -> np.ndarray:
     """(2, *shape): the first inputs of the test set. If the data are not on this machine: zeros of the same type."""
     base = workload.base if isinstance(workload, OverClassification) else workload
     try:
@@ -67,8 +70,8 @@ def save(run_spec: RunSpec, tensors: Mapping[str, Tensor], folder: Path) -> Any:
     from mlflow import pytorch  # pyright: ignore[reportPrivateImportUsage] loaded on first use
     from mlflow.models import Model, infer_signature
 
-    workload = run_spec.workload
-    assert isinstance(workload, Classification | OverClassification)
+    workload = with_network(run_spec.workload)
+    assert workload is not None  # see `run.model_of`
     predictor, inputs = Predictor(workload, tensors).eval(), example(workload)
     with torch.no_grad():
         outputs = predictor(torch.from_numpy(inputs.copy()))

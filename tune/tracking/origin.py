@@ -24,7 +24,6 @@ def origin(plugins: Iterable[Plugin] = ()) -> dict[str, str]:
     """
     files = [Path(plugin.path).parent for plugin in plugins if plugin.source is not None]
     found = next(filter(None, map(repository, [*files, Path.cwd()])), {})
-    own = repository(SOURCES).get("commit", "")
     tags = {
         "mlflow.user": user(),
         "mlflow.source.name": Path(sys.argv[0]).name or "python",
@@ -34,12 +33,11 @@ def origin(plugins: Iterable[Plugin] = ()) -> dict[str, str]:
         "mlflow.source.git.dirty": found.get("dirty", ""),
         "mlflow.source.git.repoURL": found.get("url", ""),
         "commit": found.get("commit", ""),
-        "fedfleet.commit": own,
+        "fedfleet.commit": git(SOURCES, "rev-parse", "HEAD"),
     }
     return {name: value for name, value in tags.items() if value}
 
 
-@functools.cache
 def repository(folder: Path) -> dict[str, str]:
     """`commit`, `branch`, `url` and `dirty` ("true" or "false") of the git repository that holds a folder; {} if there
     is none."""
@@ -54,6 +52,7 @@ def repository(folder: Path) -> dict[str, str]:
     }
 
 
+@functools.cache
 def git(folder: Path, *arguments: str) -> str:
     """What a command of git prints in a folder, "" if it fails."""
     try:

@@ -89,8 +89,8 @@ class MlflowTracker(Observer):
 def model_of(run_spec: RunSpec, tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[Path], Any] | None:
     """The function that exports the final model of a run into a folder; None if it is not to be logged, or if the
     workload has no network. tensors: returns those of the model."""
-    from .model import has_network, save
+    from .model import save, with_network
 
-    if not run_spec.experiment.tracking.model or not has_network(run_spec.workload):
+    if not run_spec.experiment.tracking.model or with_network(run_spec.workload) is None:
         return None
     return lambda folder: save(run_spec, tensors(), folder)
