@@ -12,9 +12,6 @@ from pathlib import Path
 from ...engine.config.registry import Plugin
 from ...engine.storage.secrets import redacted
 
-SOURCES = Path(__file__).parent
-"""A folder of this package."""
-
 
 def origin(plugins: Iterable[Plugin] = ()) -> dict[str, str]:
     """The tags under which MLflow shows the user, the program and the commit, and the tag `commit`.
@@ -33,9 +30,15 @@ def origin(plugins: Iterable[Plugin] = ()) -> dict[str, str]:
         "mlflow.source.git.dirty": found.get("dirty", ""),
         "mlflow.source.git.repoURL": found.get("url", ""),
         "commit": found.get("commit", ""),
-        "fedfleet.commit": git(SOURCES, "rev-parse", "HEAD"),
+        "fedfleet.commit": own_commit(),
     }
     return {name: value for name, value in tags.items() if value}
+
+
+@functools.cache
+def own_commit() -> str:
+    """The commit of the sources of this package, "" if they lie in no repository."""
+    return git(Path(__file__).parent, "rev-parse", "HEAD")
 
 
 def repository(folder: Path) -> dict[str, str]:
@@ -52,7 +55,6 @@ def repository(folder: Path) -> dict[str, str]:
     }
 
 
-@functools.cache
 def git(folder: Path, *arguments: str) -> str:
     """What a command of git prints in a folder, "" if it fails."""
     try:
