@@ -109,4 +109,4 @@ def colour(share: float) -> str:
 
 def ink(share: float) -> str:
     """The colour of the text in a cell."""
-    return "#ffffff" if share < 0.55 else "#111111"
+    return "#ffffff" if share < 0.45 else "#111111"
