@@ -54,6 +54,11 @@ def check_stage(run_spec: RunSpec) -> None:
     rule, cohort = stage.rule, federation.cohort
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
+    if federation.sampling != "fixed" and not planned_rule(run_spec).adds:
+        raise ConfigError(
+            f"federation.sampling: {rule.called} needs rounds with equally many messages, got {federation.sampling}; "
+            "choose sampling: fixed, or aggregate: mean"
+        )
     if isinstance(rule.faults, int) and rule.faults < 0:
         raise ConfigError(f"aggregate.f: f >= 0 must hold, got f={rule.faults}; give a number of messages")
     if federation.weights == "examples" and (

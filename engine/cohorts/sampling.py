@@ -27,6 +27,33 @@ def sample(seed: int, round: int, clients: int, cohort: int) -> np.ndarray:
     return np.sort(drawn.astype(np.int64))
 
 
+def sample_poisson(seed: int, round: int, clients: int, rate: float) -> np.ndarray:
+    """(m,) ascending client numbers, each of which is drawn with probability `rate`, independently of the others.
+
+    Their number is drawn first, so that the cost does not depend on the number of clients."""
+    count = philox(seed, "cohort size", round).binomial(clients, rate)
+    return sample(seed, round, clients, int(count))
+
+
+def sample_cyclic(seed: int, round: int, clients: int, cohort: int, separation: int) -> np.ndarray:
+    """(m,) ascending client numbers from the group whose turn it is: all of it if all groups have `cohort` clients,
+    else each with the same probability, so that `cohort` is the mean of m."""
+    group = np.sort(philox(seed, "groups").permutation(clients)[(round - 1) % separation :: separation])
+    if cohort * separation == clients:
+        return group
+    return group[sample_poisson(seed, round, len(group), cohort * separation / clients)]
+
+
+def sample_cohort(seed: int, round: int, federation: Federation) -> np.ndarray:
+    """(m,) distinct client numbers in ascending order: the cohort of a round, in the run's way of sampling."""
+    clients, cohort = federation.clients, federation.cohort
+    if federation.sampling == "poisson":
+        return sample_poisson(seed, round, clients, cohort / clients)
+    if federation.sampling == "cyclic" and federation.separation is not None:
+        return sample_cyclic(seed, round, clients, cohort, federation.separation)
+    return sample(seed, round, clients, cohort)
+
+
 class CohortSampler:
     """The cohort of every round, cut into tasks.
 
@@ -39,9 +66,9 @@ class CohortSampler:
         self.last: tuple[int, tuple[np.ndarray, list[ClientTask]]] | None = None
 
     def cohort(self, round: int) -> tuple[np.ndarray, list[ClientTask]]:
-        """((S,) client numbers in ascending order, their tasks)."""
+        """((S,) client numbers in ascending order, their tasks). Both are empty in a round without clients."""
         if self.last is None or self.last[0] != round:
-            sampled = sample(self.seed, round, self.federation.clients, self.federation.cohort)
+            sampled = sample_cohort(self.seed, round, self.federation)
             self.last = round, (sampled, self._tasks(sampled, self.federation.local))
         return self.last[1]
 
@@ -51,4 +78,6 @@ class CohortSampler:
         return clients, self._tasks(clients, Local(epochs=1, batch=self.federation.local.batch))
 
     def _tasks(self, clients: np.ndarray, local: Local) -> list[ClientTask]:
+        if not len(clients):
+            return []
         return plan_tasks(clients, self.client_index.sizes_of(clients), local, self.block)

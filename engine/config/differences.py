@@ -18,7 +18,7 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
-DEFAULTS = {"aggregate": "mean"}
+DEFAULTS = {"aggregate": "mean", "federation.sampling": "fixed"}
 """Settings that a configuration may lack, and the values that they then have."""
 
 
@@ -27,7 +27,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
     A different number of rounds counts only if a schedule depends on it.
     """
-    a, b = flatten({**DEFAULTS, **old}), flatten({**DEFAULTS, **new})
+    a, b = {**DEFAULTS, **flatten(old)}, {**DEFAULTS, **flatten(new)}
     found = []
     for key in sorted(a.keys() | b.keys()):
         if a.get(key) == b.get(key) or key in FREE_KEYS or key.startswith(FREE_SECTIONS):

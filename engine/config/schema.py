@@ -83,7 +83,13 @@ class Federation(Section):
     """Who is trained, how often, and how the results are averaged.
 
     `clients`: the number N of clients, at least 1 (default 100).
-    `cohort`: the number S of clients that are sampled in each round, without replacement, 1 to `clients` (default 20).
+    `cohort`: the number S of clients that are sampled in each round, 1 to `clients` (default 20).
+    `sampling`: how they are sampled. `fixed` (default): S clients without replacement. `poisson`: every client with
+    probability S / N, independently of the others, so that S is the mean number and some rounds may have none.
+    `cyclic`: the clients are cut into `separation` groups at random, which take turns; a round samples its group so
+    that S is the mean number, or takes all of the group if it has S clients.
+    `separation`: for `cyclic`, the fewest rounds from one turn of a client to its next, at least 1; cohort * separation
+    must be at most `clients` (default: none).
     `rounds`: the number R of rounds, at least 1 (default 50).
     `local`: the work of one client in a round, see `Local`.
     `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
@@ -92,6 +98,8 @@ class Federation(Section):
 
     clients: int = Field(default=100, ge=1, le=LARGEST_COUNT)
     cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
+    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
+    separation: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
@@ -104,6 +112,28 @@ class Federation(Section):
                 "lower federation.cohort"
             )
         return self
+
+    @model_validator(mode="after")
+    def _separation_fits(self) -> Federation:
+        if self.sampling != "cyclic":
+            if self.separation is not None:
+                raise ValueError(f"separation goes with sampling: cyclic, got {self.sampling}; drop it")
+            return self
+        if self.separation is None:
+            raise ValueError("separation is missing; give the rounds from one turn of a client to its next")
+        if self.cohort * self.separation > self.clients:
+            raise ValueError(
+                f"cohort * separation <= clients must hold, got cohort={self.cohort}, separation={self.separation}, "
+                f"clients={self.clients}; lower one"
+            )
+        return self
+
+    @property
+    def largest_cohort(self) -> int:
+        """The largest number of clients that a round may have."""
+        if self.sampling == "cyclic":
+            return -(-self.clients // (self.separation or 1))
+        return self.cohort if self.sampling == "fixed" else self.clients
 
 
 class WorkerGroup(Section):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, add_results
+
+TIMES = ("state", "data", "reduce")
+NAMES = ("loss", "steps", "gradients", "weight", *TIMES, "seconds")
+"""The sums that every task of a training returns."""
 
 
 class RoundTotals(NamedTuple):
@@ -22,10 +27,16 @@ class RoundTotals(NamedTuple):
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
 
+    @staticmethod
+    def of_nobody(shapes: Sequence[tuple[int, ...]]) -> RoundTotals:
+        """The sums of a round without clients. shapes: of the messages' leaves."""
+        clients = {"id": np.zeros(0, np.int64), **{name: np.zeros(0) for name in ("loss", "norm2", "steps")}}
+        return RoundTotals([np.zeros(shape) for shape in shapes], dict.fromkeys(NAMES, 0.0), clients, ())
+
     def record(self, count: int, train: float, workers: int) -> dict[str, float]:
         """The columns of a round. `count`: the clients in the mean; `train`, `workers`: see `time_columns`."""
         return {
-            "train/loss": self.facts["loss"] / count,
+            "train/loss": self.facts["loss"] / count if count else math.nan,
             "client/count": count,
             "client/dropped": len(self.dropped),
             "client/steps": self.facts["steps"],
@@ -62,7 +73,7 @@ def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[st
 
     `train`: the seconds that the driver waited for them; `workers`: their number.
     """
-    parts = {name: facts[name] for name in ("state", "data", "reduce")}
+    parts = {name: facts[name] for name in TIMES}
     columns = {"train": train, "workers": facts["seconds"], **parts}
     columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(workers * train - facts["seconds"], 0.0)}
     return {f"time/{name}": value for name, value in columns.items()}

@@ -142,6 +142,8 @@ class StageRunner:
             released = self.stage.noise.release(sums, state.noise, round)
             mean = state_spec.converted(pytree.tree_leaves(released.mean))
             return Aggregated(mean, state._replace(noise=released.state), dict(released.columns))
+        if not round.cohort:  # a round without clients: the mean of no messages is 0
+            return Aggregated(state_spec.mean(cohort.leaves, 1, 1), state, {})
         mean = state_spec.mean(cohort.leaves, round.cohort, cohort.weight)
         if isinstance(self.rule, Mean):
             return Aggregated(mean, state, {})

@@ -265,13 +265,15 @@ class Driver:
         sizes = self.data.client_index.sizes_of(sampled)
         read, write = self.table.reserve(sampled)
         weights = np.ones(len(sampled))
-        if self.federation.weights == "examples" and self.method.weighted:
+        if self.federation.weights == "examples" and self.method.weighted and len(sampled):
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
         training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
-        totals = self._run(
-            "train", training_tasks, method.broadcast(self.server), partial(self.cohorts.cohort, number + 1)
-        )
+        if tasks:
+            meanwhile = partial(self.cohorts.cohort, number + 1)
+            totals = self._run("train", training_tasks, method.broadcast(self.server), meanwhile)
+        else:
+            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(self.stage.summed(state_spec).message)])
         if not totals.leaves:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import math
+import os
 import pickle
+import re
+import signal
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import (
     FEWEST_TASKS,
@@ -15,7 +21,10 @@ from fedfleet.engine.cohorts.tasks import (
     steps_of,
     task_edges,
 )
-from fedfleet.engine.config.schema import Local
+from fedfleet.engine.config.schema import Federation, Local
+from fedfleet.engine.errors import Interrupted
+
+from .setups import digits
 
 
 def test_a_cohort_is_distinct_ascending_and_counted():
@@ -27,6 +36,106 @@ def test_a_cohort_is_distinct_ascending_and_counted():
     counts = np.bincount(np.concatenate(drawn), minlength=50)
     assert counts.min() > 11
     assert counts.max() < 69
+
+
+def federation(**keys):
+    return Federation.model_validate(keys)
+
+
+def test_poisson_cohorts_are_independent_coins():
+    plan = federation(clients=50, cohort=10, sampling="poisson")
+    drawn = [sampling.sample_cohort(0, r, plan) for r in range(1, 2001)]
+    assert all((np.diff(c) > 0).all() for c in drawn)
+    sizes = np.array([len(c) for c in drawn])
+    error = 4 / 2000**0.5  # four standard errors, times the standard deviation of what is averaged
+    assert abs(sizes.mean() - 10) < error * 8**0.5
+    assert abs(sizes.var() - 8) < error * 8 * 2**0.5
+    taken = np.zeros((2000, 50))
+    for row, cohort in zip(taken, drawn, strict=True):
+        row[cohort] = 1
+    together = (taken[:, :-1] * taken[:, 1:]).mean(0)
+    assert np.abs(together - 0.04).max() < 5 * (0.04 * 0.96 / 2000) ** 0.5
+    assert np.array_equal(drawn[3], sampling.sample_cohort(0, 4, plan))
+    assert plan.largest_cohort == 50
+
+
+def test_small_poisson_cohorts_may_be_empty():
+    plan = federation(clients=3, cohort=1, sampling="poisson")
+    sizes = [len(sampling.sample_cohort(0, r, plan)) for r in range(1, 1001)]
+    assert abs(sizes.count(0) / 1000 - 8 / 27) < 4 * (8 / 27 * 19 / 27 / 1000) ** 0.5
+
+
+@pytest.mark.parametrize(("clients", "cohort", "separation"), [(12, 3, 4), (50, 4, 7), (10, 1, 10), (9, 9, 1)])
+def test_cyclic_cohorts_keep_turns_apart(clients, cohort, separation):
+    plan = federation(clients=clients, cohort=cohort, sampling="cyclic", separation=separation)
+    last, sizes = {}, []
+    for r in range(1, 40 * separation + 1):
+        drawn = sampling.sample_cohort(0, r, plan)
+        sizes.append(len(drawn))
+        assert (np.diff(drawn) > 0).all()
+        assert len(drawn) <= plan.largest_cohort
+        for client in drawn.tolist():
+            assert (r - last.get(client, r)) % separation == 0
+            last[client] = r
+        if cohort * separation == clients and r == separation:
+            assert sorted(last) == list(range(clients))
+    assert abs(np.mean(sizes) - cohort) < 4 * (cohort / len(sizes)) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sampling": "cyclic"}, "separation is missing; give the rounds from one turn of a client to its next"),
+        ({"sampling": "poisson", "separation": 3}, "separation goes with sampling: cyclic, got poisson; drop it"),
+        (
+            {"sampling": "cyclic", "separation": 10, "cohort": 54, "clients": 539},
+            "cohort * separation <= clients must hold, got cohort=54, separation=10, clients=539; lower one",
+        ),
+    ],
+)
+def test_settings_of_sampling_that_do_not_fit(keys, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        federation(**keys)
+
+
+SOME_ARE_EMPTY = {"clients": 4, "cohort": 1, "rounds": 8, "local": {"steps": 2, "batch": 4}, "sampling": "poisson"}
+
+
+class InterruptAfter(Observer):
+    """Sends SIGINT after a round."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def record(self, record):
+        if record["round"] == self.number:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def with_empty_rounds(**engine):
+    found = digits("scaffold", {"steps": 2, "batch": 4}, **engine)
+    often = found.evaluate.model_copy(update={"every": 1})
+    return found.model_copy(update={"federation": federation(**SOME_ARE_EMPTY), "evaluate": often})
+
+
+def test_a_round_without_clients_is_a_round():
+    result = run(with_empty_rounds())
+    counts = [row["client/count"] for row in result.rows]
+    assert len(result.rows) == 8
+    assert 0 in counts[1:]
+    for before, row in pairwise(result.rows):
+        if row["client/count"] == 0:
+            assert math.isnan(row["train/loss"])
+            assert row["comm/bytes_up"] == row["client/steps"] == 0
+            assert row["eval/loss"] == before["eval/loss"]
+
+
+def test_runs_with_empty_rounds_are_resumed_on_workers(tmp_path, ray_here):
+    whole = run(with_empty_rounds(backend="ray", workers=2))
+    assert whole.model_sha256 == run(with_empty_rounds()).model_sha256
+    with pytest.raises(Interrupted):
+        run(with_empty_rounds(), tmp_path / "run", [InterruptAfter(4)])
+    assert resume(with_empty_rounds(), tmp_path / "run").model_sha256 == whole.model_sha256
 
 
 def test_a_cohort_does_not_cost_the_population():

@@ -168,7 +168,7 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
         sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
-    clients = plan.clients if len(methods) > 1 else plan.cohort
+    clients = plan.clients if len(methods) > 1 else plan.largest_cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
     failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8
     per_client = 128 + 16 * len(vector_leaves(specs[0].message)) * collects(run_spec)

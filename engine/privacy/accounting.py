@@ -1,0 +1,166 @@
+"""Epsilon of Gaussian releases of a sum over clients, by the package dp-accounting.
+
+Every figure is a pure function of its arguments: an accountant is made anew for each of them. A resumed run therefore
+reports the same bits as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+from ..errors import ConfigError
+
+Adjacency = Literal["add_or_remove", "zero_out", "replace"]
+"""How two federations differ that shall be hard to tell apart: one client is added or removed; the messages of one
+client become zeros; the data of one client become any other."""
+Kind = Literal["rdp", "pld"]
+"""Renyi divergences, or privacy loss distributions, which are tighter."""
+
+RELATIONS = {"add_or_remove": "ADD_OR_REMOVE_ONE", "zero_out": "REPLACE_SPECIAL", "replace": "REPLACE_ONE"}
+"""Adjacencies by the names of dp-accounting."""
+GRID = 1e-3
+"""Of the discretisation of privacy losses. A finer grid lowers epsilon by about 0.001."""
+LEAST_NOISE = 0.05
+"""The least noise multiplier that calibration tries; accountants fail below."""
+MOST_NOISE = 1e7
+PRECISION = 1e-5
+"""Of a calibrated noise multiplier, relatively."""
+
+
+class Releases(NamedTuple):
+    """`times` releases of the sum over the clients.
+
+    noise: the standard deviation over the sensitivity of the sum. rate: every client is in a release with this
+    probability, independently of others. subset: (S, N), a release is of S of the N clients, drawn without replacement.
+    Without `rate` and `subset` every client is in every release.
+    """
+
+    times: int
+    noise: float
+    rate: float | None = None
+    subset: tuple[int, int] | None = None
+
+
+def library() -> Any:
+    """The package dp-accounting. Raises ConfigError if it is not installed."""
+    try:
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise ConfigError(
+            f'privacy: accounting needs the package dp-accounting, got {error}; pip install "fedfleet[privacy]"'
+        ) from None
+    return dp_accounting
+
+
+def library_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("dp-accounting")
+
+
+def event(releases: Releases) -> Any:
+    """The releases as an event of dp-accounting."""
+    da = library()
+    if releases.rate is None and releases.subset is None:
+        return da.GaussianDpEvent(releases.noise / math.sqrt(releases.times))  # one release with as much information
+    once = da.GaussianDpEvent(releases.noise)
+    if releases.rate is not None:
+        once = da.PoissonSampledDpEvent(releases.rate, once)
+    elif releases.subset is not None:
+        cohort, clients = releases.subset
+        once = da.SampledWithoutReplacementDpEvent(clients, cohort, once)
+    return da.SelfComposedDpEvent(once, releases.times)
+
+
+def accountant(kind: Kind, adjacency: Adjacency) -> Any:
+    """A new accountant of dp-accounting."""
+    da = library()
+    relation = getattr(da.NeighboringRelation, RELATIONS[adjacency])
+    if kind == "rdp":
+        return da.rdp.RdpAccountant(neighboring_relation=relation)
+    return da.pld.PLDAccountant(relation, value_discretization_interval=GRID)
+
+
+def epsilon(releases: Releases, delta: float, kind: Kind, adjacency: Adjacency) -> float:
+    """Epsilon of the releases at delta; 0 for no release. Raises ConfigError if the accountant has no bound."""
+    if releases.times == 0:
+        return 0.0
+    if releases.noise == 0:
+        return math.inf
+    with quiet():
+        made, spent = accountant(kind, adjacency), event(releases)
+        if not made.supports(spent):
+            raise ConfigError(
+                f"privacy: accountant {kind} has no bound for these releases, got {spent}; choose accountant: rdp"
+            )
+        return float(made.compose(spent).get_epsilon(delta))
+
+
+class Sequence:
+    """Epsilon after every round where the noise differs from round to round.
+
+    Rounds are composed one after another from the first, also in a resumed run, so that the bits are the same.
+    """
+
+    def __init__(self, releases: Callable[[int], Releases], delta: float, kind: Kind, adjacency: Adjacency) -> None:
+        """releases: what round t (from 1) releases."""
+        self.releases, self.delta, self.kind, self.adjacency = releases, delta, kind, adjacency
+        self.made, self.rounds = accountant(kind, adjacency), 0
+
+    def epsilon(self, t: int) -> float:
+        """Epsilon of rounds 1 to t."""
+        if t < self.rounds:
+            self.made, self.rounds = accountant(self.kind, self.adjacency), 0
+        with quiet():
+            while self.rounds < t:
+                self.rounds += 1
+                once = self.releases(self.rounds)
+                if once.noise == 0:
+                    return math.inf
+                self.made.compose(event(once))
+            return float(self.made.get_epsilon(self.delta)) if t else 0.0
+
+
+def calibrate(target: float, epsilon_of: Callable[[float], float]) -> float:
+    """The least noise multiplier, within `PRECISION`, whose epsilon is at most `target`; epsilon_of: a decreasing
+    function of the multiplier. Raises ValueError if there is none within reach."""
+    high = 1.0
+    while epsilon_of(high) > target:
+        high *= 2
+        if high > MOST_NOISE:
+            raise ValueError(f"no noise below {MOST_NOISE:g} reaches epsilon={target}; raise epsilon or delta")
+    low = high / 2
+    while low > LEAST_NOISE and epsilon_of(low) <= target:
+        low, high = low / 2, low
+    low = max(low, LEAST_NOISE)
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if epsilon_of(middle) > target else (low, middle)
+    return high
+
+
+def last_round(budget: float, rounds: int, epsilon_of: Callable[[int], float]) -> int:
+    """The last of so many rounds after which epsilon is at most `budget`; 0 if it is none. epsilon_of: of the first t
+    rounds."""
+    low, high = 0, rounds
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if epsilon_of(middle) <= budget else (low, middle - 1)
+    return low
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that dp-accounting logs about single orders which it then leaves out."""
+    from absl import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
