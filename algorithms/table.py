@@ -1,8 +1,8 @@
 """The tables of methods and parts that experiments choose by name. Importing this module imports no torch.
 
 A plug-in is any module with tables like these (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS,
-TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS). A value is a callable, or an entry that says where the callable is and,
-in one line, what it is.
+TRACKERS, AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS). A value is a callable, or an entry that says where the
+callable is and, in one line, what it is.
 """
 
 from __future__ import annotations
@@ -211,3 +211,12 @@ PREAGGREGATORS = {
 }
 
 ATTACKS: dict[str, Entry] = {}
+
+_PRIVACY = _HERE + "privacy."
+
+MECHANISMS = {
+    "gaussian": Entry(_PRIVACY + "gaussian:Gaussian", "independent noise in every round"),
+    "tree": Entry(_PRIVACY + "binary_tree:BinaryTree", "noise of a binary tree over the rounds"),
+    "banded": Entry(_PRIVACY + "banded:Banded", "noise that takes back that of the rounds before"),
+    "banded_inverse": Entry(_PRIVACY + "banded:BandedInverse", "the same with a banded inverse, which keeps nothing"),
+}

@@ -17,7 +17,7 @@ ALLOWED = {
     "workloads": (r"workloads\b",),
     "engine": (
         r"engine\b",
-        r"algorithms\.(contract|tree|parts\.orthogonal|aggregation\.contract)$",
+        r"algorithms\.(contract|tree|parts\.orthogonal|aggregation\.contract|privacy\.(mechanism|clipping|noise))$",
         r"workloads\.(base|counted)$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
@@ -31,6 +31,7 @@ ROOMS = [
     "stopping",
     "storage",
     "methods",
+    "privacy",
     "config",
     "kernels",
     "reduction",
@@ -48,7 +49,18 @@ ROOMS = [
 ]
 """The modules and sub-packages of the engine. Each may import those before it, also inside functions."""
 
-LAZY = {"ray", "optuna", "mlflow", "torchvision", "sklearn", "pandas", "matplotlib", "safetensors"}
+LAZY = {
+    "ray",
+    "optuna",
+    "mlflow",
+    "torchvision",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "safetensors",
+    "dp_accounting",
+    "absl",
+}
 """Imported inside functions only, so that a bare machine can run without them and `--help` does not wait for them."""
 
 

@@ -24,7 +24,7 @@ class Progress(Observer):
         self.shown: dict[str, str] = {}
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
-        self.rounds = run_spec.experiment.federation.rounds
+        self.rounds = run_spec.last_round
         if in_notebook():
             from IPython.display import display
 

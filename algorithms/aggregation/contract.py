@@ -269,9 +269,9 @@ class Clip(ABC):
     """A bound on what one client sends."""
 
     @abstractmethod
-    def wrap(self, method: Algorithm) -> Algorithm:
-        """The method whose `decode` bounds the message. It is the outermost wrapper of the run's method: what it gives
-        is what an attack replaces and what workers add up."""
+    def wrap(self, method: Algorithm, round: int = 1) -> Algorithm:
+        """The method whose `decode` bounds the message, with the settings of a round (1 ... R). It is the outermost
+        wrapper of the run's method: what it gives is what an attack replaces and what workers add up."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def inverse(c: np.ndarray, count: int) -> np.ndarray:
 
     impulse = np.zeros(count)
     impulse[0] = 1.0
-    return lfilter([1.0], c, impulse)
+    return np.asarray(lfilter([1.0], c, impulse))
 
 
 def mean_variance(c: np.ndarray, rounds: int) -> float:

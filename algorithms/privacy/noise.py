@@ -35,13 +35,18 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Quantile:
-    """The bound follows a quantile of the norms. `start`: C_1. `below`: the share of messages that shall be within the
-    bound. `lr`: the step size. `count_noise`: sigma_b, the standard deviation of the noise on the count."""
+    """The bound follows a quantile of the norms.
+
+    `start`: C_1. `below`: the share of messages that shall be within the bound. `lr`: the step size. `count_noise`:
+    sigma_b, the standard deviation of the noise on the count, of which a cohort that stands for a larger one adds the
+    share `shrunk`.
+    """
 
     start: float = 0.1
     below: float = 0.5
     lr: float = 0.2
     count_noise: float = 0.0
+    shrunk: float = 1.0
 
 
 class NoiseState(NamedTuple):
@@ -57,9 +62,10 @@ class NoiseState(NamedTuple):
 class ClientNoise(Noise):
     """Noise for client-level differential privacy.
 
-    `cohort`: S. `rounds`: R. `multiplier`: z, the same in all rounds; NaN if `multiplier_of` gives it. `bound_of`: t ->
-    C_t without a quantile. `shrunk`: a factor on the noise of the sum, for a cohort that stands for a larger one.
-    `scales`, `shares`: see `Clipped`. `dtype`: of the model, in which a quantile's bound is sent.
+    `cohort`: S. `rounds`: R. `multiplier_of`: t -> z_t; 0 in all rounds unless `noisy`, and else the same in all rounds
+    unless `scheduled`. `bound_of`: t -> C_t without a quantile. `shrunk`: a factor on the noise of the sum, for a
+    cohort that stands for a larger one. `scales`, `shares`: see `Clipped`. `dtype`: of the model, in which a quantile's
+    bound is sent.
     """
 
     seed: int
@@ -68,7 +74,8 @@ class ClientNoise(Noise):
     mechanism: Mechanism
     multiplier_of: Callable[[int], float]
     bound_of: Callable[[int], float]
-    multiplier: float = math.nan
+    noisy: bool = True
+    scheduled: bool = False
     quantile: Quantile | None = None
     shrunk: float = 1.0
     scales: Factors = ()
@@ -77,18 +84,14 @@ class ClientNoise(Noise):
 
     def init(self, sample: Message) -> NoiseState:
         zeros = [torch.zeros(tuple(leaf.shape), dtype=torch.float64) for leaf in noisy_leaves(sample)]
-        bound = self.quantile.start if self.quantile else math.nan
-        state = self.mechanism.init(zeros, self.rounds) if self._is_noisy() else ()
-        return NoiseState(
-            torch.tensor(bound, dtype=self.dtype), torch.tensor(self.multiplier, dtype=torch.float64), state
-        )
-
-    def _is_noisy(self) -> bool:
-        return self.multiplier != 0
+        bound = torch.tensor(self.quantile.start if self.quantile else math.nan, dtype=self.dtype)
+        multiplier = math.nan if self.scheduled else self.multiplier_of(1)
+        state = self.mechanism.init(zeros, self.rounds) if self.noisy else ()
+        return NoiseState(bound, torch.tensor(multiplier, dtype=torch.float64), state)
 
     def release(self, sums: Message, state: NoiseState, round: Round) -> Released:
         t, leaves = round.number, noisy_leaves(sums)
-        z = float(state.multiplier) if not math.isnan(self.multiplier) else self.multiplier_of(t)
+        z = self.multiplier_of(t) if self.scheduled else float(state.multiplier)
         bound = float(state.bound) if self.quantile else self.bound_of(t)
         factors = self._factors(group_names(sums))
         columns = {"privacy/clip": bound}

@@ -54,6 +54,11 @@ def check_stage(run_spec: RunSpec) -> None:
     rule, cohort = stage.rule, federation.cohort
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
+    if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
+        got = "an attack" if stage.attack is not None else rule.called
+        raise ConfigError(
+            f"privacy: clipping and noise go with aggregate: mean and no attack, got {got}; drop one of them"
+        )
     if federation.sampling != "fixed" and not planned_rule(run_spec).adds:
         raise ConfigError(
             f"federation.sampling: {rule.called} needs rounds with equally many messages, got {federation.sampling}; "

@@ -23,6 +23,7 @@ from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
 from .memory_errors import building_model
+from .privacy_plan import PrivacyPlan
 from .registry import Plugin, Registry, find_plugin
 from .schema import Experiment
 
@@ -119,7 +120,7 @@ class RunSpec:
         if not isinstance(built, Algorithm):
             raise ConfigError(f"method: {spec!r} is not a method; give a name or an Algorithm")
         built = Buffered(built, len(self.buffers)) if self.buffers else built
-        return built if self.stage.clip is None else self.stage.clip.wrap(built)
+        return built if self.stage.clip is None else self.stage.clip.wrap(built, round)
 
     @cached_property
     def stage(self) -> Stage:
@@ -129,7 +130,18 @@ class RunSpec:
             raise ConfigError(
                 f"aggregate: {self.experiment.aggregate!r} is not an aggregator; give a name or an Aggregator"
             )
-        return Stage(rule)
+        privacy = self.privacy
+        return Stage(rule) if privacy is None else Stage(rule, clip=privacy, noise=privacy.noise)
+
+    @cached_property
+    def privacy(self) -> PrivacyPlan | None:
+        """The privacy of the run; None without a section `privacy`."""
+        return PrivacyPlan.of(self.experiment, self.registry, self.dtype)
+
+    @property
+    def last_round(self) -> int:
+        """The round after which the run ends: R, or the last one that a privacy budget allows."""
+        return self.experiment.federation.rounds if self.privacy is None else self.privacy.last_round
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
@@ -159,7 +171,8 @@ class RunSpec:
     @property
     def method_has_schedule(self) -> bool:
         """Whether the method differs from round to round."""
-        return schedules.has_schedule(self.experiment.method)
+        private = self.privacy is not None and self.privacy.has_schedule
+        return private or schedules.has_schedule(self.experiment.method)
 
     @property
     def dtype(self) -> torch.dtype:

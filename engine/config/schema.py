@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
@@ -322,6 +322,46 @@ class Tracking(Section):
     system: bool = False
 
 
+class AsIf(Section):
+    """The federation whose privacy is accounted for, see `Privacy`.
+
+    `clients`: its number of clients. `cohort`: the mean size of its Poisson cohorts, at least federation.cohort.
+    """
+
+    clients: int = Field(ge=1, le=LARGEST_COUNT)
+    cohort: int = Field(ge=1, le=LARGEST_COUNT)
+
+
+class Privacy(Section):
+    """Client-level differential privacy: bounded messages and noise on their sum. It is simulated, see docs/privacy.md.
+
+    `clip`: the bound C on the norm of all that one client sends in a round: a number, a schedule, or a quantile of the
+    norms as {name: quantile, start: 0.1, below: 0.5, lr: 0.2, count_noise: auto}. Required.
+    `noise`: the noise multiplier z: a number from 0 (only clipping), a schedule, or `auto` (default), the least z that
+    reaches `epsilon` after all rounds.
+    `epsilon`: with noise: auto the target; with a number the budget, at which the run ends (default: none).
+    `delta`: more than 0 and at most 1 / clients; required unless noise is 0.
+    `mechanism`: the noise over the rounds, by its name in the table MECHANISMS, or a name with arguments as in
+    {name: banded, bands: 8} (default gaussian).
+    `accountant`: `rdp`, `pld`, or `auto` (default), which is pld where it has a bound.
+    `scales`: what the groups that a client sends (`delta`, and fields such as `estimator`) are multiplied by in the
+    norm (default: 1 each).
+    `shares`: positive numbers for all groups, each of which then has a bound of its own (default: none).
+    `as_if`: {clients, cohort}: the noise and the epsilon of a larger federation, which this one stands for (default:
+    none). The run itself is not private at that epsilon.
+    """
+
+    clip: Any
+    noise: Any = "auto"
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    mechanism: Any = "gaussian"
+    accountant: Literal["auto", "rdp", "pld"] = "auto"
+    scales: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    as_if: AsIf | None = None
+
+
 class Experiment(Section):
     """One run, completely described.
 
@@ -332,6 +372,7 @@ class Experiment(Section):
     {name: digits, model: mlp}, or in Python an object that is already built. Both are required.
     `aggregate`: the rule that makes one message of those of a cohort, by its name in the table AGGREGATORS, or a name
     with arguments as in {name: multi_krum, f: 4, before: [nnm]} (default mean).
+    `privacy`: client-level differential privacy, see `Privacy` (default: none).
     `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
     """
 
@@ -343,6 +384,7 @@ class Experiment(Section):
     aggregate: Any = "mean"
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
+    privacy: Privacy | None = None
     evaluate: Evaluate = Field(default_factory=Evaluate)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)
@@ -357,7 +399,9 @@ class Experiment(Section):
             seed: int = 0,
             name: str = "",
             plugins: str | Sequence[str] = (),
+            aggregate: Any = "mean",
             federation: Federation | Mapping[str, Any] = Federation(),
+            privacy: Privacy | Mapping[str, Any] | None = None,
             engine: Engine | Mapping[str, Any] = Engine(),
             evaluate: Evaluate | Mapping[str, Any] = Evaluate(),
             checkpoint: Checkpoint | Mapping[str, Any] = Checkpoint(),
@@ -388,6 +432,8 @@ class Experiment(Section):
         data = self.model_dump(mode="python", exclude={"workload", "method", "aggregate"})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
+        if self.privacy is None:
+            del data["privacy"]
         for key in ("workload", "method", "aggregate"):
             value = getattr(self, key)
             data[key] = value if isinstance(value, str | dict) else repr(value)
@@ -458,4 +504,5 @@ def _keys(path: list[str], section: type[BaseModel]) -> list[str]:
     model: Any = section
     for part in path:
         model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
+        model = next((option for option in get_args(model) if option is not type(None)), model)
     return list(model.model_fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ConfigError
@@ -108,13 +109,14 @@ class Sequence:
 
     def __init__(self, releases: Callable[[int], Releases], delta: float, kind: Kind, adjacency: Adjacency) -> None:
         """releases: what round t (from 1) releases."""
-        self.releases, self.delta, self.kind, self.adjacency = releases, delta, kind, adjacency
-        self.made, self.rounds = accountant(kind, adjacency), 0
+        self.releases, self.delta = releases, delta
+        self.start = partial(accountant, kind, adjacency)
+        self.made, self.rounds = self.start(), 0
 
     def epsilon(self, t: int) -> float:
         """Epsilon of rounds 1 to t."""
         if t < self.rounds:
-            self.made, self.rounds = accountant(self.kind, self.adjacency), 0
+            self.made, self.rounds = self.start(), 0
         with quiet():
             while self.rounds < t:
                 self.rounds += 1

@@ -68,6 +68,7 @@ class Driver:
     def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
         experiment = run_spec.experiment
         self.run_spec, self.data, self.federation = run_spec, data, experiment.federation
+        self.last_round = run_spec.last_round
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
         x = run_spec.initial_model()
@@ -142,7 +143,8 @@ class Driver:
         try:
             if self.records:
                 yield list(self.records)
-            while self.round < self.federation.rounds:
+            self._tell_privacy(self.last_round, "until the end")
+            while self.round < self.last_round:
                 try:
                     record = self._run_round(self._warm_start() if self.round == 0 else {})
                 except RowsLost as lost:
@@ -151,9 +153,11 @@ class Driver:
                 self._checkpoint()
                 yield from self._new_lines()
                 yield record
+            self._tell_privacy(self.round, "spent")
             yield from self._new_lines(last=True)
         except Diverged:
             self.table.abort()
+            self._tell_privacy(self.round + 1, "spent, with the round that diverged")
             yield from self._new_lines(last=True)
             raise
         except (FedFleetError, KeyboardInterrupt):
@@ -161,8 +165,14 @@ class Driver:
                 self.table.abort()
                 release_disk(self.run_spec)
                 self._save()
+                self._tell_privacy(self.round, "spent")
             yield from self._new_lines(last=True)
             raise
+
+    def _tell_privacy(self, t: int, when: str) -> None:
+        """Log what t rounds of a private run cost. when: in words."""
+        if self.run_spec.privacy is not None and t:
+            self.log(f"{self.run_spec.privacy.description(t)} ({when})")
 
     def _new_lines(self, last: bool = False) -> list[str]:
         """The lines for the log since the last call. last: first wait for the checkpoint under way."""
@@ -211,6 +221,8 @@ class Driver:
         sampled, tasks = self.cohorts.cohort(number)
         aggregated, totals, round = self._train(self.method, self.state_spec, number, sampled, tasks)
         trained, mean, count = time.perf_counter(), aggregated.mean, round.cohort
+        if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
+            round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
             server = self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
@@ -224,6 +236,7 @@ class Driver:
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
             **aggregated.columns,
+            **self._epsilon(number),
             "time/server": updated - trained,
             **self.pool.facts(),
         }
@@ -270,10 +283,10 @@ class Driver:
         columns = (self.visits[sampled], weights, read, write)
         training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
         if tasks:
-            meanwhile = partial(self.cohorts.cohort, number + 1)
-            totals = self._run("train", training_tasks, method.broadcast(self.server), meanwhile)
+            totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
         else:
-            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(self.stage.summed(state_spec).message)])
+            leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)
+            totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
         if not totals.leaves:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
@@ -300,6 +313,15 @@ class Driver:
             assert isinstance(result, TaskResult)
             yield result
 
+    def _prepare(self, number: int) -> None:
+        """What the driver does while workers train round `number`: results that are needed later are remembered."""
+        self.cohorts.cohort(number + 1)
+        self._epsilon(number)
+
+    def _epsilon(self, number: int) -> Record:
+        """The column of a private run that says what the rounds up to this one cost."""
+        return {} if self.run_spec.privacy is None or not number else self.run_spec.privacy.columns(number)
+
     def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
         """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
         self.version += 1
@@ -310,7 +332,7 @@ class Driver:
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:
         every = self.run_spec.experiment.evaluate.every
-        return number == self.federation.rounds or (every > 0 and number % every == 0)
+        return number == self.last_round or (every > 0 and number % every == 0)
 
     def _evaluate(self, x: Tree) -> Record:
         """The columns of an evaluation of the model x."""
@@ -331,7 +353,7 @@ class Driver:
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
         every = self.run_spec.experiment.checkpoint.every
-        if every and self.round % every == 0 and self.round < self.federation.rounds:
+        if every and self.round % every == 0 and self.round < self.last_round:
             self._save()
 
     def _save(self) -> None:
@@ -372,5 +394,7 @@ class Driver:
         self.stage_state = pytree.tree_unflatten(stage_state, pytree.tree_structure(self.stage_state))
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
+        if self.run_spec.privacy is not None:
+            self.run_spec.privacy.continue_with(float(self.stage_state.noise.multiplier))
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy

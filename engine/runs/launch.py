@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...algorithms.contract import Algorithm
 from ...workloads.base import Classification, Workload
 from ..aggregation.planning import check_stage
 from ..backends.local import LocalPool
@@ -63,7 +64,8 @@ def prepare(
         workload.check()
     method, x = run_spec.method(), run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
-        StateSpec(method, x)
+        state_spec = StateSpec(method, x)
+    check_privacy(run_spec, method, state_spec)
     check_stage(run_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
@@ -91,6 +93,18 @@ def prepare(
 def supports_bfloat16(workload: Workload) -> bool:
     """Whether the workload's losses accept parameters of another precision than the data."""
     return isinstance(workload, Classification)
+
+
+def check_privacy(run_spec: RunSpec, method: Algorithm, state_spec: StateSpec) -> None:
+    """Raise ConfigError for a private run whose method, model or budget does not fit."""
+    privacy = run_spec.privacy
+    if privacy is None:
+        return
+    privacy.check_method(method, len(run_spec.buffers))
+    privacy.check_groups(state_spec.message)
+    if run_spec.device.type == "mps":
+        raise ConfigError("privacy: norms are computed in float64, which the device mps lacks; choose another device")
+    privacy.check_spending()
 
 
 def check_kernels(run_spec: RunSpec) -> None:

@@ -236,7 +236,7 @@ class RunDirectory(Observer):
             except Exception:  # not there, or not whole
                 continue
             complete = summary["model_sha256"] == model_digest(model) and summary["rounds"] == len(rows)
-            if complete and summary["run_id"] == self.run_id and len(rows) == run_spec.experiment.federation.rounds:
+            if complete and summary["run_id"] == self.run_id and len(rows) == run_spec.last_round:
                 return KeptResult(rows, model)
         return None
 

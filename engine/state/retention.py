@@ -124,7 +124,7 @@ def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]
     Raises ConfigError if there is none, if it is of another configuration or execution plan, or if no round is left.
     events: what was wrong with the checkpoints that were skipped.
     """
-    rounds = run_spec.experiment.federation.rounds
+    rounds, privacy = run_spec.experiment.federation.rounds, run_spec.privacy
     if snapshot is None:
         why = f" ({'; '.join(events)})" if events else ""
         raise ConfigError(f"{run_spec.directory} has no checkpoint to resume from{why}; start the run anew")
@@ -140,6 +140,12 @@ def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]
         raise ConfigError(
             f"federation.rounds must stay {before} to resume, got {rounds}: the method's own settings follow from it"
         )
+    if privacy is not None and privacy.follows_rounds and rounds != before:
+        raise ConfigError(
+            f"federation.rounds must stay {before} to resume, got {rounds}: the noise was calibrated for them"
+        )
+    if rounds > run_spec.last_round <= snapshot.round:
+        raise ConfigError(f"privacy.epsilon is spent after round {snapshot.round}; raise it in a new run")
     if snapshot.round >= rounds:
         raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}; set it higher")
     return snapshot

@@ -103,7 +103,7 @@ class RunThread(Observer):
 
     # --- an observer --------------------------------------------------------------------------------------------------
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
-        self.rounds = run_spec.experiment.federation.rounds
+        self.rounds = run_spec.last_round
 
     def resumed(self, records: list[Record]) -> None:
         self.rows[:] = records
