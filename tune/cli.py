@@ -288,6 +288,7 @@ KINDS = {
     "aggregators": "AGGREGATORS",
     "preaggregators": "PREAGGREGATORS",
     "attacks": "ATTACKS",
+    "mechanisms": "MECHANISMS",
     "experiments": "",
     "studies": "",
 }

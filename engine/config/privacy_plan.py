@@ -212,6 +212,11 @@ class PrivacyPlan(Clip):
         adaptive = self.quantile is not None
         return Clipped(method, self.bound_of(round), adaptive, tuple(scales.items()), tuple(shares.items()))
 
+    @staticmethod
+    def unwrapped(method: Algorithm) -> Algorithm:
+        """The method without the bound on its messages."""
+        return method.method if isinstance(method, Clipped) else method
+
     @property
     def noise(self) -> Noise:
         return ClientNoise(

@@ -84,7 +84,7 @@ class Federation(Section):
 
     `clients`: the number N of clients, at least 1 (default 100).
     `cohort`: the number S of clients that are sampled in each round, 1 to `clients` (default 20).
-    `sampling`: how they are sampled. `fixed` (default): S clients without replacement. `poisson`: every client with
+    `sampling`: how clients are drawn. `fixed` (default): S of them without replacement. `poisson`: every client with
     probability S / N, independently of the others, so that S is the mean number and some rounds may have none.
     `cyclic`: the clients are cut into `separation` groups at random, which take turns; a round samples its group so
     that S is the mean number, or takes all of the group if it has S clients.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.contract import Algorithm
+from ...algorithms.tree import Tree
 from ...workloads.base import Classification, Workload
 from ..aggregation.planning import check_stage
 from ..backends.local import LocalPool
@@ -64,8 +65,8 @@ def prepare(
         workload.check()
     method, x = run_spec.method(), run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
-        state_spec = StateSpec(method, x)
-    check_privacy(run_spec, method, state_spec)
+        check_privacy(run_spec, method, x)
+        StateSpec(method, x)
     check_stage(run_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
@@ -95,15 +96,17 @@ def supports_bfloat16(workload: Workload) -> bool:
     return isinstance(workload, Classification)
 
 
-def check_privacy(run_spec: RunSpec, method: Algorithm, state_spec: StateSpec) -> None:
-    """Raise ConfigError for a private run whose method, model or budget does not fit."""
+def check_privacy(run_spec: RunSpec, method: Algorithm, x: Tree) -> None:
+    """Raise ConfigError for a private run whose method, model or budget does not fit. method: of the run. x: its
+    initial model."""
     privacy = run_spec.privacy
     if privacy is None:
         return
+    method = privacy.unwrapped(method)
     privacy.check_method(method, len(run_spec.buffers))
-    privacy.check_groups(state_spec.message)
+    privacy.check_groups(StateSpec(method, x).message)
     if run_spec.device.type == "mps":
-        raise ConfigError("privacy: norms are computed in float64, which the device mps lacks; choose another device")
+        raise ConfigError("privacy: norms are computed in float64, got engine.device=mps, which lacks it; choose cpu")
     privacy.check_spending()
 
 

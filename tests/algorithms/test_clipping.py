@@ -10,7 +10,7 @@ from torch.func import vmap
 from fedfleet.algorithms.contract import Message, Round, Server
 from fedfleet.algorithms.fedavg import fedavg
 from fedfleet.algorithms.local import Averaged, Sent
-from fedfleet.algorithms.privacy.clipping import Clipped, WithBound, group_names
+from fedfleet.algorithms.privacy.clipping import Clipped, WithBound, WithCount, group_names
 from fedfleet.algorithms.tree import Layout, Tree
 from tests.reference import privacy
 
@@ -45,7 +45,7 @@ def draws(count, dtype=torch.float32, size=SIZE):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bound", [1e-3, 0.7, 3.0, 1e5])
+@pytest.mark.parametrize("bound", [1e-3, 3.0, 1e5])
 def test_no_message_is_longer_than_the_bound(method, dtype, bound):
     clipped = Clipped(method, bound)
     for delta in draws(60, dtype):
@@ -134,10 +134,10 @@ def test_a_bound_that_is_sent_counts_who_is_within_it(method):
     server = clipped.server_init(x)
     assert float(server.public.bound) == pytest.approx(0.1)
     for size, within in ((0.01, 0.5), (50.0, -0.5), (math.nan, -0.5)):
-        sent, _ = clipped.client_finish(server.public, (), method.client_begin(server.public.method, ()))
         delta = torch.zeros(SIZE)
         delta[0] = size
-        decoded = clipped.decode(server.public, sent._replace(delta=Tree(delta, LAYOUT)))
+        encoded = message(delta)
+        decoded = clipped.decode(server.public, encoded._replace(sent=WithCount(encoded.sent, torch.zeros(()))))
         assert float(decoded.sent.within) == within
         assert not float(decoded.delta.norm()) > float(server.public.bound)
     mean = decoded._replace(sent=decoded.sent._replace(within=torch.tensor(0.25)))

@@ -199,6 +199,7 @@ def test_a_task_that_is_repeated_spends_once(tmp_path):
     faults.same(run(chosen(tmp_path / "broken")), expected)
 
 
+@pytest.mark.long
 def test_blocks_and_workers_change_nothing(ray_here):
     for privacy, federation in (MECHANISMS["tree"], MECHANISMS["quantile"]):
         chosen = private(privacy, federation, "scaffold")

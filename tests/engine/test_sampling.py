@@ -130,6 +130,7 @@ def test_a_round_without_clients_is_a_round():
             assert row["eval/loss"] == before["eval/loss"]
 
 
+@pytest.mark.long
 def test_runs_with_empty_rounds_are_resumed_on_workers(tmp_path, ray_here):
     whole = run(with_empty_rounds(backend="ray", workers=2))
     assert whole.model_sha256 == run(with_empty_rounds()).model_sha256

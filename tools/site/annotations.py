@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from fedfleet.algorithms.parts.groups import PerGroup
-from fedfleet.engine.config.schema import WorkerGroup
+from fedfleet.engine.config.schema import AsIf, Privacy, WorkerGroup
 
 NAMES = {
     int: "integer",
@@ -17,6 +17,8 @@ NAMES = {
     Any: "name or mapping",
     PerGroup: "number for each group",
     WorkerGroup: "group",
+    Privacy: "mapping",
+    AsIf: "mapping",
 }
 
 

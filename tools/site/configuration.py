@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.engine.config.schema import LARGEST_COUNT, Experiment, WorkerGroup
+from fedfleet.engine.config.schema import LARGEST_COUNT, AsIf, Experiment, Privacy, WorkerGroup
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Study
 
@@ -38,6 +38,11 @@ GROUPS = """\
 
 `engine.workers` may be a list of groups of equal workers, see [clusters](../howto/cluster.md#workers). These are the
 keys of one entry of the list.
+"""
+PRIVACY = """\
+## The section `privacy`
+
+Client-level differential privacy, see [the guide](../privacy.md). Without this section nothing is clipped or noised.
 """
 SEARCH = """\
 ## The section `search`
@@ -68,7 +73,13 @@ def page() -> str:
     for section, title in SECTIONS.items():
         found = [key for key in keys(Experiment) if key.name.startswith(f"{section}.")]
         parts += [f"## `{section}`: {title}\n", rows(found)]
-    parts += [GROUPS, rows(keys(WorkerGroup)), SEARCH, rows(keys(Search, "search."))]
+    parts += [
+        GROUPS,
+        rows(keys(WorkerGroup)),
+        PRIVACY,
+        rows([*keys(Privacy, "privacy."), *keys(AsIf, "privacy.as_if.")]),
+    ]
+    parts += [SEARCH, rows(keys(Search, "search."))]
     return "\n".join([*parts, STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)])
 
 

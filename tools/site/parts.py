@@ -25,6 +25,7 @@ PAGES = {
         "PREAGGREGATORS",
         "aggregate: {name: median, before: [bucketing]}",
     ),
+    "mechanisms": ("Mechanisms of noise", "MECHANISMS", "privacy: {clip: 0.5, mechanism: {name: banded, bands: 8}}"),
 }
 """Page -> its title, the table of the registry, and an example."""
 
