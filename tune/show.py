@@ -29,6 +29,8 @@ def describe(experiment: Experiment) -> str:
     with plugin_errors("method", settings=experiment.method):
         state_spec = StateSpec(method, x)
     tables = [parameters(x, buffers), "", *compression(method, state_spec), traffic(run_spec, x), data(run_spec)]
+    if run_spec.privacy is not None:
+        tables += ["", run_spec.privacy.description(run_spec.last_round)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
 
 

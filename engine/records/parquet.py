@@ -9,6 +9,12 @@ client/count, dropped               clients that took part; clients left out for
 client/steps, gradients             the sums of their local steps and gradients; in round 1 with the gradients of a warm
                                     start
 client/norm2                        the mean of |y_K - x|^2; with a compression, of the decoded messages
+client/clipped, nonfinite, snr      in a private run: the share of messages that the bound shortened; the number that
+                                    were not finite and became zeros; the norm of the mean without noise over that of
+                                    its noise; no epsilon covers these
+privacy/epsilon, epsilon_as_if      what the rounds so far cost; the latter if privacy.as_if is given
+privacy/clip, noise, below          the bound; the standard deviation of the noise on a coordinate of the mean; with a
+                                    quantile, the noisy share of messages within the bound
 server/lr                           the method's global learning rate as its paper defines it: eta_g of FedExP and
                                     FedDuA, server_lr, gamma (lr_dual: that of the dual group, if it differs); if the
                                     server's rule has none, |server's move| / |mean of y_K - x|
