@@ -33,9 +33,9 @@ def arrays(value: float) -> list[np.ndarray]:
 @pytest.mark.parametrize("there", [False, True], ids=["copied", "made there"])
 def test_results_are_read_as_they_were_put(memory, there):
     other = SharedMemory(memory.address)
-    memory.open(range(4))
+    memory.open(range(4), order=0)
     for slot in (2, 0):
-        assert other.claim([slot], worker=7) == 0
+        assert other.claim([slot], order=0, worker=7) == 0
         assert memory.claimed_by(slot) == 7
         assert memory.get(slot) is None
         result = arrays(slot)
@@ -49,7 +49,7 @@ def test_results_are_read_as_they_were_put(memory, there):
         reply, found = memory.get(slot)
         assert reply == {"slot": slot}
         assert all(np.array_equal(a, b) for a, b in zip(found, arrays(slot), strict=True))
-    assert memory.claim([0, 1, 2, 3], worker=8) == 1
+    assert memory.claim([0, 1, 2, 3], order=0, worker=8) == 1
 
 
 def test_one_array_made_there_and_one_from_elsewhere(memory):
@@ -75,24 +75,38 @@ def test_a_reply_too_long_is_told(memory):
 
 
 def test_a_task_that_is_withdrawn_is_not_claimed(memory):
-    memory.open(range(3))
-    assert memory.claim([0, 1, 2], worker=5) == 0
-    memory.withdraw([0, 1])
+    memory.open(range(3), order=4)
+    assert memory.claim([0, 1, 2], order=4, worker=5) == 0
+    memory.withdraw([0, 1], order=4)
     assert memory.claimed_by(0) == 5  # it goes on
-    assert memory.claim([0, 1, 2], worker=6) == 2
-    assert memory.claim([0, 1, 2], worker=6) is None
+    assert memory.claim([0, 1, 2], order=4, worker=6) == 2
+    assert memory.claim([0, 1, 2], order=4, worker=6) is None
     assert memory.get(1) is None
+
+
+def test_a_slot_that_was_opened_again_is_claimed_for_its_new_order_alone(memory):
+    """A worker that still looks through its order would else do a task twice, and leave the result where the result of
+    another task is awaited."""
+    memory.open([0, 1], order=0)
+    assert memory.claim([0, 1], order=0, worker=5) == 0
+    memory.put(0, "first", arrays(0.0))
+    memory.open([0], order=1)
+    assert memory.claim([0, 1], order=0, worker=5) == 1
+    assert memory.claim([0, 1], order=0, worker=5) is None
+    memory.withdraw([0, 1], order=0)
+    assert memory.claim([0], order=1, worker=6) == 0
 
 
 @pytest.mark.parametrize("what", ["put", "open", "claim", "get"])
 def test_flags_are_set_and_believed_under_the_memorys_lock_alone(what, memory):
     """Its release and acquisition are what orders memory between processes where stores may be reordered."""
+    memory.open([0], order=0)
     memory.put(1, "there", arrays(1.0))
     other = SharedMemory(memory.address)
     calls: dict[str, Callable[[], object]] = {
         "put": lambda: other.put(0, "reply", arrays(0.0)),
-        "open": lambda: other.open([1]),
-        "claim": lambda: other.claim([0], worker=3),
+        "open": lambda: other.open([1], order=1),
+        "claim": lambda: other.claim([0], order=0, worker=3),
         "get": lambda: other.get(1),
     }
     handle = os.open(memory.address.path, os.O_RDWR)
@@ -129,7 +143,7 @@ from fedfleet.engine.backends.ray.shared_memory import Address, SharedMemory
 path, head, sums, reply, slots, worker, results = sys.argv[1], *map(int, sys.argv[2:])
 memory, drawn, left = SharedMemory(Address(path, head, sums, reply, slots)), np.random.default_rng(worker), results
 while left:
-    slot = memory.claim(range(slots), worker)
+    slot = memory.claim(range(slots), 0, worker)
     if slot is None:
         continue
     values = [drawn.standard_normal((64, 96)), drawn.standard_normal(7)]
@@ -143,7 +157,7 @@ def test_results_are_whole_as_soon_as_they_are_seen():
     """Two writers, and a reader who looks all the time and waits for no pipe."""
     specs = (Spec((64, 96), "<f8"), Spec((7,), "<f8"))
     memory, results = SharedMemory.make(64, sum(spec.bytes for spec in specs), 4096, 8), 400
-    memory.open(range(8))
+    memory.open(range(8), order=0)
     given = [str(each) for each in memory.address]
     command = [sys.executable, "-c", WRITER, *given]
     writers = [subprocess.Popen([*command, str(worker), str(results)]) for worker in (1, 2)]
@@ -157,7 +171,7 @@ def test_results_are_whole_as_soon_as_they_are_seen():
                 (worker, told), found = result
                 assert hashlib.sha256(b"".join(value.tobytes() for value in found)).hexdigest() == told
                 seen[worker] += 1
-                memory.open([slot])
+                memory.open([slot], order=0)
         assert seen == {1: results, 2: results}
         assert [writer.wait(30) for writer in writers] == [0, 0]
     finally:

@@ -27,7 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ALIGNED = 64  # bytes of a cache line
-FREE, DONE, WITHDRAWN = 0, -1, -2
+DONE, WITHDRAWN = -1, -2
+FIRST_OPEN = -3
+"""Of an open slot's owner: FIRST_OPEN - n for the order number n. A worker that still looks through an earlier order
+must not claim a slot that was opened again for a later one."""
 """The owner of a slot while no worker has claimed its task, when its result is there, and when no worker shall claim it
 any more. Otherwise the owner is the number of the worker that has claimed the task, plus 1."""
 
@@ -77,8 +80,8 @@ class Address(NamedTuple):
 class SharedMemory:
     """The broadcast, and a slot for each task: its owner, its sums, and its reply.
 
-    A slot goes through these states: `open` (a worker may claim it), `claim`, `put` (its result is there). `withdraw`
-    ends an open slot.
+    A slot goes through these states: `open` (a worker may claim it for one order), `claim`, `put` (its result is
+    there). `withdraw` ends an open slot.
     """
 
     def __init__(self, address: Address) -> None:
@@ -118,16 +121,17 @@ class SharedMemory:
         return [view.copy() for view in self._views(self.head, specs)]
 
     # --- tasks ------------------------------------------------------------------------------------------------------
-    def open(self, slots: Sequence[int]) -> None:
-        """Allow workers to claim these slots."""
+    def open(self, slots: Sequence[int], order: int) -> None:
+        """Allow workers to claim these slots for the order with this number, which is 0 or more."""
         with self._locked():
-            self.owners[list(slots)] = FREE
+            self.owners[list(slots)] = FIRST_OPEN - order
 
-    def claim(self, slots: Sequence[int], worker: int) -> int | None:
-        """Claim the first open one of these slots. Returns its index in `slots`, or None if no slot is open."""
+    def claim(self, slots: Sequence[int], order: int, worker: int) -> int | None:
+        """Claim the first of these slots that is open for the order. Returns its index in `slots`, or None if there is
+        none."""
         with self._locked():
             for index, slot in enumerate(slots):
-                if self.owners[slot] == FREE:
+                if self.owners[slot] == FIRST_OPEN - order:
                     self.owners[slot] = worker + 1
                     return index
             return None
@@ -141,11 +145,11 @@ class SharedMemory:
         finally:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
 
-    def withdraw(self, slots: Sequence[int]) -> None:
-        """Close the slots that no worker has claimed yet. Workers finish the tasks that they have claimed."""
+    def withdraw(self, slots: Sequence[int], order: int) -> None:
+        """Close the slots of an order that no worker has claimed. Workers finish the tasks that they have claimed."""
         with self._locked():
             for slot in slots:
-                if self.owners[slot] == FREE:
+                if self.owners[slot] == FIRST_OPEN - order:
                     self.owners[slot] = WITHDRAWN
 
     def claimed_by(self, slot: int) -> int:

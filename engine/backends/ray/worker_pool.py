@@ -34,7 +34,7 @@ from ..base import Call, Failure, Outcome, Phase, Pool
 from .placement import Placement
 from .shared_memory import SharedMemory, nameless
 from .wakeup import WakeUp, wait_for
-from .worker_process import MemorySizes, Order, Signs, WorkerProcess, memory_sizes, order_number
+from .worker_process import MemorySizes, Order, Signs, WorkerProcess, memory_sizes, order_address
 
 LOOK_SECONDS = 0.5
 """How often workers are checked for hanging while no result comes."""
@@ -118,9 +118,11 @@ class Handle:
 
 @dataclass(frozen=True)
 class IssuedOrder:
-    """Tasks that workers may claim. number: where the order lies in the orders' memory, see `WakeUp.wake`."""
+    """Tasks that workers may claim. number: counts the pool's orders. address: where the order lies in the orders'
+    memory, see `WakeUp.wake`."""
 
     number: int
+    address: int
     slots: tuple[int, ...]
 
 
@@ -164,7 +166,7 @@ class WorkerPool(Pool):
         os.ftruncate(self.beats_handle, NUMBERS * 8)
         self.beats = np.memmap(self.beats_path, np.float64, "r+", shape=(NUMBERS,))
         self.orders_handle, self.orders_path = nameless("fedfleet-orders")
-        self.orders_end = 0
+        self.orders_end = self.orders_made = 0
         self.memory = SharedMemory.make(*(sizes or memory_sizes(run_spec)))
         self.made, self.deaths = 0, 0
         self.waiting: deque[Any] = deque()  # tasks that are in no order yet
@@ -312,11 +314,12 @@ class WorkerPool(Pool):
             return
         tasks, slots = [self.waiting.popleft() for _ in range(count)], tuple(free[:count])
         self.under_way.update(zip(slots, tasks, strict=True))
-        self.memory.open(slots)
+        number, self.orders_made = self.orders_made, self.orders_made + 1
+        self.memory.open(slots, number)
         packed = PackedTasks.of(tasks) if self.call == "train" else tasks
-        order = pickle.dumps(Order(self.call, slots, packed, self.version, self.specs), protocol=5)
+        order = pickle.dumps(Order(number, self.call, slots, packed, self.version, self.specs), protocol=5)
         os.pwrite(self.orders_handle, order, self.orders_end)
-        issued = IssuedOrder(order_number(self.orders_end, len(order)), slots)
+        issued = IssuedOrder(number, order_address(self.orders_end, len(order)), slots)
         self.orders_end += len(order)
         self.orders.append(issued)
         idle = [worker for worker in self.workers if worker.wakeup not in self.working]
@@ -324,7 +327,7 @@ class WorkerPool(Pool):
             self._wake(worker, issued)
 
     def _wake(self, worker: Handle, order: IssuedOrder) -> None:
-        worker.wakeup.wake(order.number)
+        worker.wakeup.wake(order.address)
         self.working[worker.wakeup] = Woken(worker, order, time.monotonic())
 
     def _collect(self) -> None:
@@ -410,7 +413,7 @@ class WorkerPool(Pool):
         """Forget the phase: tasks that workers are at are finished, and nobody takes the results."""
         self.waiting.clear()
         for order in self.orders:
-            self.memory.withdraw(order.slots)
+            self.memory.withdraw(order.slots, order.number)
         self.orders.clear()
         while self.working:
             self.listen()

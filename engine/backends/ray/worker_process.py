@@ -35,8 +35,10 @@ from .wakeup import Ends, Listener
 
 
 class Order(NamedTuple):
-    """Tasks for workers to claim. slots: of the shared memory, one for each task. specs: of the broadcast's arrays."""
+    """Tasks for workers to claim. number: counts the pool's orders. slots: of the shared memory, one for each task.
+    specs: of the broadcast's arrays."""
 
+    number: int
     call: Call
     slots: tuple[int, ...]
     tasks: list[Any] | PackedTasks
@@ -47,7 +49,7 @@ class Order(NamedTuple):
 SIZE_BITS = 32
 
 
-def order_number(offset: int, size: int) -> int:
+def order_address(offset: int, size: int) -> int:
     """The number that a worker is woken by: where the pickled order lies in the orders' memory, and its bytes."""
     return offset << SIZE_BITS | size
 
@@ -121,7 +123,8 @@ class WorkerProcess(Worker):
         """Claim and run tasks until none of the order is left."""
         if self.broadcast.version != order.version:
             self.broadcast = Broadcast(order.version, self.shared_memory.posted(order.specs))
-        while not self.unfit and (place := self.shared_memory.claim(order.slots, self.number)) is not None:
+        claim = partial(self.shared_memory.claim, order.slots, order.number, self.number)
+        while not self.unfit and (place := claim()) is not None:
             self.slot = order.slots[place]
             self.beat()
             try:
