@@ -29,12 +29,12 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.backends.ray import cluster_pool
-from fedfleet.engine.backends.ray.node_agent import News
+from fedfleet.engine.backends.ray.node_agent import Add, News, Until
 from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerRequest
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks, steps_of
 from fedfleet.engine.config.schema import experiment
-from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
+from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer
 from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.state.table import Table
@@ -158,11 +158,12 @@ class SimulatedAgent:
         self.free = [0.0] * cluster.workers
         self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(cluster.state_spec.message)]
         self.finished: list[tuple[float, TaskResult]] = []
-        for name in ("begin", "add", "news", "sums", "read", "write"):
+        for name in ("work", "add", "news", "sums", "read", "write"):
             setattr(self, name, Remote(getattr(self, f"_{name}")))
 
-    def _begin(self, call: str, number: int, leaves: Any, shape: TreeShape, repeated: bool) -> None:
-        self.reducer = TreeReducer(shape, lambda left, right: left)
+    def _work(self, add: Add, until: Until, leaves: Any = None) -> Reference:
+        self._add(add)
+        return self._news(add.version, until)
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
         return rows
@@ -170,10 +171,12 @@ class SimulatedAgent:
     def _write(self, rows: np.ndarray, packed: np.ndarray) -> Reference:
         return Reference(self.clock.now + 2 * CALL + len(rows) * self.cluster.row_bytes / BANDWIDTH, None)
 
-    def _add(self, number: int, tasks: list[TrainingTask], *moves: Reference) -> Reference:
+    def _add(self, add: Add, leaves: Any = None, *moves: Reference) -> Reference:
+        if add.begin is not None:
+            self.reducer = TreeReducer(add.begin.shape, lambda left, right: left)
         began, clock = time.process_time(), self.clock
         there = max([clock.now + CALL, *(move.end for move in moves)])
-        for task in tasks:
+        for task in add.tasks:
             took = 0.0
             for block in whole_blocks(task):
                 steps = int(steps_of(self.cluster.sizes[block.clients], self.local).max())
@@ -187,11 +190,12 @@ class SimulatedAgent:
         clock.spent += time.process_time() - began
         return Reference(there, None)
 
-    def _news(self, number: int, seconds: float) -> Reference:
-        """The results of all tasks that have ended; they are there as soon as the first task under way ends."""
+    def _news(self, number: int, until: Until) -> Reference:
+        """The results of all tasks that have ended. They are there once at most `until.left` tasks are under way."""
 
         def end() -> float:
-            return self.finished[0][0] + CALL
+            ends = sorted(item[0] for item in self.finished)
+            return ends[max(0, len(ends) - until.left - 1)] + CALL
 
         def news() -> News:
             found = []

@@ -27,10 +27,10 @@ from ...methods.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
 from ..base import Failure, Outcome, Phase, Pool
-from .node_agent import News, NodeAgent
+from .node_agent import Add, Begin, News, NodeAgent, Until
 from .placement import Node, Placement, Spot, cluster, on_node, placed, wanted
 from .row_locations import DRIVER, RowLocations
-from .scheduler import Key, Scheduler, key_of, rows_read
+from .scheduler import AHEAD, Key, Scheduler, key_of, rows_read
 from .task_splitting import split_tasks
 from .worker_pool import DEATHS, LOOK_SECONDS, Hooks, WorkerRequest, last_error_line, start_seconds
 from .worker_process import memory_sizes
@@ -50,8 +50,10 @@ class Agent:
     """The workers of one group on one node, as the driver sees them.
 
     id: Ray's id of the node. node: the run's number of it, see RowLocations. workers: how many there are. started: the
-    reference to the agent's start. speed: local steps a second of one worker. given: tasks that are under way. asked:
-    the reference to the agent's news, while it has been asked for them.
+    reference to the agent's start. speed: local steps a second of one worker. given: tasks that are under way.
+    unsent: those of them that the agent does not know of yet. begun: whether it knows of the phase. asked: the
+    reference to the agent's news, while it has been asked for them. sums: of all results that it has, where they came
+    with the news.
     """
 
     id: str
@@ -64,7 +66,10 @@ class Agent:
     workers: int
     speed: float = 1.0
     given: dict[Key, Any] = field(default_factory=dict)
+    unsent: list[Any] = field(default_factory=list)
+    begun: bool = False
     asked: Any = None
+    sums: list[PartialSum] | None = None
 
 
 @dataclass
@@ -209,6 +214,7 @@ class ClusterPool(Pool):
         for task in agent.given.values():
             self.scheduler.put(task)
         agent.given.clear()
+        agent.unsent.clear()
 
     def _none_left(self) -> WorkersLost:
         known = list(self.unfit.values())
@@ -258,18 +264,18 @@ class ClusterPool(Pool):
         self.scheduler.begin(phase.shape, self.table.width, sum_bytes)
         self.leaves = ray.put(phase.broadcast.leaves)
         for agent in self._takers():
-            self._begin(agent, progress)
+            self._begin(agent)
         workers = sum(agent.workers for agent in self.agents)
         for task in phase.tasks if phase.repeated else split_tasks(phase.tasks, workers, self.steps):
             self._put(progress, task)
-        self.scheduler.hand_out(self._takers(), self._give)
+        self._hand_out(progress)
         return self._outcomes(progress)
 
-    def _begin(self, agent: Agent, progress: Progress) -> None:
+    def _begin(self, agent: Agent) -> None:
+        """The agent is told of the phase with its first tasks."""
         agent.given.clear()
-        agent.asked = None
-        phase = progress.phase
-        agent.actor.begin.remote(phase.call, progress.number, self.leaves, phase.shape, phase.repeated)
+        agent.unsent.clear()
+        agent.begun, agent.asked, agent.sums = False, None, None
 
     def _put(self, progress: Progress, task: Any) -> None:
         progress.open.add(key_of(task))
@@ -286,10 +292,10 @@ class ClusterPool(Pool):
 
     def _step(self, progress: Progress) -> list[Outcome]:
         """Hand out tasks, wait for news, and return the outcomes that the driver has not had."""
-        self.scheduler.hand_out(self._takers(), self._give)
+        self._hand_out(progress)
         for agent in self.agents:
             if agent.given and agent.asked is None:
-                agent.asked = agent.actor.news.remote(progress.number, NEWS_SECONDS)
+                agent.asked = agent.actor.news.remote(progress.number, self._until(agent))
         waiting = [agent.asked for agent in self.agents if agent.asked is not None]
         waiting += [*self.moving, *(agent.started for agent in self.coming)]
         if not waiting:
@@ -304,7 +310,7 @@ class ClusterPool(Pool):
         before = len(self.agents)
         self._welcome()
         for agent in self.agents[before:]:
-            self._begin(agent, progress)
+            self._begin(agent)
         for reference in [reference for reference in ready if reference in self.moving]:
             self._moved(progress, reference)
         outcomes: list[Outcome] = []
@@ -329,6 +335,7 @@ class ClusterPool(Pool):
             self._lost_node(agent)
             return []
         agent.workers = news.workers
+        agent.sums = news.sums
         for line in news.log:
             self.hooks.log(f"node {agent.name}: {line}")
         outcomes = (self._ended(progress, agent, outcome) for outcome in news.outcomes)
@@ -358,12 +365,12 @@ class ClusterPool(Pool):
     def _ask_for_sums(self, progress: Progress) -> list[PartialSum]:
         """The sums of all results. Those of an agent that is lost meanwhile are missing; its tasks are open again."""
         agents = [agent for agent in self.agents if any(agent is has for _, has in progress.done.values())]
-        asked = [(agent, agent.actor.sums.remote()) for agent in agents]
+        asked = {agent: agent.actor.sums.remote() for agent in agents if agent.sums is None}
         found: list[PartialSum] = []
         crossed: list[PartialSum] = []
-        for agent, reference in asked:
+        for agent in agents:
             try:
-                theirs: list[PartialSum] = ray.get(reference)
+                theirs: list[PartialSum] = ray.get(asked[agent]) if agent.sums is None else agent.sums
             except RayError:
                 self._lost_node(agent)
                 continue
@@ -375,18 +382,45 @@ class ClusterPool(Pool):
         return found
 
     # --- tasks and the rows that they read --------------------------------------------------------------------------
+    def _hand_out(self, progress: Progress) -> None:
+        """Give agents the tasks that should start now or soon, all tasks of an agent in one message."""
+        takers = self._takers()
+        self.scheduler.hand_out(takers, self._give)
+        phase, number = progress.phase, progress.number
+        for agent in takers:
+            if agent.begun and not agent.unsent:
+                continue
+            begin = None if agent.begun else Begin(phase.call, phase.shape, phase.repeated)
+            add = Add(number, agent.unsent, begin)
+            leaves = () if agent.begun else (self.leaves,)
+            if agent.asked is None and agent.given:
+                agent.asked = agent.actor.work.remote(add, self._until(agent), *leaves)
+            else:
+                agent.actor.add.remote(add, *leaves)
+            agent.begun, agent.unsent = True, []
+
+    def _until(self, agent: Agent) -> Until:
+        """What an agent waits for before it tells its news: it is asked for less often while nothing else waits."""
+        return Until(NEWS_SECONDS, AHEAD * agent.workers if len(self.scheduler) else 0)
+
     def _give(self, agent: Agent, task: Any) -> None:
-        """Have an agent run a task, and other nodes send the rows that it reads and the agent's node lacks."""
+        """Have an agent run a task, and other nodes send the rows that it reads and the agent's node lacks.
+
+        A task that waits for rows is sent by itself, so that it keeps no other task waiting.
+        """
         assert self.progress is not None
         agent.given[key_of(task)] = task
+        agent.sums = None
         moves = []
         for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.layout.folder else []:
             packed = self._on(source).actor.read.remote(rows)
             moves.append(agent.actor.write.remote(rows, packed))
             self.counts["rows"] += len(rows)
-        added = agent.actor.add.remote(self.progress.number, [task], *moves)
         if moves:
+            added = agent.actor.add.remote(Add(self.progress.number, [task]), None, *moves)
             self.moving[added] = (agent, task, rows_read(task))
+        else:
+            agent.unsent.append(task)
 
     def _moved(self, progress: Progress, added: Any) -> None:
         """The rows for a task have come, or cannot come, because the node that had them is gone."""
@@ -481,6 +515,7 @@ class ClusterPool(Pool):
         ray.wait(waiting, num_returns=len(waiting)) if waiting else None
         for agent in self.agents:
             agent.given.clear()
+            agent.unsent.clear()
             agent.asked = None
 
     # --- the end ----------------------------------------------------------------------------------------------------

@@ -23,35 +23,54 @@ from ...config.run_spec import RunSpec
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ..base import Call, Failure
+from .scheduler import AHEAD
 from .worker_pool import Finished, Hooks, WorkerPool, WorkerRequest
 from .worker_process import MemorySizes
 
 
 class News(NamedTuple):
-    """What an agent tells the driver: lines for the log, outcomes of tasks, and how many workers it has."""
+    """What an agent tells the driver: lines for the log, outcomes of tasks, and how many workers it has.
+
+    sums: of all results of the phase, added as far as they are neighbours in the tree; None while tasks are under way,
+    and where the sums come with the results.
+    """
 
     log: list[str]
     outcomes: list[TaskResult | Failure]
     workers: int
+    sums: list[PartialSum] | None = None
 
 
 class Begin(NamedTuple):
+    """What a phase is: see Phase."""
+
     call: Call
-    broadcast: Broadcast
     shape: TreeShape
     repeated: bool
 
 
 class Add(NamedTuple):
+    """Tasks of the phase with the number `version`. begin: the phase begins with them."""
+
     version: int
     tasks: Sequence[Any]
+    begin: Begin | None = None
+
+
+class Until(NamedTuple):
+    """When an agent tells its news: once at most `left` tasks are without an outcome or a task has failed, but after
+    so many seconds at the latest."""
+
+    seconds: float
+    left: int
 
 
 class Drop(NamedTuple):
     done: threading.Event
 
 
-Request = Begin | Add | Drop
+Request = tuple[Add, Leaves] | Drop
+"""Tasks, and the leaves of the broadcast where a phase begins with them."""
 
 
 class NodeAgent:
@@ -86,8 +105,10 @@ class NodeAgent:
         self.changed = threading.Condition()
         self.log: list[str] = []
         self.requests: deque[Request] = deque()
-        self.early: list[Add] = []  # whose phase has not begun yet
+        self.doing = False  # whether requests are just being done
+        self.early: list[tuple[Add, Leaves]] = []  # whose phase has not begun yet
         self.outcomes: deque[TaskResult | Failure] = deque()
+        self.unfinished = 0  # tasks of the phase that are without an outcome
         self.error: BaseException | None = None
         self.ended = False
 
@@ -109,19 +130,19 @@ class NodeAgent:
     def _check(self) -> None:
         """The driver ends an agent by killing it; nothing else stops its waiting."""
 
-    def begin(self, call: Call, version: int, leaves: Leaves, shape: TreeShape, repeated: bool) -> None:
-        """Begin a phase. Tasks of the phase before that are still under way are finished, and their results dropped.
+    def work(self, add: Add, until: Until, leaves: Leaves | None = None) -> News:
+        """What `add` and `news` do, in one message."""
+        self.add(add, leaves)
+        return self.news(add.version, until)
 
-        repeated: the sums come with the results.
+    def add(self, add: Add, leaves: Leaves | None = None, *moves: Any) -> None:
+        """Have the workers run these tasks of a phase. Ray may have this run before the phase has begun.
+
+        Where a phase begins, tasks of the phase before that are still under way are finished, and their results
+        dropped. leaves: of the broadcast, where a phase begins. moves: results of `write`, for which Ray waits, so that
+        the rows that the tasks read are here.
         """
-        self._ask(Begin(call, Broadcast(version, leaves), shape, repeated))
-
-    def add(self, version: int, tasks: Sequence[Any], *moves: Any) -> None:
-        """Have the workers run these tasks of a phase. Ray may have this run before the phase's `begin`.
-
-        moves: results of `write`, for which Ray waits, so that the rows that the tasks read are here.
-        """
-        self._ask(Add(version, tasks))
+        self._ask((add, leaves or []))
 
     def _ask(self, request: Request) -> None:
         with self.changed:
@@ -130,20 +151,28 @@ class NodeAgent:
             self.requests.append(request)
         os.write(self.writing, b"\n")
 
-    def news(self, version: int, seconds: float) -> News:
-        """Outcomes of a phase since the last call, as soon as there is one, but after so many seconds at the latest."""
+    def news(self, version: int, until: Until) -> News:
+        """Outcomes of a phase since the last call. A driver that has nothing else to give hears once of all tasks."""
         with self.changed:
             self.changed.wait_for(
-                lambda: (self.version == version and self.outcomes) or self.error is not None, seconds
+                lambda: (self.version == version and self._worth_telling(until.left)) or self.error is not None,
+                until.seconds,
             )
             if self.error is not None:
                 raise self.error
-            outcomes = list(self.outcomes) if self.version == version else []
-            news = News(list(self.log), outcomes, len(self.pool.workers))
+            current = self.version == version
+            outcomes = list(self.outcomes) if current else []
+            sums = None if not current or self.unfinished or until.left or self.repeated else self._parts()
+            news = News(list(self.log), outcomes, len(self.pool.workers), sums)
             self.log.clear()
-            if self.version == version:
+            if current:
                 self.outcomes.clear()
             return news
+
+    def _worth_telling(self, left: int) -> bool:
+        if not self.outcomes or self.requests or self.doing:
+            return False
+        return self.unfinished <= left or any(isinstance(outcome, Failure) for outcome in self.outcomes)
 
     def lines(self) -> list[str]:
         """What the log should have and `news` has not told, for the driver that gives the workers up."""
@@ -154,7 +183,10 @@ class NodeAgent:
     def sums(self) -> list[PartialSum]:
         """The sums of the phase's results, added as far as they are neighbours in the tree."""
         with self.changed:
-            return [PartialSum(*item) for item in self.reducer.parts.items()]
+            return self._parts()
+
+    def _parts(self) -> list[PartialSum]:
+        return [PartialSum(*item) for item in self.reducer.parts.items()]
 
     def drop(self) -> None:
         """Give the phase up, and wait until the workers are idle."""
@@ -172,8 +204,12 @@ class NodeAgent:
                 with self.changed:
                     requests = list(self.requests)
                     self.requests.clear()
+                    self.doing = bool(requests)
                 for request in requests:
                     self._do(request)
+                with self.changed:
+                    self.doing = False
+                    self.changed.notify_all()
                 finished = list(self.pool.take())
                 if finished:
                     self._pass_on(finished)
@@ -183,25 +219,38 @@ class NodeAgent:
                 self.changed.notify_all()
 
     def _do(self, request: Request) -> None:
-        if isinstance(request, Add):
-            if request.version == self.version:
-                self.pool.add(request.tasks)
-            elif request.version > self.version:
-                self.early.append(request)
-            return
-        self.pool.drop()
         if isinstance(request, Drop):
+            self.pool.drop()
             self.version = -1
             request.done.set()
             return
+        add, leaves = request
+        if add.begin is not None:
+            self._begin(add.version, add.begin, leaves)
+        if add.version > self.version:
+            self.early.append(request)
+        elif add.version == self.version:
+            with self.changed:
+                self.unfinished += len(add.tasks)
+            # Workers report when an order is finished. The last tasks are an order of their own, so that the driver
+            # hears of the others, and sends new ones, while these run.
+            last = min(len(add.tasks), AHEAD * len(self.pool.workers))
+            for part in (add.tasks[: len(add.tasks) - last], add.tasks[len(add.tasks) - last :]):
+                if part:
+                    self.pool.add(part)
+        if add.begin is not None:
+            early, self.early = self.early, []
+            for each in early:
+                self._do(each)
+
+    def _begin(self, version: int, begin: Begin, leaves: Leaves) -> None:
+        self.pool.drop()
         with self.changed:
             self.outcomes.clear()
-            self.reducer, self.repeated = TreeReducer(request.shape, add_leaves), request.repeated
-            self.version = request.broadcast.version
-        self.pool.begin(request.call, request.broadcast)
-        early, self.early = self.early, []
-        for each in early:
-            self._do(each)
+            self.unfinished = 0
+            self.reducer, self.repeated = TreeReducer(begin.shape, add_leaves), begin.repeated
+            self.version = version
+        self.pool.begin(begin.call, Broadcast(version, leaves))
 
     def _pass_on(self, finished: Sequence[Finished]) -> None:
         """Add up the results' sums, and hand the rest to the driver."""
@@ -218,6 +267,7 @@ class NodeAgent:
             passed.append(outcome)
         with self.changed:
             self.outcomes.extend(passed)
+            self.unfinished -= len(passed)
             self.changed.notify_all()
 
     # --- the rows ---------------------------------------------------------------------------------------------------

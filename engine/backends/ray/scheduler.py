@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -15,9 +16,15 @@ from .row_locations import RowLocations
 AHEAD = 2
 """Tasks that a node has for each of its workers while there are many: workers need not wait for the driver."""
 ALIKE = 0.9
-"""Share of the longest task's steps from which on another may go before it: a long task that waits ends late."""
+"""Share of the longest task's steps from which on another may go before it: a long task that waits ends late. It does
+not matter while the longest is less than SMALL of what waits for each worker."""
 SMALL = 1 / 4
 """Share of a worker's steps in a phase: with so few left to do, it is given its next task before it asks."""
+PORTION = 1 / 2
+"""Share of its fair part of the waiting steps that a node is given at once. Portions shrink towards the end of a phase,
+so that few messages are needed and nodes still end together."""
+LEAST = 1 / 8
+"""Share of its part of the whole phase that a node is given at once at least."""
 SEVERAL = -1
 """In place of a node's number: tasks below a branch of the tree have gone to several nodes."""
 
@@ -60,19 +67,42 @@ def steps_in(task: Any, steps: np.ndarray | None) -> int:
     return int(steps[task.clients].sum()) if steps is not None and isinstance(task, TrainingTask) else 1
 
 
+class Pace(NamedTuple):
+    """How fast the workers of all takers are together.
+
+    workers: how many there are. quickest: the largest speed. steps_a_second: of all. all: seconds of all tasks that
+    were put. fair: seconds from now until all is done if nobody waits; infinite where all have the same speed.
+    """
+
+    workers: int
+    quickest: float
+    steps_a_second: float
+    all: float
+    fair: float
+
+    @staticmethod
+    def of(ordered: Sequence[Taker], steps: int, waiting: int, given: Callable[[Taker], int]) -> Pace:
+        """ordered: the quickest first. steps: of all tasks that were put. waiting: of those that wait."""
+        speed = sum(taker.speed * taker.workers for taker in ordered)
+        unequal = ordered[-1].speed < ordered[0].speed
+        fair = (waiting + sum(map(given, ordered))) / speed if unequal else np.inf
+        return Pace(sum(taker.workers for taker in ordered), ordered[0].speed, speed, steps / speed, fair)
+
+
 class Scheduler:
     """Hands out tasks, the longest first, in the order in which they were put.
 
     Among the next few tasks of nearly the same length, a node gets the one that spares the most bytes: rows that it
     has, and sums of neighbours that it can add. So blocks return to where their clients' states are, and where a node
-    is behind, others take its blocks, states included. The quickest workers choose first; slower ones take nothing that
+    is behind, others take its blocks, states included. Each node begins at its own place of the tree and goes on from
+    there, so that most of its sums are of neighbours. The quickest workers choose first; slower ones take nothing that
     would keep the others waiting at the end of the phase.
     """
 
     def __init__(self, locations: RowLocations, steps: np.ndarray | None = None) -> None:
         """steps: (N,) local steps of each client in a round."""
         self.locations, self.steps = locations, steps
-        self.waiting: list[Waiting] = []
+        self.waiting: OrderedDict[Key, Waiting] = OrderedDict()
         self.begin(TreeShape([1]), 0, 0)
 
     def begin(self, shape: TreeShape, row_bytes: int, sum_bytes: int) -> None:
@@ -83,35 +113,64 @@ class Scheduler:
         self.steps_all = 0  # of all tasks that were put
         self.sizes: dict[Key, int] = {}  # steps of each task that was put
         self.taken: dict[TreeNode, int] = {}  # the node that all tasks below it went to so far, or SEVERAL
+        self.first_block: dict[Key, int] = {}  # of each task that was put: the first block of the tree below it
+        self.order: list[Key] = []  # all tasks that were put, in the order of the tree
+        self.stretch: dict[int, tuple[int, int]] = {}  # node -> (first, end) of its last run of neighbours in `order`
 
     def __len__(self) -> int:
         """Tasks that wait."""
         return len(self.waiting)
 
     def put(self, task: Any) -> None:
-        steps = steps_in(task, self.steps)
-        above = tuple(self.shape.above(self.shape.node_of(task)))
-        self.waiting.append(Waiting(task, self.locations.held(rows_read(task)), above, steps))
-        self.sizes[key_of(task)] = steps
+        key, at, steps = key_of(task), self.shape.node_of(task), steps_in(task, self.steps)
+        above = tuple(self.shape.above(at))
+        self.waiting[key] = Waiting(task, self.locations.held(rows_read(task)), above, steps)
+        self.first_block[key] = at.place << at.level
+        self.order.clear()
+        self.sizes[key] = steps
         self.steps_all += steps
         self.steps_waiting += steps
 
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
         """The next task for a node, or None.
 
-        among: the choice is among the next so many tasks that are nearly as long as the longest. most: steps that the
-        task may have.
+        among: the choice is among the next so many tasks that are nearly as long as the longest, and those beside what
+        the node was given last. most: steps that the task may have.
         """
-        few = list(islice((i for i, each in enumerate(self.waiting) if each.steps <= most), among))
+        fitting = (item for item in self.waiting.items() if item[1].steps <= most)
+        few = list(islice(fitting, among))
         if not few:
             return None
-        few = [i for i in few if self.waiting[i].steps >= ALIKE * self.waiting[few[0]].steps]
-        best = max(few, key=lambda i: (self._bytes_spared(self.waiting[i], node), -i))
-        chosen = self.waiting.pop(best)
+        longest = few[0][1].steps
+        least = ALIKE * longest if longest * among > SMALL * self.steps_waiting else 0
+        few = [item for item in few if item[1].steps >= least]
+        few += [(key, self.waiting[key]) for key in self._beside(node) if least <= self.waiting[key].steps <= most]
+        key, chosen = max(few, key=lambda item: self._bytes_spared(item[1], node))  # the first of equals
+        del self.waiting[key]
         self.steps_waiting -= chosen.steps
+        self._extend(node, key)
         for above in chosen.above:
             self.taken[above] = node if self.taken.get(above, node) == node else SEVERAL
         return chosen.task
+
+    def _beside(self, node: int) -> list[Key]:
+        """The tasks that wait right after and right before what a node was given last."""
+        if not self.order:
+            self._sort()
+        first, end = self.stretch.get(node, (0, len(self.order)))
+        keys = [self.order[place] for place in (end, first - 1) if 0 <= place < len(self.order)]
+        return [key for key in keys if key in self.waiting]
+
+    def _sort(self) -> None:
+        self.order = sorted(self.first_block, key=self.first_block.__getitem__)
+        self.places = {key: place for place, key in enumerate(self.order)}
+        self.stretch.clear()
+
+    def _extend(self, node: int, key: Key) -> None:
+        """Note that a node was given a task."""
+        place = self.places[key]
+        first, end = self.stretch.get(node, (place, place))
+        self.stretch[node] = (first, end + 1) if place == end else (place, end if place == first - 1 else place + 1)
 
     def _bytes_spared(self, waiting: Waiting, node: int) -> float:
         """A neighbour's sums count whole, those of the neighbour of both a half, and so on; sums on another node count
@@ -130,22 +189,51 @@ class Scheduler:
         ordered = sorted(takers, key=lambda taker: -taker.speed)
         if not ordered:
             return
-        workers = sum(taker.workers for taker in takers)
-        quickest, unequal = ordered[0].speed, ordered[-1].speed < ordered[0].speed
-        speed = sum(taker.speed * taker.workers for taker in takers)
-        small = SMALL * self.steps_all / speed
-        fair = (self.steps_waiting + sum(map(self._steps_given, takers))) / speed if unequal else np.inf
+        if not self.stretch:
+            self._spread(ordered)
+        pace = Pace.of(ordered, self.steps_all, self.steps_waiting, self._steps_given)
+        short = [taker for taker in ordered if len(taker.given) <= AHEAD * taker.workers]
         for depth in range(AHEAD):
             for taker in ordered:
-                while len(taker.given) < (depth + 1) * taker.workers and len(self) > depth * workers:
-                    given = self._steps_given(taker) / taker.workers
-                    if depth and given > small * taker.speed:
+                while len(taker.given) < (depth + 1) * taker.workers and len(self) > depth * pace.workers:
+                    load = self._steps_given(taker) / taker.workers
+                    if depth and load > SMALL * pace.all * taker.speed:
                         break
-                    most = np.inf if taker.speed >= quickest else fair * taker.speed - given
-                    task = self.take(taker.node, workers, most)
-                    if task is None:
+                    if not self._give_one(taker, pace, load, give):
                         break
-                    give(taker, task)
+        self._give_portions(short, pace, give)
+
+    def _spread(self, takers: Sequence[Taker]) -> None:
+        """Have each node begin at a place of the tree of its own, as far apart as the nodes have workers."""
+        self._sort()
+        workers = dict.fromkeys((taker.node for taker in takers), 0)
+        for taker in takers:
+            workers[taker.node] += taker.workers
+        before, whole = 0, sum(workers.values())
+        for node, count in workers.items():
+            place = before * len(self.order) // whole
+            self.stretch[node] = place, place
+            before += count
+
+    def _give_portions(self, takers: Sequence[Taker], pace: Pace, give: Callable[[Any, Any], None]) -> None:
+        """Give takers whose workers have at most one task each a portion of what waits, one task each in turns."""
+        seconds = max(PORTION * self.steps_waiting / pace.steps_a_second, LEAST * pace.all)
+        loads = [(taker, self._steps_given(taker) / taker.workers) for taker in takers]
+        while loads:
+            loads = [
+                (taker, load + steps / taker.workers)
+                for taker, load in loads
+                if load < seconds * taker.speed and (steps := self._give_one(taker, pace, load, give))
+            ]
+
+    def _give_one(self, taker: Taker, pace: Pace, load: float, give: Callable[[Any, Any], None]) -> int:
+        """Give a taker its next task. Returns its steps, 0 if there is none. load: steps that each worker has."""
+        most = np.inf if taker.speed >= pace.quickest else pace.fair * taker.speed - load
+        task = self.take(taker.node, pace.workers, most)
+        if task is None:
+            return 0
+        give(taker, task)
+        return self.sizes[key_of(task)]
 
     def _steps_given(self, taker: Taker) -> int:
         return sum(self.sizes.get(key, 1) for key in taker.given)
