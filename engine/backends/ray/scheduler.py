@@ -23,7 +23,7 @@ SMALL = 1 / 4
 PORTION = 1 / 2
 """Share of its fair part of the waiting steps that a node is given at once. Portions shrink towards the end of a phase,
 so that few messages are needed and nodes still end together."""
-LEAST = 1 / 8
+LEAST = 1 / 16
 """Share of its part of the whole phase that a node is given at once at least."""
 SEVERAL = -1
 """In place of a node's number: tasks below a branch of the tree have gone to several nodes."""
