@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.launch import prepare
@@ -164,3 +165,27 @@ def test_releases_of_the_combinations():
     assert (times, rate, subset) == (1, None, None)
     assert noise == pytest.approx(2 / 2**0.5)
     assert releases({**FINE, "delta": 1e-4, "as_if": STANDS}, {}, 4) == (4, 2.0, 0.09, None)
+
+
+@pytest.mark.parametrize(
+    ("federation", "mechanism", "z"),
+    [
+        ({"sampling": "poisson"}, "gaussian", 1.610),
+        ({}, "gaussian", 6.469),
+        ({"sampling": "cyclic", "separation": 11}, "tree", 15.70),
+        ({"sampling": "cyclic", "separation": 11}, {"name": "banded", "bands": 11}, 4.570),
+    ],
+)
+def test_golden_noise_for_a_target(federation, mechanism, z):
+    """539 clients, 49 in a round, 110 rounds, epsilon = 2 at delta = 0.001: the study privacy/budget."""
+    chosen = experiment(
+        {
+            "workload": "digits",
+            "method": "fedavg",
+            "federation": {"clients": 539, "cohort": 49, "rounds": 110, **federation},
+            "privacy": {"clip": 0.3, "delta": 1e-3, "epsilon": 2, "mechanism": mechanism},
+        }
+    )
+    plan = RunSpec.of("golden", chosen).privacy
+    assert plan is not None
+    assert plan.multiplier == pytest.approx(z, abs=6e-3)
