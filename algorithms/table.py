@@ -210,8 +210,6 @@ PREAGGREGATORS = {
     "arc": Entry(_AGGREGATION + "arc:Arc", "messages shortened to the norm of one of the longest"),
 }
 
-ATTACKS: dict[str, Entry] = {}
-
 _PRIVACY = _HERE + "privacy."
 
 MECHANISMS = {
@@ -219,4 +217,29 @@ MECHANISMS = {
     "tree": Entry(_PRIVACY + "binary_tree:BinaryTree", "noise of a binary tree over the rounds"),
     "banded": Entry(_PRIVACY + "banded:Banded", "noise that takes back that of the rounds before"),
     "banded_inverse": Entry(_PRIVACY + "banded:BandedInverse", "the same with a banded inverse, which keeps nothing"),
+}
+
+_ATTACKS = _HERE + "attacks."
+
+ATTACKS = {
+    "label_flip": Entry(_ATTACKS + "poisoning:LabelFlip", "data: label l becomes C - 1 - l"),
+    "backdoor": Entry(_ATTACKS + "poisoning:Backdoor", "data with a trigger, and a message that is scaled"),
+    "sign_flip": Entry(_ATTACKS + "sign_flip:sign_flip", "-k times the own message, or the mean of the honest ones"),
+    "gaussian": Entry(_ATTACKS + "gaussian:gaussian", "random messages"),
+    "noise": Entry(_ATTACKS + "noise:Noise", "the own message with noise"),
+    "zero": Entry(_ATTACKS + "constant:Zero", "a message of zeros"),
+    "infinite": Entry(_ATTACKS + "constant:Infinite", "infinity in every coordinate"),
+    "nan": Entry(_ATTACKS + "constant:NotANumber", "not a number in every coordinate"),
+    "drop": Entry(_ATTACKS + "drop:Drop", "no message"),
+    "ipm": Entry(_ATTACKS + "ipm:Ipm", "-epsilon times the mean of the honest messages"),
+    "alie": Entry(_ATTACKS + "alie:Alie", "the mean of the honest messages, moved by z standard deviations"),
+    "mimic": Entry(_ATTACKS + "mimic:mimic", "the message of one honest client"),
+    "min_max": Entry(_ATTACKS + "min_max:MinMax", "as far from the mean as honest messages are from each other"),
+    "min_sum": Entry(_ATTACKS + "min_max:MinSum", "the same for sums of squared distances"),
+    "optimal_ipm": Entry(_ATTACKS + "optimal:OptimalIpm", "ipm with the factor that harms the rule most"),
+    "optimal_alie": Entry(_ATTACKS + "optimal:OptimalAlie", "alie with the factor that harms the rule most"),
+    "signguard_noise": Entry(_ATTACKS + "signguard_noise:SignGuardNoise", "noise with the mean's counts of signs"),
+    "half_negated": Entry(_ATTACKS + "half_negated:half_negated", "alie or min_max, negated on half the coordinates"),
+    "directed": Entry(_ATTACKS + "directed:Directed", "beyond the honest range, against the sign of the mean"),
+    "byz_mean": Entry(_ATTACKS + "byz_mean:ByzMean", "messages that make the mean of all a given poor one"),
 }

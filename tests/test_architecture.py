@@ -17,7 +17,8 @@ ALLOWED = {
     "workloads": (r"workloads\b",),
     "engine": (
         r"engine\b",
-        r"algorithms\.(contract|tree|parts\.orthogonal|aggregation\.contract|privacy\.(mechanism|clipping|noise))$",
+        r"algorithms\.(contract|tree|parts\.orthogonal|(aggregation|attacks)\.contract)$",
+        r"algorithms\.privacy\.(mechanism|clipping|noise)$",
         r"workloads\.(base|counted)$",
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),

@@ -39,6 +39,12 @@ WORKLOADS = {
     "robust": Entry(
         _HERE + "robust:Robust", "min-max: adversarial weights of classes, over a classification workload (of)"
     ),
+    "label_flipped": Entry(
+        _HERE + "poisoned:LabelFlipped", "another workload (of) in which some clients' labels are flipped"
+    ),
+    "backdoored": Entry(
+        _HERE + "poisoned:Backdoored", "another workload (of) in which some clients' rows have a trigger"
+    ),
     "saddle": Entry(_HERE + "saddle:Saddle", "min-max: heterogeneous quadratics with a known saddle; PL with copies"),
 }
 

@@ -201,6 +201,10 @@ class Aggregator(ABC):
         """The coordinates that `Rows.values` has; for a rule that reads "values"."""
         raise NotImplementedError
 
+    def most_places(self, length: int) -> int:
+        """The most coordinates of a vector that `places` names. length: P."""
+        return length
+
     def window(self, rows: Rows) -> slice:
         """The consecutive coordinates whose signs `Rows.signs` counts; for a rule that reads "signs"."""
         raise NotImplementedError

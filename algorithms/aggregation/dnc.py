@@ -53,6 +53,9 @@ class Dnc(Aggregator):
         generator = counted.numpy_generator(int(rows.key), "dnc", iteration)
         return np.sort(generator.choice(rows.length, self.dimension, replace=False, shuffle=False))
 
+    def most_places(self, length: int) -> int:
+        return min(length, self.iterations * self.dimension)
+
     def places(self, rows: Rows) -> np.ndarray:
         return np.unique(np.concatenate([self.draw(rows, iteration) for iteration in range(self.iterations)]))
 

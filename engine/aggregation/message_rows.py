@@ -8,6 +8,7 @@ send and for vectors that a rule looks at like messages.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreFull
-from ..state.row_files import locate, make_files, paths, positions_by_file
+from ..state.row_files import locate, make_files, paths, positions_by_file, remove_files
 from .vectors import Span
 
 FURTHER = 6
@@ -48,7 +49,7 @@ class MessageRows:
         """Write c messages. leaves: (c, …) each."""
         columns = [self._bytes(leaf, dtype, len(rows)) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
         for place, row in enumerate(rows):
-            self._transfer(os.pwritev, row, 0, [column[place] for column in columns])
+            self.transfer(os.pwritev, row, 0, [column[place] for column in columns])
 
     @staticmethod
     def _bytes(leaf: Tensor, dtype: torch.dtype, count: int) -> np.ndarray:
@@ -61,15 +62,16 @@ class MessageRows:
         offset = self.offsets[span.leaf] + span.begin * found.itemsize
         memory = found.view(np.uint8)
         for place, row in enumerate(rows):
-            self._transfer(os.preadv, int(row), offset, [memory[place]])
+            self.transfer(os.preadv, int(row), offset, [memory[place]])
         return found
 
     def write_span(self, row: int, span: Span, values: np.ndarray) -> None:
         """Write the numbers of a span, (n,), into one row."""
         stored = np.ascontiguousarray(values, dtype=self.numpy_dtypes[span.leaf])
-        self._transfer(os.pwritev, row, self.offsets[span.leaf] + span.begin * stored.itemsize, [stored.view(np.uint8)])
+        self.transfer(os.pwritev, row, self.offsets[span.leaf] + span.begin * stored.itemsize, [stored.view(np.uint8)])
 
-    def _transfer(self, call: Any, row: int, offset: int, memory: list[np.ndarray]) -> None:
+    def transfer(self, call: Any, row: int, offset: int, memory: list[np.ndarray]) -> None:
+        """Read or write a part of a row. call: os.preadv or os.pwritev. offset: in the row, in bytes."""
         number, position = locate(row)
         left = [piece for piece in memory if len(piece)]
         begin = position * self.width + offset
@@ -85,12 +87,11 @@ class MessageRows:
                 left = [left[0][moved:], *left[1:]]
 
 
-def make_rows(folder: str, count: int, clients: int, leaves: Sequence[Tensor], called: str) -> None:
-    """Make the files for `count` rows, and reserve their space on the disk. Raises StoreFull.
+def make_rows(folder: str, count: int, width: int, clients: int, called: str) -> None:
+    """Make the files for `count` rows of `width` bytes, and reserve their space on the disk. Raises StoreFull.
 
     clients: of a round, for the message. called: the rule or the attack that reads the messages.
     """
-    width = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     make_files(folder, count, width)
     files = paths(folder)
     try:
@@ -99,8 +100,29 @@ def make_rows(folder: str, count: int, clients: int, leaves: Sequence[Tensor], c
                 with open(files[number], "r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, positions.stop * width)
     except OSError as error:
+        free = shutil.disk_usage(folder).free
+        remove_files(folder)
         raise StoreFull(
             f"aggregate: {called} reads the messages of a round at once, {clients} of {width:,} bytes; their files "
-            f"take {count * width:,} bytes, and {folder} has no room for them ({error.strerror}); lower "
+            f"take {count * width:,} bytes, and {folder} has {free:,} bytes free ({error.strerror}); lower "
             "federation.cohort, use norm_clipping or sign_vote, or set engine.store to a larger disk"
         ) from error
+
+
+def read_rows(folder: str, rows: np.ndarray, width: int) -> np.ndarray:
+    """(c, width) uint8: the bytes of some rows, for another node. width: bytes of a row."""
+    found = np.empty((len(rows), width), dtype=np.uint8)
+    _move(os.preadv, folder, rows, found)
+    return found
+
+
+def write_rows(folder: str, rows: np.ndarray, packed: np.ndarray) -> int:
+    """Write what `read_rows` returned on another node. The number of bytes."""
+    _move(os.pwritev, folder, rows, np.array(packed))
+    return packed.nbytes
+
+
+def _move(call: Any, folder: str, rows: np.ndarray, memory: np.ndarray) -> None:
+    files = MessageRows(folder, [torch.empty(memory.shape[1], dtype=torch.uint8)])
+    for row, data in zip(rows.tolist(), memory, strict=True):
+        files.transfer(call, row, 0, [data])

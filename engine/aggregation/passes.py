@@ -13,10 +13,21 @@ import numpy as np
 import torch
 
 from ...algorithms.aggregation.contract import Aggregator
+from ...algorithms.attacks.contract import Columns, Plan
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from .message_rows import MessageRows
 from .sorting import sort_columns
 from .vectors import Piece
+
+
+class Forged(NamedTuple):
+    """What a pass of an attack writes for one vector. plan: of the attack. rows: in the files. key: of its random
+    numbers. first: whether the attack remembers nothing yet."""
+
+    plan: Plan
+    rows: np.ndarray
+    key: torch.Tensor
+    first: bool = False
 
 
 class RowsOf(NamedTuple):
@@ -25,6 +36,7 @@ class RowsOf(NamedTuple):
     rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
     their columns are looked at, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
     the answer is compared, or None. places: coordinates of the vector that are looked at, in ascending order.
+    forged: what a pass of an attack writes.
     """
 
     rows: np.ndarray
@@ -34,21 +46,36 @@ class RowsOf(NamedTuple):
     scale: float = 1.0
     mean: np.ndarray | None = None
     places: np.ndarray | None = None
+    forged: Forged | None = None
 
     def values(self, x: np.ndarray) -> np.ndarray:
         """(S', C): the rows after what stands before the rule. x: (S, C), as they are stored."""
         return x if self.matrix is None else np.stack([weighted_sum(weights, x) for weights in self.matrix])
 
 
+class Parts(NamedTuple):
+    """The parts of the stage that passes call."""
+
+    rule: Aggregator
+    attack: Any
+
+
 class PassTask(NamedTuple):
-    """A task of a pass. what: of the pass. vectors: for each vector what is read, the same for all tasks of a pass."""
+    """A task of a pass. what: of the pass. vectors: for each vector what is read, the same for all tasks of a pass.
+    lengths: P of each vector."""
 
     index: int
     what: str
     pieces: tuple[Piece, ...]
     vectors: tuple[RowsOf | None, ...]
     round: int
+    lengths: tuple[int, ...] = ()
     branch: None = None
+
+    @property
+    def memory_remedy(self) -> str:
+        """What to do where memory is too small for the task."""
+        return "lower federation.cohort or engine.workers"
 
     @property
     def description(self) -> str:
@@ -60,12 +87,12 @@ class PassTask(NamedTuple):
         """The numbers of the vectors that the task's pieces belong to, in order."""
         return list(dict.fromkeys(piece.vector for piece in self.pieces))
 
-    def run(self, files: MessageRows, rule: Aggregator) -> TaskResult:
+    def run(self, files: MessageRows, stage: Parts) -> TaskResult:
         """The task's result: `leaves` has what `what` says."""
-        return TaskResult(self.index, PASSES[self.what](self, files, rule), {})
+        return TaskResult(self.index, PASSES[self.what](self, files, stage), {})
 
 
-def gram(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+def gram(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """For each vector of the task its part of the Gram matrix, (S, S)."""
     found: dict[int, torch.Tensor] = {}
     for piece in task.pieces:
@@ -90,7 +117,7 @@ def inner_products(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def weighted_sums(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """See `answers`: the sums of the rows with their weights."""
 
     def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
@@ -100,11 +127,11 @@ def weighted_sums(task: PassTask, files: MessageRows, rule: Aggregator) -> list[
     return answers(task, files, answer)
 
 
-def columns(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+def columns(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """See `answers`: the rule's answers to sorted columns."""
 
     def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
-        return rule.columns(sort_columns(of.values(x)), of.f) * of.scale
+        return stage.rule.columns(sort_columns(of.values(x)), of.f) * of.scale
 
     return answers(task, files, answer)
 
@@ -145,7 +172,7 @@ def in_piece(places: np.ndarray, piece: Piece) -> np.ndarray:
     return places[begin:end] - piece.first
 
 
-def values(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+def values(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """For each piece: (S', n) float64, the rows at those places that lie in it."""
     found = []
     for piece in task.pieces:
@@ -156,13 +183,49 @@ def values(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndar
     return found
 
 
-def signs(task: PassTask, files: MessageRows, rule: Aggregator) -> list[np.ndarray]:
+def signs(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """For each piece: (S', 3) float64, how many of the rows' values at its places are positive, zero and negative."""
     counts = []
-    for x in values(task, files, rule):
+    for x in values(task, files, stage):
         sums = [(x > 0).sum(axis=1), (x == 0).sum(axis=1), (x < 0).sum(axis=1)]
         counts.append(np.stack(sums, axis=1).astype(np.float64))
     return counts
+
+
+def direction(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
+    """Write the direction of an attack. For each piece: (1,) the squared norm of what was written."""
+    return written(task, files, lambda columns, forged: stage.attack.direction(columns, forged.first))
+
+
+def forged_rows(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
+    """Write what Byzantine clients send. For each piece the squared norms, (1,) if all send the same, else (B,)."""
+
+    def forge(columns: Columns, forged: Forged) -> np.ndarray:
+        if forged.plan.copies is not None:
+            return columns.x[forged.plan.copies]
+        return stage.attack.forge(columns, forged.plan, len(forged.rows))
+
+    return written(task, files, forge)
+
+
+def written(task: PassTask, files: MessageRows, forge: Callable[[Columns, Forged], np.ndarray]) -> list[np.ndarray]:
+    """Write for each piece what `forge` gives, (C,) or (rows, C). Returns the squared norms, by row."""
+    found = []
+    for piece in task.pieces:
+        of = task.vectors[piece.vector]
+        assert of is not None
+        assert of.forged is not None
+        x = files.read(of.rows, piece.span).astype(np.float64)
+        mean = np.add.reduce(x, axis=0) / len(x)
+        squares = np.add.reduce(np.square(x - mean), axis=0)
+        deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)
+        columns = Columns(x, piece.first, task.lengths[piece.vector], mean, deviation, of.forged.key)
+        rows = np.atleast_2d(forge(columns, of.forged))
+        for row, values in zip(of.forged.rows.tolist(), rows, strict=False):
+            files.write_span(row, piece.span, values)
+        stored = rows.astype(files.numpy_dtypes[piece.span.leaf]).astype(np.float64)
+        found.append(np.square(stored).sum(axis=1))
+    return found
 
 
 PASSES: dict[str, Any] = {
@@ -171,6 +234,8 @@ PASSES: dict[str, Any] = {
     "columns": columns,
     "values": values,
     "signs": signs,
+    "direction": direction,
+    "forged rows": forged_rows,
 }
 
 

@@ -6,13 +6,15 @@ from ...algorithms.aggregation.contract import Aggregator, Faults, Mean
 from ...algorithms.contract import Message
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError
+from ..methods.state_spec import StateSpec
 from .message_rows import FURTHER, capacity
-from .vectors import in_tasks, pieces_of, vectors_of
+from .vectors import in_tasks, pieces_of, vector_leaves, vectors_of
 
 
 def collects(run_spec: RunSpec) -> bool:
     """Whether workers write messages to rows of files. If not, they add them up."""
-    return not planned_rule(run_spec).adds
+    attack = run_spec.stage.attack
+    return not planned_rule(run_spec).adds or (attack is not None and attack.collects)
 
 
 def planned_rule(run_spec: RunSpec) -> Aggregator:
@@ -30,6 +32,14 @@ def largest_cohort(run_spec: RunSpec) -> int:
     """The most messages of one pass: of a round, or of a pass over all clients before round 1."""
     federation = run_spec.experiment.federation
     return federation.clients if run_spec.method().warm_start is not None else federation.cohort
+
+
+def row_files(run_spec: RunSpec) -> tuple[int, int]:
+    """(the number of rows of messages, the bytes of the widest one)."""
+    method, x = run_spec.method(), run_spec.initial_model()
+    messages = [StateSpec(each, x).message for each in (method, method.warm_start) if each is not None]
+    widths = [sum(leaf.numel() * leaf.element_size() for leaf in vector_leaves(message)) for message in messages]
+    return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None), max(widths)
 
 
 def further_row(run_spec: RunSpec) -> int:
@@ -52,6 +62,12 @@ def check_stage(run_spec: RunSpec) -> None:
     """Raise ConfigError for a rule that cannot be used in this run."""
     stage, federation = run_spec.stage, run_spec.experiment.federation
     rule, cohort = stage.rule, federation.cohort
+    if federation.sampling != "fixed" and collects(run_spec):
+        called = stage.attack.called if rule.adds and stage.attack is not None else rule.called
+        raise ConfigError(
+            f"aggregate: {called} needs cohorts of one size, got federation.sampling={federation.sampling}; set it to "
+            "fixed"
+        )
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
     if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
@@ -72,10 +88,21 @@ def check_stage(run_spec: RunSpec) -> None:
         parts = [part.called for part in rule.before if not part.takes_weights]
         called = rule.called if not rule.takes_weights else parts[0]
         raise ConfigError(f"aggregate: {called} has no weights; set federation.weights: uniform")
+    if getattr(stage.attack, "searches", False) and rule.vectors != "each":
+        raise ConfigError(
+            f"attack: {stage.attack.called} searches against each vector by itself, got aggregate.vectors="
+            f"{rule.vectors}; choose each"
+        )
     if rule.vectors == "joint" and rule.by == "columns":
         raise ConfigError(
             f"aggregate.vectors: joint is for rules that find weights, and {rule.called} finds none; leave it out"
         )
+    for part in rule.before:
+        if getattr(part, "f", 0) is None and not hasattr(rule, "f"):
+            raise ConfigError(
+                f"aggregate.before: {part.called} needs f, and {rule.called} has none; give it there, as in "
+                "{name: nnm, f: 2}"
+            )
     if rule.before and rule.mixed_is_unsafe and any(part.mixes for part in rule.before):
         raise ConfigError(
             f"aggregate.before: {rule.called} after nearest-neighbour mixing stands no Byzantine message, because "
@@ -110,8 +137,13 @@ def result_bytes(run_spec: RunSpec, message: Message) -> int:
     """The most bytes that a task of a pass returns: its part of the answer, or of the Gram matrices of its vectors."""
     vectors = vectors_of(message, planned_rule(run_spec).vectors, len(run_spec.buffers))
     rows = largest_cohort(run_spec) + FURTHER
+    single = vectors_of(message, "each", len(run_spec.buffers))
+    places = planned_rule(run_spec).most_places if "values" in planned_rule(run_spec).reads else None
     most = 0
-    for pieces in in_tasks(pieces_of(vectors, also_following=True)):
-        answer = sum(8 * piece.span.length + 128 for piece in pieces)
-        most = max(most, answer + 1024, len({piece.vector for piece in pieces}) * (8 * rows * rows + 128))
+    for pieces in (*in_tasks(pieces_of(vectors, True)), *in_tasks(pieces_of(single, True))):
+        numbers = sum(piece.span.length for piece in pieces)
+        answer = 8 * numbers + (128 + 24 * rows) * len(pieces)
+        grams = len({piece.vector for piece in pieces}) * (8 * rows * rows + 128)
+        values = 0 if places is None else 8 * rows * min(numbers, places(numbers)) + 128 * len(pieces)
+        most = max(most, answer + 1024, grams, values)
     return most

@@ -10,20 +10,29 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...algorithms.aggregation.contract import Mean
+from ...algorithms.attacks.contract import Attack, OwnAttack, PoisoningAttack, Sender
 from ...algorithms.contract import Message
 from ...workloads import counted
 from ...workloads.base import ClientIndex
+from ..cohorts.sampling import sample_cohort
 from ..config.run_spec import RunSpec
 from ..errors import ConfigError
 from .message_rows import MessageRows
+from .passes import Parts
 from .planning import planned_rule
 from .vectors import vector_leaves, vectors_of, with_vector_leaves
 
 
-def is_plain_mean(run_spec: RunSpec, folder: str) -> bool:
+def leaves_messages_alone(run_spec: RunSpec, folder: str) -> bool:
     """Whether messages are added up as they are. folder: of the rows, "" where no messages are collected, also where
     the steps of a run that collects them are only measured."""
-    return not folder and (isinstance(rule := planned_rule(run_spec), Mean) or not rule.adds)
+    rule = planned_rule(run_spec)
+    return not folder and (isinstance(rule, Mean) or not rule.adds) and not sends(run_spec.stage.attack)
+
+
+def sends(attack: Attack | None) -> bool:
+    """Whether Byzantine clients change their own messages."""
+    return isinstance(attack, OwnAttack) and (not isinstance(attack, PoisoningAttack) or attack.sends)
 
 
 class StagedMessages:
@@ -31,15 +40,42 @@ class StagedMessages:
 
     def __init__(self, run_spec: RunSpec, sample: Message, folder: str) -> None:
         """sample: a decoded message. folder: of the rows, "" for none."""
-        self.rule = planned_rule(run_spec)
-        self.vectors = vectors_of(sample, self.rule.vectors, len(run_spec.buffers))
+        self.run_spec, self.rule = run_spec, planned_rule(run_spec)
+        self.parts = Parts(self.rule, run_spec.stage.attack)
+        buffers = len(run_spec.buffers)
+        self.vectors, self.single = (vectors_of(sample, how, buffers) for how in (self.rule.vectors, "each"))
         self.files = MessageRows(folder, vector_leaves(sample)) if folder else None
 
+    def attacked(self, message: Message, clients: np.ndarray, round: int) -> Message:
+        """The messages, those of Byzantine clients replaced by what they send of their own. clients: (c,)."""
+        attack = self.run_spec.stage.attack
+        if not sends(attack) or not attack.active(round) or not self.run_spec.byzantine[clients].any():
+            return message
+        cohort, byzantine = self._cohort(round)
+        leaves = vector_leaves(message)
+        flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
+        for place in np.flatnonzero(self.run_spec.byzantine[clients]).tolist():
+            for number, vector in enumerate(self.single):
+                key = counted.key(self.run_spec.experiment.seed, "attack", round, int(clients[place]), number)
+                own = torch.cat([flat[span.leaf][place, span.begin : span.end] for span in vector.spans])
+                sent = attack.send(own, Sender(cohort, byzantine, key.to(own.device)))
+                for span, part in zip(vector.spans, sent.split([s.length for s in vector.spans]), strict=True):
+                    flat[span.leaf][place, span.begin : span.end] = part
+        return with_vector_leaves(message, [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)])
+
+    def _cohort(self, round: int) -> tuple[int, int]:
+        """(the number of clients in a round, how many of them are Byzantine)."""
+        federation = self.run_spec.experiment.federation
+        sampled = np.arange(federation.clients)
+        if round:
+            sampled = sample_cohort(self.run_spec.experiment.seed, round, federation)
+        return len(sampled), int(self.run_spec.byzantine[sampled].sum())
+
     def norms2(self, message: Message) -> np.ndarray:
-        """(c, V) float64: the squared norms of the vectors."""
+        """(c, V) float64: the squared norms of the vectors, each by itself."""
         flat = [leaf.reshape(len(leaf), -1) for leaf in vector_leaves(message)]
-        found = np.zeros((len(flat[0]) if flat else 0, len(self.vectors)))
-        for number, vector in enumerate(self.vectors):
+        found = np.zeros((len(flat[0]) if flat else 0, len(self.single)))
+        for number, vector in enumerate(self.single):
             for span in vector.spans:
                 part = flat[span.leaf][:, span.begin : span.end]
                 found[:, number] += torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().cpu().numpy()
@@ -47,6 +83,8 @@ class StagedMessages:
 
     def contributions(self, message: Message) -> Message:
         """What the rule adds up of each message."""
+        if isinstance(self.rule, Mean) or not self.rule.adds:
+            return message
         leaves = vector_leaves(message)
         flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
         for vector in self.vectors:

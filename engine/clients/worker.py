@@ -20,7 +20,7 @@ from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex, Columns
 from ..aggregation.passes import PassTask
-from ..aggregation.staged import StagedMessages, is_plain_mean, trusted_examples
+from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
@@ -93,7 +93,7 @@ class Worker:
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
         self.layout, self.beat = layout, beat
-        self.plain_mean = is_plain_mean(run_spec, layout.messages)
+        self.as_they_are = leaves_messages_alone(run_spec, layout.messages)
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
@@ -246,6 +246,8 @@ class Worker:
         message = result.message
         if isinstance(clients, int):
             message = pytree.tree_map(lambda leaf: leaf.unsqueeze(0), message)
+        if task.clients[0] < self.run_spec.experiment.federation.clients:  # else it is the server's own
+            message = messages.attacked(message, np.atleast_1d(task.clients[clients]), task.round)
         accumulator.clients.setdefault("norms2", []).append(messages.norms2(message))
         if messages.files is None:
             message = messages.contributions(message)
@@ -258,7 +260,7 @@ class Worker:
 
     def _messages(self, warm_start: bool) -> StagedMessages | None:
         """What becomes of messages before they are added up; None where they are added up as they are."""
-        if self.plain_mean:
+        if self.as_they_are:
             return None
         if warm_start not in self.messages:
             method = self.run_spec.method()
@@ -275,7 +277,7 @@ class Worker:
         messages = self._messages(task.round == 0)
         assert messages is not None
         assert messages.files is not None
-        return task.run(messages.files, messages.rule)
+        return task.run(messages.files, messages.parts)
 
     # --- batches --------------------------------------------------------------------------------------------------
     def _block_batch(self, batches: Stream, block: slice, k: int) -> dict[str, Tensor]:

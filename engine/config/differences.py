@@ -18,7 +18,7 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
-DEFAULTS = {"aggregate": "mean", "federation.sampling": "fixed"}
+DEFAULTS = {"aggregate": "mean", "attack": None, "federation.sampling": "fixed"}
 """Settings that a configuration may lack, and the values that they then have."""
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...algorithms.aggregation.contract import Aggregator, Stage
+from ...algorithms.attacks.contract import Attack, PoisoningAttack
 from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload
@@ -106,7 +108,12 @@ class RunSpec:
             check_finite(built, "workload")
         if not isinstance(built, Workload):
             raise ConfigError(f"workload: {self.experiment.workload!r} is not a workload; give a name or a Workload")
-        return built
+        attack = self.stage.attack
+        if not isinstance(attack, PoisoningAttack):
+            return built
+        clients = tuple(np.flatnonzero(self.byzantine).tolist())
+        poison = {"name": attack.workload, "clients": clients, **attack.arguments()}
+        return self.registry.build("WORKLOADS", poison, "attack", of=built)
 
     def method(self, round: int = 1) -> Algorithm:
         """The method of a round (1 … R), with its schedules resolved to numbers."""
@@ -130,8 +137,13 @@ class RunSpec:
             raise ConfigError(
                 f"aggregate: {self.experiment.aggregate!r} is not an aggregator; give a name or an Aggregator"
             )
+        attack = self.experiment.attack
+        if attack is not None:
+            attack = self.registry.build("ATTACKS", attack, "attack")
+            if not isinstance(attack, Attack):
+                raise ConfigError(f"attack: {self.experiment.attack!r} is not an attack; give a name or an Attack")
         privacy = self.privacy
-        return Stage(rule) if privacy is None else Stage(rule, clip=privacy, noise=privacy.noise)
+        return Stage(rule, attack, privacy, None if privacy is None else privacy.noise)
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
@@ -142,6 +154,15 @@ class RunSpec:
     def last_round(self) -> int:
         """The round after which the run ends: R, or the last one that a privacy budget allows."""
         return self.experiment.federation.rounds if self.privacy is None else self.privacy.last_round
+
+    @cached_property
+    def byzantine(self) -> np.ndarray:
+        """(N,) bool: which clients are Byzantine."""
+        clients = self.experiment.federation.clients
+        if self.stage.attack is None:
+            return np.zeros(clients, dtype=bool)
+        with plugin_errors("attack"):
+            return self.stage.attack.members(clients, self.experiment.seed)
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:

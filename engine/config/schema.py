@@ -362,6 +362,10 @@ class Privacy(Section):
     as_if: AsIf | None = None
 
 
+PARTS = ("workload", "method", "aggregate", "attack")
+"""The keys of an experiment whose values are parts: names, names with arguments, or objects."""
+
+
 class Experiment(Section):
     """One run, completely described.
 
@@ -372,6 +376,8 @@ class Experiment(Section):
     {name: digits, model: mlp}, or in Python an object that is already built. Both are required.
     `aggregate`: the rule that makes one message of those of a cohort, by its name in the table AGGREGATORS, or a name
     with arguments as in {name: multi_krum, f: 4, before: [nnm]} (default mean).
+    `attack`: what Byzantine clients do and who they are, as in {name: ipm, share: 0.2}, by its name in the table
+    ATTACKS (default: none).
     `privacy`: client-level differential privacy, see `Privacy` (default: none).
     `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
     """
@@ -382,6 +388,7 @@ class Experiment(Section):
     workload: Any
     method: Any
     aggregate: Any = "mean"
+    attack: Any = None
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
     privacy: Privacy | None = None
@@ -413,9 +420,11 @@ class Experiment(Section):
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("workload", "method", "aggregate")
+    @field_validator(*PARTS)
     @classmethod
-    def _named(cls, value: Any) -> Any:
+    def _named(cls, value: Any, info: Any) -> Any:
+        if value is None and not cls.model_fields[info.field_name].is_required():
+            return cls.model_fields[info.field_name].default
         if isinstance(value, dict) and not isinstance(value.get("name"), str):
             raise ValueError("needs a name, as in {name: digits}")
         if value is None or isinstance(value, int | float | list | tuple):
@@ -429,14 +438,14 @@ class Experiment(Section):
 
     def plain(self) -> dict[str, Any]:
         """The experiment as data that YAML can hold. Objects that are already built become their representation."""
-        data = self.model_dump(mode="python", exclude={"workload", "method", "aggregate"})
+        data = self.model_dump(mode="python", exclude={*PARTS})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
         if self.privacy is None:
             del data["privacy"]
-        for key in ("workload", "method", "aggregate"):
+        for key in PARTS:
             value = getattr(self, key)
-            data[key] = value if isinstance(value, str | dict) else repr(value)
+            data[key] = value if value is None or isinstance(value, str | dict) else repr(value)
         return data
 
 

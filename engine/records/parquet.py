@@ -20,6 +20,14 @@ server/lr                           the method's global learning rate as its pap
                                     server's rule has none, |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           bytes of this round
 comm/bytes_buffers_down, …_up       bytes of running statistics, not counted above; only if the model has any
+robust/byzantine                    with an attack: the Byzantine clients among those that were sampled
+robust/broken                       with a rule of aggregation: the messages that are not finite, which were left out
+robust/error                        the distance of the rule's answer from the mean of the honest messages, in units of
+                                    the root mean squared distance of the honest messages from their mean; of delta
+robust/kept_honest, kept_byzantine  the sums of the weights that the rule gave to honest and to Byzantine messages
+robust/residual                     the residual at which the geometric median stopped
+attack/…                            numbers that an attack chose, such as z, gamma, factor
+time/aggregate                      seconds of attack and rule, in rounds whose messages are collected
 time/seconds, train, workers        seconds of the round; of the driver's wait for local work; of all workers' work
 time/state, data, reduce, compute   the workers' seconds in parts: reading, writing and checking clients' states;
                                     drawing and gathering batches; adding up messages; the rest: local steps

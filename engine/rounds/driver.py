@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,9 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm, Round, Server
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
-from ..aggregation.message_rows import capacity, make_rows
+from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
-from ..aggregation.planning import largest_cohort
-from ..aggregation.vectors import vector_leaves
+from ..aggregation.planning import largest_cohort, row_files
 from ..backends.base import Phase, Pool
 from ..clients.evaluation import evaluation_columns
 from ..clients.worker import keep_freed_memory
@@ -102,12 +102,8 @@ class Driver:
 
     def _make_message_rows(self) -> None:
         """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
-        folder, clients = str(message_folder(self.run_spec)), largest_cohort(self.run_spec)
-        count = capacity(clients, self.run_spec.stage.attack is not None)
-        make_rows(folder, count, clients, vector_leaves(self.state_spec.message), self.stage.rule.called)
-        if (warm_start := self.method.warm_start) is not None:
-            leaves = vector_leaves(StateSpec(warm_start, self.model()).message)
-            make_rows(folder, count, clients, leaves, self.stage.rule.called)
+        folder = str(message_folder(self.run_spec))
+        make_rows(folder, *row_files(self.run_spec), largest_cohort(self.run_spec), self.stage.rule.called)
         self.table.layout = self.table.layout._replace(messages=folder)
 
     def start(self, make_pool: Callable[[Table], Pool]) -> None:
@@ -227,7 +223,13 @@ class Driver:
             server = self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
             metrics = self.method.server_metrics(self.server, mean, round)
-        check(number, server, model, self.limit, totals, self.model)
+        try:
+            check(number, server, model, self.limit, totals, self.model)
+        except Diverged as error:
+            if not (liars := int(aggregated.columns.get("robust/byzantine", 0))):
+                raise
+            detail = f"{liars} of {len(sampled)} messages were Byzantine; {error.detail}"
+            raise Diverged(number, detail, "choose a rule with aggregate that stands them") from None
         updated = time.perf_counter()
         record = {
             "round": number,
@@ -282,11 +284,13 @@ class Driver:
             weights = sizes * (len(sampled) / float(sizes.sum()))
         columns = (self.visits[sampled], weights, read, write)
         training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        training_tasks, silent = self.stage.without_silent(training_tasks, number)
         if tasks:
             totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
         else:
             leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)
             totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
+        totals = totals._replace(dropped=(*totals.dropped, *silent))
         if not totals.leaves:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
@@ -326,8 +330,11 @@ class Driver:
         """Run the tasks of a phase that read `state`, and add up their results; meanwhile: see `Retry.run`."""
         self.version += 1
         broadcast = Broadcast(self.version, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(state)])
-        phase = Phase(call, tasks, broadcast, tree_shape(tasks))
-        return reduce_in_order(phase.shape, self.retry.run(phase, meanwhile))
+        empty = [isinstance(task, TrainingTask) and not len(task.clients) for task in tasks]  # all of them are silent
+        work = [task for task, nobody in zip(tasks, empty, strict=True) if not nobody]
+        results = [TaskResult.nothing(task, ()) for task, nobody in zip(tasks, empty, strict=True) if nobody]
+        phase = Phase(call, work, broadcast, tree_shape(tasks))
+        return reduce_in_order(phase.shape, chain(results, self.retry.run(phase, meanwhile)))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
     def _evaluates(self, number: int) -> bool:

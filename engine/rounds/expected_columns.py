@@ -24,9 +24,12 @@ def columns(experiment: Experiment) -> list[str] | None:
     """The columns that `rounds.parquet` will have; None if they are unknown, because the small round itself fails.
 
     In the small round two clients take one local step each, on one row, and the model is evaluated on a few test rows.
+    With a rule of aggregation or an attack, which may need more messages, all clients of a cohort do so.
     """
     plan = experiment.federation
-    small = plan.model_copy(update={"cohort": min(2, plan.cohort), "local": Local(steps=1, batch=plan.local.batch)})
+    plain = experiment.aggregate == "mean" and experiment.attack is None  # other rules need their cohort
+    cohort = min(2, plan.cohort) if plain else plan.cohort
+    small = plan.model_copy(update={"cohort": cohort, "local": Local(steps=1, batch=plan.local.batch)})
     engine = experiment.engine.model_copy(
         update={"backend": "local", "device": "cpu", "store": None, "keep_state": False, "address": None}
     )

@@ -68,7 +68,8 @@ class Retry:
         if not isinstance(task, TrainingTask):
             if failure.kind == "memory":
                 what = f"{task.description} failed on {failure.where} for want of memory: {failure.cause}"
-                raise OutOfMemory(f"{what}; lower evaluate.batch or engine.workers, or choose a smaller model")
+                remedy = getattr(task, "memory_remedy", "lower evaluate.batch or engine.workers")
+                raise OutOfMemory(f"{what}; {remedy}, or choose a smaller model")
             raise EvaluationFailed(f"{task.description} failed on {failure.where}: {failure.cause}") from failure.reason
         guilty, last = self._failing_alone(phase, task, np.arange(len(task.clients)), failure)
         names = tuple(int(task.clients[i]) for i in guilty)

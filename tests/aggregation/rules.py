@@ -9,7 +9,7 @@ import numpy as np
 from fedfleet.algorithms.aggregation.contract import Aggregator, Before, Decision, Rows, product
 from fedfleet.engine.aggregation.sorting import sort_columns
 from fedfleet.engine.config.registry import Registry
-from fedfleet.engine.rounds.aggregation import transformed
+from fedfleet.engine.rounds.defence import transformed
 from fedfleet.workloads import counted
 
 REGISTRY = Registry()

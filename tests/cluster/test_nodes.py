@@ -60,6 +60,23 @@ def test_a_node_adds_up_what_it_has(start, tmp_path):
         assert row["node/bytes_sums"] == row["node/sums"] * 8 * (64 * 224 + 224 + 2240 + 10 + 1)  # and ‖delta‖²
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rule", "attack"),
+    [
+        ({"name": "multi_krum", "f": 2, "before": ["nnm"]}, {"name": "optimal_alie", "share": 0.2}),
+        ("fltrust", {"name": "gaussian", "share": 0.2}),
+    ],
+)
+def test_messages_of_two_nodes_are_aggregated(rule, attack, start, tmp_path):
+    """Messages that were written on the other node come to the driver's, where the passes over them are made."""
+    data = setting(tmp_path / "faults", "scaffold", **ON_TWO, patience=60.0) | {"aggregate": rule, "attack": attack}
+    result = ended(start(data))
+    alone = {**data["engine"], "backend": "local"}
+    same(tmp_path / "out", result, run(experiment({**data, "engine": alone})))
+    assert pq.read_table(tmp_path / "out" / "rounds.parquet")["node/results"].to_pylist()[0] > 0
+
+
 def test_groups_of_workers(start, tmp_path):
     """Half a processor on either node, spread, and a whole one that has a label."""
     groups = [{"count": 1, "cpus": 0.5}, {"count": 1, "cpus": 0.5, "labels": {"kind": "second"}}]

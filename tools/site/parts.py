@@ -26,6 +26,7 @@ PAGES = {
         "aggregate: {name: median, before: [bucketing]}",
     ),
     "mechanisms": ("Mechanisms of noise", "MECHANISMS", "privacy: {clip: 0.5, mechanism: {name: banded, bands: 8}}"),
+    "attacks": ("Attacks", "ATTACKS", "attack: {name: alie, share: 0.2, z: max}"),
 }
 """Page -> its title, the table of the registry, and an example."""
 
@@ -73,6 +74,13 @@ ARGUMENTS = {
     "embedding": "the width of the word vectors",
     "beta": "the parameter of the Dirichlet distribution; the smaller it is, the more clients differ",
     "per_client": "the number of shards or labels of each client",
+    "f": "the number of Byzantine messages to stand; `expected` or `known` where there is an attack",
+    "before": "[pre-aggregations](preaggregators.md), in order",
+    "vectors": "whether the rule runs on `each` vector of a message, on one for all (`joint`), or on all `joined`",
+    "share": "the share of the clients that are Byzantine",
+    "clients": "the numbers of the clients that are Byzantine, instead of a share",
+    "knows": "whether the attackers see the `honest` messages of the round or only their `own`",
+    "rounds": "the first and the last round of the attack, as `10-20`; all rounds unless given",
 }
 """What an argument means where the docstring of a part does not say it."""
 

@@ -19,6 +19,9 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from ...aggregation.planning import row_files
+from ...aggregation.staged import StagedMessages
+from ...aggregation.vectors import vector_leaves
 from ...cohorts.tasks import TrainingTask
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
@@ -105,6 +108,7 @@ class ClusterPool(Pool):
         self.placement, self.steps = placement, steps
         self.sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
         self.sizes = memory_sizes(run_spec)
+        self.messages = row_files(run_spec) if table.layout.messages else (0, 0)
         self.locations = RowLocations(table.capacity)
         self.scheduler = Scheduler(self.locations, steps)
         self.agents: list[Agent] = []  # those whose workers have started
@@ -116,6 +120,7 @@ class ClusterPool(Pool):
         self.moving: dict[Any, tuple[Agent, Any, np.ndarray]] = {}  # reference -> agent, task, rows on their way
         self.progress: Progress | None = None
         self.phases = self.deaths = 0
+        self.here: tuple[bool, StagedMessages] | None = None  # for passes by the driver, with whether of the warm start
         self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
         self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
         table.fetch_rows = self.gather
@@ -168,11 +173,15 @@ class ClusterPool(Pool):
         if layout.folder and number != DRIVER:
             parent = self.run_spec.experiment.engine.store or tempfile.gettempdir()
             layout = layout._replace(folder=str(Path(parent) / f"fedfleet-{self.run_spec.run_id}-{node.id[:12]}"))
+        if layout.messages and number != DRIVER:
+            parent = self.run_spec.experiment.engine.store or tempfile.gettempdir()
+            name = f"fedfleet-{self.run_spec.run_id}-{node.id[:12]}-messages"
+            layout = layout._replace(messages=str(Path(parent) / name))
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 8, "scheduling_strategy": on_node(node.id)}
         remote: Any = ray.remote(**options)(NodeAgent)
         makes = number != DRIVER and beside is None
         made = None if beside is None else beside.actor.answers.remote()  # Ray waits for it: then the files are there
-        actor = remote.remote(self.run_spec, self.data, layout, self.sample, self.sizes, makes, made)
+        actor = remote.remote(self.run_spec, self.data, layout, self.sample, self.sizes, makes, made, self.messages)
         started = actor.start.remote(list(worker_requests))
         self.coming.append(
             Agent(node.id, node.name, number, group, worker_requests, actor, started, len(worker_requests))
@@ -247,11 +256,19 @@ class ClusterPool(Pool):
         worker_requests = [(spot, on_node(spot.node)) for spot in spots]
         self._start_agents(nodes, worker_requests)
 
-    def _takers(self) -> list[Agent]:
+    def _workers(self) -> list[Agent]:
+        """The agents with workers."""
         return [agent for agent in self.agents if agent.workers]
+
+    def _takers(self) -> list[Agent]:
+        """The agents that may get tasks: a pass over messages is run where the messages are."""
+        passes = self.progress is not None and self.progress.phase.call == "aggregate"
+        return [agent for agent in self._workers() if agent.node == DRIVER or not passes]
 
     # --- phases -----------------------------------------------------------------------------------------------------
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
+        if phase.call == "aggregate" and not any(agent.node == DRIVER for agent in self._workers()):
+            return self._pass_here(phase)
         self.progress = None
         if not phase.repeated:
             self.earlier.clear()
@@ -271,6 +288,21 @@ class ClusterPool(Pool):
         self._hand_out(progress)
         return self._outcomes(progress)
 
+    def _pass_here(self, phase: Phase) -> Iterator[Outcome]:
+        """A pass over the messages by the driver itself, whose node has the messages and no worker."""
+        if self.here is None or self.here[0] != (phase.tasks[0].round == 0):
+            warm_start = phase.tasks[0].round == 0
+            method, x = self.run_spec.method(), self.run_spec.initial_model()
+            algorithm = method.warm_start if warm_start else method
+            assert algorithm is not None
+            staged = StagedMessages(self.run_spec, StateSpec(algorithm, x).message, self.table.layout.messages)
+            self.here = (warm_start, staged)
+        staged = self.here[1]
+        assert staged.files is not None
+        for task in phase.tasks:
+            self.hooks.check()
+            yield task.run(staged.files, staged.parts)
+
     def _begin(self, agent: Agent) -> None:
         """The agent is told of the phase with its first tasks."""
         agent.given.clear()
@@ -288,7 +320,28 @@ class ClusterPool(Pool):
             if not progress.open and progress.phase.call == "train" and not progress.phase.repeated:
                 sums = self._ask_for_sums(progress)  # tasks whose sums are lost are open again
         self.earlier.update(progress.done)
+        if progress.phase.call == "train" and self.table.layout.messages:
+            self._gather_messages(progress)
         yield from sums
+
+    def _gather_messages(self, progress: Progress) -> None:
+        """Copy the messages of the phase to the driver's node, whose workers do the passes over them."""
+        if not progress.done:
+            return
+        round = next(task.round for task, _ in progress.done.values())
+        method, x = self.run_spec.method(), self.run_spec.initial_model()
+        algorithm = method.warm_start if round == 0 else method
+        assert algorithm is not None
+        width = sum(leaf.numel() * leaf.element_size() for leaf in vector_leaves(StateSpec(algorithm, x).message))
+        try:
+            for task, agent in progress.done.values():
+                for begin in range(0, len(task.position) if agent.node != DRIVER else 0, CHUNK):
+                    rows = task.position[begin : begin + CHUNK]
+                    packed = agent.actor.read_messages.remote(rows, width)
+                    ray.get(self._on(DRIVER).actor.write_messages.remote(rows, packed))
+        except RayError as error:
+            self._survey()
+            raise RowsLost(f"messages of round {round} were lost with a node ({last_error_line(error)})") from error
 
     def _step(self, progress: Progress) -> list[Outcome]:
         """Hand out tasks, wait for news, and return the outcomes that the driver has not had."""
@@ -355,7 +408,7 @@ class ClusterPool(Pool):
             self.deaths = 0
             if isinstance(task, TrainingTask):
                 progress.done[key] = (task, agent)
-                self.locations.wrote(agent.node, task.write)
+                self.locations.wrote(agent.node, task.write[task.write >= 0])
                 self.counts["results"] += agent.node != DRIVER
                 if len(self.groups) > 1:
                     self.pace[self.groups.index(agent.group)] += (outcome.facts["steps"], outcome.facts["seconds"])
@@ -390,7 +443,8 @@ class ClusterPool(Pool):
         for agent in takers:
             if agent.begun and not agent.unsent:
                 continue
-            begin = None if agent.begun else Begin(phase.call, phase.shape, phase.repeated)
+            with_sums = phase.repeated or phase.call == "aggregate"
+            begin = None if agent.begun else Begin(phase.call, phase.shape, with_sums)
             add = Add(number, agent.unsent, begin)
             leaves = () if agent.begun else (self.leaves,)
             if agent.asked is None and agent.given:
@@ -478,7 +532,8 @@ class ClusterPool(Pool):
         if not on_driver:
             self.locations.lose(lost.node)
             del self.numbers[lost.id]
-        again = self._run_again(gone, rows=bool(self.table.layout.folder) and not on_driver)
+        rows_there = self.table.layout.folder or self.table.layout.messages
+        again = self._run_again(gone, rows=bool(rows_there) and not on_driver)
         given = sum(len(agent.given) for agent in gone)
         self.hooks.log(
             f"node {lost.name} is lost: {given} tasks under way go elsewhere, {again} of this round run again for the "
@@ -511,7 +566,7 @@ class ClusterPool(Pool):
         self.earlier.clear()
         self.progress = None
         self.moving.clear()
-        waiting = [agent.actor.drop.remote() for agent in self._takers()]
+        waiting = [agent.actor.drop.remote() for agent in self._workers()]
         ray.wait(waiting, num_returns=len(waiting)) if waiting else None
         for agent in self.agents:
             agent.given.clear()
@@ -527,7 +582,7 @@ class ClusterPool(Pool):
         the number of sums that came from other nodes. node/bytes_sums: the bytes of these sums."""
         counts, self.counts = self.counts, dict.fromkeys(self.counts, 0)
         found = {
-            "node/count": len({agent.node for agent in self._takers()}),
+            "node/count": len({agent.node for agent in self._workers()}),
             "node/bytes_moved": counts["rows"] * self.table.width,
             "node/results": counts["results"],
             "node/sums": counts["sums"],

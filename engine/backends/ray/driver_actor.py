@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
@@ -88,7 +89,9 @@ class DriverProcess:
                 WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
             ]
             return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests, placement)
-        steps = steps_of(summary.client_index.sizes, self.run_spec.experiment.federation.local)
+        sizes = summary.client_index.sizes
+        sizes = np.append(sizes, sizes.max())  # behind the last client is the server, with trusted examples
+        steps = steps_of(sizes, self.run_spec.experiment.federation.local)
         pool = ClusterPool(self.run_spec, data, table, hooks, steps, placement)
         try:
             pool.open()

@@ -17,6 +17,7 @@ import numpy as np
 import ray
 from torch.utils import _pytree as pytree
 
+from ...aggregation.message_rows import read_rows, write_rows
 from ...clients.worker import keep_freed_memory
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
@@ -85,8 +86,10 @@ class NodeAgent:
         sizes: MemorySizes,
         make: bool,
         made: object = None,
+        messages: tuple[int, int] = (0, 0),
     ) -> None:
-        """data: references, see WorkerPool. sample: a client's state. sizes: of the shared memory.
+        """data: references, see WorkerPool. sample: a client's state. sizes: of the shared memory. messages: the number
+        of rows of messages, and the bytes of one.
 
         make: whether the files of rows are made here, and removed by `close`. made: what Ray waits for before it starts
         this, where another agent of the node makes the files. The driver gives `sample` and `sizes`, because this must
@@ -98,6 +101,8 @@ class NodeAgent:
         keeps_state = bool(layout.folder and leaves)
         if make and keeps_state:
             make_files(layout.folder, layout.capacity, width(leaves, layout.narrow))
+        if make and layout.messages:
+            make_files(layout.messages, *messages)
         self.rows = RowFiles(layout, sample) if keeps_state else None
         self.reading, self.writing = os.pipe()  # wakes the thread that serves the workers
         os.set_blocking(self.reading, False)
@@ -282,6 +287,14 @@ class NodeAgent:
         self.rows.unpack(rows, packed)
         return packed.nbytes
 
+    def read_messages(self, rows: np.ndarray, width: int) -> np.ndarray:
+        """(c, width) uint8: the messages in some rows, for the driver's node. width: bytes of a message."""
+        return read_rows(self.layout.messages, rows, width)
+
+    def write_messages(self, rows: np.ndarray, packed: np.ndarray) -> int:
+        """Store what another node's `read_messages` returned. The number of bytes."""
+        return write_rows(self.layout.messages, rows, packed)
+
     def answers(self) -> bool:
         """Whether the agent is alive."""
         return True
@@ -293,5 +306,6 @@ class NodeAgent:
             os.write(self.writing, b"\n")
             self.thread.join()
             self.pool.close()
-        if self.mine and self.layout.folder:
-            remove_files(self.layout.folder)
+        for folder in (self.layout.folder, self.layout.messages):
+            if self.mine and folder:
+                remove_files(folder)

@@ -161,8 +161,10 @@ class SharedMemory:
         return self._views(self._slot(slot), specs)
 
     def put(self, slot: int, reply: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Write the arrays of a result, and a reply that can be pickled. ValueError if the reply is too long."""
+        """Write the arrays of a result, and a reply that can be pickled. ValueError if either is too long."""
         offset = self._slot(slot)
+        if (size := sum(Spec.of(array).bytes for array in arrays)) > self.address.arrays:
+            raise ValueError(f"a task's arrays must fit in {self.address.arrays} bytes, got {size}")
         specs = self._write(offset, arrays)
         content = pickle.dumps((reply, specs), protocol=5)
         begin = offset + self.address.arrays

@@ -1,0 +1,224 @@
+"""The contract of an attack: what the Byzantine clients of a run do.
+
+Byzantine clients train like all others, and their states move honestly. What they send instead of their messages, after
+`decode`, follows the attack, on every vector of the message by the same formula (`Aggregator.vectors` says what a
+vector is). There are three kinds of attacks:
+
+    PoisoningAttack  changes the training data, and perhaps scales the message
+    OwnAttack        a function of the client's own message; it needs no other message, and no message is stored
+    CohortAttack     a function of the messages of others; the run collects messages
+
+Messages are displacements y_K - x, not gradients: a formula that is printed for gradients has the opposite sign here.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ...workloads import counted
+from ..aggregation.contract import Reads
+
+Knows = Literal["honest", "own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):  # noqa: B024 its kinds have the abstract methods
+    """Who attacks, and when.
+
+    share: of the clients that are Byzantine; or clients: their numbers. knows: "honest": the messages of the honest
+    clients of the round; "own": only what the Byzantine clients themselves would have sent, which takes their place in
+    every formula. rounds: the first and the last round of the attack, as "10-20" (default: all rounds).
+    """
+
+    table: ClassVar[str] = "ATTACKS"
+    called: ClassVar[str] = "the attack"
+
+    share: float | None = None
+    clients: tuple[int, ...] | None = None
+    knows: Knows = "honest"
+    rounds: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.share is None) == (self.clients is None):
+            raise ValueError(f"give share or clients, got share={self.share}, clients={self.clients}")
+        if self.share is not None and not 0 <= self.share < 1:
+            raise ValueError(f"0 <= share < 1 must hold, got share={self.share}")
+        if self.rounds is not None and not re.fullmatch(r"\d+-\d+", self.rounds):
+            raise ValueError(f"rounds must be the first and the last round, as in '10-20', got {self.rounds!r}")
+
+    def members(self, clients: int, seed: int) -> np.ndarray:
+        """(N,) bool: which clients are Byzantine. With `share` they are drawn from the seed, for the whole run."""
+        found = np.zeros(clients, dtype=bool)
+        if self.clients is not None:
+            if outside := [number for number in self.clients if not 0 <= number < clients]:
+                raise ValueError(f"clients must be numbers from 0 to {clients - 1}, got {outside[0]}")
+            found[list(self.clients)] = True
+            return found
+        assert self.share is not None
+        count = round(self.share * clients)
+        found[counted.numpy_generator(seed, "byzantine").choice(clients, count, replace=False)] = True
+        return found
+
+    def active(self, round: int) -> bool:
+        """Whether the attack takes place in this round."""
+        if self.rounds is None:
+            return True
+        first, last = map(int, self.rounds.split("-"))
+        return first <= round <= last
+
+    @property
+    def silent(self) -> bool:
+        """Whether Byzantine clients send nothing."""
+        return False
+
+    @property
+    def collects(self) -> bool:
+        """Whether the messages of a round must be there at once."""
+        return False
+
+
+class Sender(NamedTuple):
+    """One Byzantine client in a round. cohort: the number of clients of the round; byzantine: how many of them are
+    Byzantine. key: (), int64, of this client's random numbers for one vector in this round, for `counted`."""
+
+    cohort: int
+    byzantine: int
+    key: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAttack(Attack):
+    """An attack by each Byzantine client alone."""
+
+    @abstractmethod
+    def send(self, own: Tensor, sender: Sender) -> Tensor:
+        """What the client sends in the place of a vector. own: (P,), its honest vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoisoningAttack(OwnAttack):
+    """An attack on the data of the Byzantine clients. workload: the name in the table WORKLOADS of the workload that
+    poisons the data, which is built with the run's workload as `of` and the Byzantine clients as `clients`."""
+
+    workload: ClassVar[str]
+
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments of the poisoning workload."""
+        return {}
+
+    @property
+    def sends(self) -> bool:
+        """Whether the message is changed, too."""
+        return False
+
+    def send(self, own: Tensor, sender: Sender) -> Tensor:
+        return own
+
+
+class Columns(NamedTuple):
+    """A piece of the rows that the attacker knows. x: (h, C) float64. begin: the first coordinate of the piece. length:
+    P. mean, deviation: (C,) of x; the deviation has the divisor h - 1 and is 0 for one row. key: (), int64, of the
+    random numbers of the attack for this vector in this round; `draws` has random vectors of length P that can be cut.
+    """
+
+    x: np.ndarray
+    begin: int
+    length: int
+    mean: np.ndarray
+    deviation: np.ndarray
+    key: Tensor
+
+
+class Seen(NamedTuple):
+    """What an attacker sees of one vector in a round.
+
+    count: h, the rows that it knows. byzantine: B, the rows that it sends. length: P. round: its number. clients: (h,)
+    the clients of the known rows. key: (), int64, as in `Columns`. norms2: (h,) the squared norms of the known rows.
+    gram: the inner products of the known rows, then of the vectors that the attack remembers, then of its direction;
+    None unless it reads "gram". signs: (3,) how many coordinates of the mean of the known rows are positive, zero and
+    negative; None unless it reads "signs". error: function of weights of those rows -> |F - mean| if all Byzantine
+    clients send the sum with these weights, for an attack that searches against the run's rule; else None.
+    """
+
+    count: int
+    byzantine: int
+    length: int
+    round: int
+    clients: np.ndarray
+    key: Tensor
+    norms2: np.ndarray
+    gram: np.ndarray | None = None
+    signs: np.ndarray | None = None
+    error: Callable[[np.ndarray], float] | None = None
+
+    @property
+    def rows(self) -> int:
+        """S, all rows of the round."""
+        return self.count + self.byzantine
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The weights of the mean of the known rows among the rows of `gram`."""
+        assert self.gram is not None
+        return np.concatenate([np.full(self.count, 1.0 / self.count), np.zeros(len(self.gram) - self.count)])
+
+
+class Plan(NamedTuple):
+    """What an attacker decides for one vector.
+
+    copies: the position of a known row that all Byzantine clients send; else None, and `forge` makes their rows.
+    number, vector: numbers for `forge`. remember: for each vector that the attack remembers its weights among the rows
+    of `Seen.gram`. state: numbers for the next round. columns: for the record, named without their prefix `attack/`.
+    """
+
+    copies: int | None = None
+    number: float = 0.0
+    vector: tuple[int, ...] = ()
+    remember: tuple[np.ndarray, ...] = ()
+    state: tuple[Tensor, ...] = ()
+    columns: dict[str, float] = {}  # noqa: RUF012 never written to
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortAttack(Attack):
+    """An attack that looks at the messages of other clients.
+
+    In a round the engine computes for each vector what `reads` names, asks for a `plan`, and has workers `forge` the
+    Byzantine rows, piece by piece.
+    """
+
+    reads: ClassVar[tuple[Reads, ...]] = ()
+    directs: ClassVar[bool] = False
+    """Whether it has a `direction`."""
+    remembers: ClassVar[int] = 0
+    """The number of vectors that it remembers from round to round, 0 at first."""
+    searches: ClassVar[bool] = False
+    """Whether it searches against the run's own rule, see `Seen.error`."""
+
+    @property
+    def collects(self) -> bool:
+        return True
+
+    def init(self) -> tuple[Tensor, ...]:
+        """The numbers of `Plan.state` before round 1."""
+        return ()
+
+    def direction(self, columns: Columns, first: bool) -> np.ndarray:
+        """(C,): a vector whose inner products with the known rows the plan needs. first: whether nothing is remembered
+        yet."""
+        raise NotImplementedError
+
+    def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
+        """What to send."""
+        return Plan()
+
+    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
+        """(C,): what all Byzantine clients send; or (B, C), a row for each of them."""
+        raise NotImplementedError

@@ -1,0 +1,51 @@
+"""Noise with as many positive, zero and negative coordinates as the mean has, so that counts of signs do not show it.
+
+The magnitudes are uniform in [0, 1), and the places are shuffled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from ...workloads import counted
+from ..aggregation.contract import Reads
+from .contract import CohortAttack, Columns, Plan, Seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignGuardNoise(CohortAttack):
+    """match: "norm": the message has the median norm of the known messages."""
+
+    match: Literal["norm"] | None = None
+
+    reads: ClassVar[tuple[Reads, ...]] = ("signs",)
+    called: ClassVar[str] = "signguard_noise"
+
+    def plan(self, seen: Seen, state: tuple[Tensor, ...]) -> Plan:
+        """number: the factor of the noise; vector: the numbers of positive and of negative coordinates."""
+        assert seen.signs is not None
+        positive, _, negative = (int(count) for count in seen.signs)
+        factor = 1.0
+        if self.match == "norm":
+            values = shuffled(int(seen.key), seen.length, positive, negative)
+            size = float(np.sqrt(np.square(values).sum()))
+            factor = float(np.median(np.sqrt(seen.norms2))) / size if size > 0 else 1.0
+        return Plan(number=factor, vector=(positive, negative))
+
+    def forge(self, columns: Columns, plan: Plan, byzantine: int) -> np.ndarray:
+        values = shuffled(int(columns.key), columns.length, *plan.vector)
+        return plan.number * values[columns.begin : columns.begin + columns.x.shape[1]]
+
+
+@lru_cache(2)
+def shuffled(key: int, length: int, positive: int, negative: int) -> np.ndarray:
+    """(P,): magnitudes with so many positive and negative signs, the rest 0, in a random order."""
+    signs = np.zeros(length)
+    signs[:positive], signs[positive : positive + negative] = 1.0, -1.0
+    generator = counted.numpy_generator(key, "places")
+    return (signs * generator.random(length))[generator.permutation(length)]

@@ -1,0 +1,60 @@
+"""Attacks applied to rows in memory, without workers, as the engine applies them to one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfleet.algorithms.aggregation.contract import product
+from fedfleet.algorithms.attacks.contract import CohortAttack, Columns, Plan, Seen
+from fedfleet.engine.config.registry import Registry
+from fedfleet.workloads import counted
+
+REGISTRY = Registry()
+
+
+def built(name: str, **arguments: Any) -> Any:
+    return REGISTRY.build("ATTACKS", {"name": name, "share": 0.2, **arguments}, "attack")
+
+
+def columns(x: np.ndarray, begin: int = 0, end: int | None = None) -> Columns:
+    """A piece of the known rows."""
+    part = x[:, begin:end]
+    deviation = part.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(part.shape[1])
+    return Columns(part, begin, x.shape[1], part.mean(axis=0), deviation, counted.key(0, "attack", 1, 0))
+
+
+def plan(
+    attack: CohortAttack, x: np.ndarray, byzantine: int, error: Callable[[np.ndarray], float] | None = None,
+    remembered: np.ndarray | None = None, state: Any = None,
+) -> tuple[Plan, np.ndarray]:  # fmt: skip
+    """(the plan, the rows of its Gram matrix). x: (h, P), the known rows. error: of a vector (P,) that is sent."""
+    whole = columns(x)
+    remembered = np.zeros((attack.remembers, x.shape[1])) if remembered is None else remembered
+    first = not remembered.any()
+    full = np.vstack([x, remembered, *([attack.direction(whole, first)] if attack.directs else [])])
+    signs = np.array([(whole.mean > 0).sum(), (whole.mean == 0).sum(), (whole.mean < 0).sum()], dtype=float)
+    asked = None if error is None else lambda weights: error(weights @ full)
+    seen = Seen(
+        len(x), byzantine, x.shape[1], 1, np.arange(len(x)), whole.key, np.square(x).sum(1), product(full, full.T),
+        signs, asked,
+    )  # fmt: skip
+    return attack.plan(seen, attack.init() if state is None else state), full
+
+
+def sent(name: str, x: np.ndarray, byzantine: int = 1, error: Any = None, **arguments: Any) -> np.ndarray:
+    """(P,) or (B, P): what the Byzantine clients send. x: (h, P), the known rows."""
+    attack = built(name, **arguments)
+    decided, _ = plan(attack, x, byzantine, error)
+    return x[decided.copies] if decided.copies is not None else attack.forge(columns(x), decided, byzantine)
+
+
+def own(name: str, x: np.ndarray, **arguments: Any) -> np.ndarray:
+    """(P,): what a client with the message x, (P,), sends."""
+    from fedfleet.algorithms.attacks.contract import Sender
+
+    sender = Sender(10, 2, counted.key(0, "attack", 1, 3, 0))
+    return built(name, **arguments).send(torch.from_numpy(x), sender).numpy()
