@@ -62,12 +62,6 @@ def check_stage(run_spec: RunSpec) -> None:
     """Raise ConfigError for a rule that cannot be used in this run."""
     stage, federation = run_spec.stage, run_spec.experiment.federation
     rule, cohort = stage.rule, federation.cohort
-    if federation.sampling != "fixed" and collects(run_spec):
-        called = stage.attack.called if rule.adds and stage.attack is not None else rule.called
-        raise ConfigError(
-            f"aggregate: {called} needs cohorts of one size, got federation.sampling={federation.sampling}; set it to "
-            "fixed"
-        )
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
     if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
@@ -75,9 +69,10 @@ def check_stage(run_spec: RunSpec) -> None:
         raise ConfigError(
             f"privacy: clipping and noise go with aggregate: mean and no attack, got {got}; drop one of them"
         )
-    if federation.sampling != "fixed" and not planned_rule(run_spec).adds:
+    if federation.sampling != "fixed" and collects(run_spec):
+        called = stage.attack.called if planned_rule(run_spec).adds else rule.called
         raise ConfigError(
-            f"federation.sampling: {rule.called} needs rounds with equally many messages, got {federation.sampling}; "
+            f"federation.sampling: {called} needs rounds with equally many messages, got {federation.sampling}; "
             "choose sampling: fixed, or aggregate: mean"
         )
     if isinstance(rule.faults, int) and rule.faults < 0:
@@ -88,7 +83,7 @@ def check_stage(run_spec: RunSpec) -> None:
         parts = [part.called for part in rule.before if not part.takes_weights]
         called = rule.called if not rule.takes_weights else parts[0]
         raise ConfigError(f"aggregate: {called} has no weights; set federation.weights: uniform")
-    if getattr(stage.attack, "searches", False) and rule.vectors != "each":
+    if stage.attack is not None and getattr(stage.attack, "searches", False) and rule.vectors != "each":
         raise ConfigError(
             f"attack: {stage.attack.called} searches against each vector by itself, got aggregate.vectors="
             f"{rule.vectors}; choose each"

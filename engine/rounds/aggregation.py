@@ -89,6 +89,10 @@ class StageRunner:
             attack = tuple((kept.init(), (spans,) * kept.remembers) for spans in spans_of(single, zeros))
         return StageState(tuple(self.rule.init(vector.length) for vector in vectors), last, attack, noise)
 
+    def summed(self, state_spec: StateSpec) -> StateSpec:
+        """The specification of what workers add up."""
+        return state_spec.facts_only() if self.collects else state_spec
+
     def byzantine(self, round: int) -> np.ndarray:
         """(N,) bool: which clients attack in this round."""
         attack = self.stage.attack
