@@ -70,7 +70,8 @@ def check_stage(run_spec: RunSpec) -> None:
             f"privacy: clipping and noise go with aggregate: mean and no attack, got {got}; drop one of them"
         )
     if federation.sampling != "fixed" and collects(run_spec):
-        called = stage.attack.called if planned_rule(run_spec).adds else rule.called
+        attack = stage.attack
+        called = rule.called if attack is None or not planned_rule(run_spec).adds else attack.called
         raise ConfigError(
             f"federation.sampling: {called} needs rounds with equally many messages, got {federation.sampling}; "
             "choose sampling: fixed, or aggregate: mean"
