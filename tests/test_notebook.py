@@ -86,10 +86,8 @@ def test_notebook(backend: str, tmp_path: Path):
         assert outputs[name][-1].data["text/plain"] == "True", name
     assert base64.b64decode(outputs["plot"][-1].data["image/png"]).startswith(b"\x89PNG")
     assert "eval/accuracy" in outputs["table"][-1].data["text/html"]
-    assert outputs["mistake"][-1].traceback == [
-        "ConfigError: federation.clints is not a key; did you mean clients? "
-        "valid: clients, cohort, rounds, local, weights"
-    ]
+    (line,) = outputs["mistake"][-1].traceback
+    assert line.startswith("ConfigError: federation.clints is not a key; did you mean clients? valid: clients, ")
     assert outputs["rays"][-1].data["text/plain"] == str(backend == "ray")
     assert ("raylet" in client.family.values()) == (backend == "ray")
     assert not psutil.wait_procs(client.family, timeout=30)[1]

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,7 @@ MATHJAX = "tex-svg.js"
 """MathJax in one file, with its fonts, from the package sphinx-mathjax-offline."""
 
 
+@event_priority(100)  # before mkdocstrings, which looks for its paths in its own on_config
 def on_config(config: Any) -> Any:
     """Add the pages of all methods to the navigation, below the page that lists them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
