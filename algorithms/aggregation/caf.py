@@ -21,25 +21,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .contract import Aggregator, Decision, Faults, Reads, Rows, product
+from .contract import Decision, FewerThanHalf, Reads, Rows, product
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caf(Aggregator):
+class Caf(FewerThanHalf):
     """f: Byzantine messages to stand."""
-
-    f: Faults
 
     reads: ClassVar[tuple[Reads, ...]] = ("gram",)
     called: ClassVar[str] = "CAF"
-    condition: ClassVar[str] = "2 f < S"
     takes_weights: ClassVar[bool] = False
-
-    def fewest(self, f: int) -> int:
-        return 2 * f + 1
-
-    def is_mean(self, rows: int, f: int) -> bool:
-        return f == 0
 
     def decide(self, rows: Rows, state: Any) -> Decision:
         assert rows.gram is not None

@@ -230,6 +230,32 @@ class Aggregator(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FewerThanHalf(Aggregator):
+    """A rule that stands f Byzantine messages if they are fewer than half, and is the mean with f = 0."""
+
+    f: Faults
+
+    condition: ClassVar[str] = "2 f < S"
+
+    def fewest(self, f: int) -> int:
+        return 2 * f + 1
+
+    def is_mean(self, rows: int, f: int) -> bool:
+        return f == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByCoordinate(Aggregator):
+    """A rule that is nothing but a function of each coordinate's values, `columns`. It knows no client weights."""
+
+    by: ClassVar[Literal["weights", "columns"]] = "columns"
+    takes_weights: ClassVar[bool] = False
+
+    def decide(self, rows: Rows, state: Any) -> Decision:
+        return Decision()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mean(Aggregator):
     """The mean of the messages, with the federation's client weights."""
 

@@ -14,30 +14,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Faults, Reads, Rows
+from .contract import Decision, FewerThanHalf, Reads, Rows
 
 MOST = 20
 """The greatest f: the search takes up to 2^f steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mda(Aggregator):
+class Mda(FewerThanHalf):
     """f: the number of messages that are left out."""
-
-    f: Faults
 
     reads: ClassVar[tuple[Reads, ...]] = ("gram",)
     called: ClassVar[str] = "MDA"
-    condition: ClassVar[str] = "2 f < S"
-
-    def fewest(self, f: int) -> int:
-        return 2 * f + 1
 
     def refuses(self, rows: int, f: int) -> str:
         return f"mda searches up to 2^f sets, got f={f}; use multi_krum, or f <= {MOST}" if f > MOST else ""
-
-    def is_mean(self, rows: int, f: int) -> bool:
-        return f == 0
 
     def decide(self, rows: Rows, state: Any) -> Decision:
         kept = least_diameter(rows.distances2, rows.f)

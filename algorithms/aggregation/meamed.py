@@ -8,33 +8,19 @@ are several. So it is a rule about values, and not about rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Faults, Rows
+from .contract import ByCoordinate, FewerThanHalf
 from .median import median
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meamed(Aggregator):
+class Meamed(ByCoordinate, FewerThanHalf):
     """f: the number of values that are left out."""
 
-    f: Faults
-
-    by: ClassVar[Literal["weights", "columns"]] = "columns"
     called: ClassVar[str] = "MeaMed"
-    condition: ClassVar[str] = "2 f < S"
-    takes_weights: ClassVar[bool] = False
-
-    def fewest(self, f: int) -> int:
-        return 2 * f + 1
-
-    def is_mean(self, rows: int, f: int) -> bool:
-        return f == 0
-
-    def decide(self, rows: Rows, state: Any) -> Decision:
-        return Decision()
 
     def columns(self, x: np.ndarray, f: int) -> np.ndarray:
         return mean_around_median(x, f)
