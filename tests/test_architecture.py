@@ -37,6 +37,7 @@ ROOMS = [
     "kernels",
     "reduction",
     "cohorts",
+    "fleet",
     "records",
     "state",
     "aggregation",

@@ -1,9 +1,9 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
 A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
-AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS). They map names to callables, or to entries that say where a callable
-is (`build`, "module:attribute") and what it does (`summary`). The project's own parts are found in the same way as
-everybody else's, by entry points of the group "fedfleet.plugins".
+AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK). They map names
+to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does (`summary`). The
+project's own parts are found in the same way as everybody else's, by entry points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -43,7 +43,14 @@ TABLES = (
     "PREAGGREGATORS",
     "ATTACKS",
     "MECHANISMS",
+    "DEVICES",
+    "DISTRIBUTIONS",
+    "AVAILABILITIES",
+    "LOCAL_WORK",
 )
+
+SINGULAR = {"DEVICES": "kind of devices", "AVAILABILITIES": "availability", "LOCAL_WORK": "local work"}
+"""What an entry of a table is called in messages, where it is not the table's name without its last letter."""
 
 
 class Plugin(NamedTuple):
@@ -173,7 +180,7 @@ class Registry:
         if not isinstance(name, str):
             raise ConfigError(f"{path} needs a name, got {spec!r}; {nearest('', self.tables[table])}")
         if name not in self.tables[table]:
-            what = table.lower().rstrip("s").replace("ie", "y")
+            what = SINGULAR.get(table, table.lower().rstrip("s").replace("ie", "y"))
             raise ConfigError(f"{path}.name: no {what} is called {name}; {nearest(str(name), self.tables[table])}")
         target, hints, parameters = self._target(table, name, f"{path}.name")
         arguments = {key: value for key, value in spec.items() if key != "name"}

@@ -362,6 +362,42 @@ class Privacy(Section):
     as_if: AsIf | None = None
 
 
+class Systems(Section):
+    """The devices of the clients in virtual time, see docs/howto/fleets.md. No bit of the model depends on real time.
+
+    `devices`: how fast clients compute and transfer, by a name in the table DEVICES, or a name with arguments as in
+    {name: lognormal, compute: 80, sigma: 0.8} (default lognormal).
+    `availability`: when clients are online, by a name in the table AVAILABILITIES (default always).
+    `dropout`: the probability that a client is lost during a visit, 0 to 1 (default 0).
+    `interrupt`: what becomes of a client that goes offline. `session` (default): it is lost when its session ends;
+    `end`: it is lost if it is not online when it would finish; `never`: it finishes.
+    `work`: how much of its local work a client does, by a name in the table LOCAL_WORK (default full).
+    `examples`: what the time of computing goes by: the `real` numbers of examples in the batches (default), or
+    `nominal`, batches that are all full.
+    `scale`: what the time of computing is multiplied by, more than 0, for another model than the one that was timed
+    (default 1).
+    `server`: the virtual seconds of aggregation and evaluation in a round, 0 or more (default 0).
+    `needs`: the bytes of memory that a client needs, in multiples of the bytes of the model, 0 or more (default 4).
+    """
+
+    devices: Any = "lognormal"
+    availability: Any = "always"
+    dropout: float = Field(default=0.0, ge=0, le=1)
+    interrupt: Literal["session", "end", "never"] = "session"
+    work: Any = "full"
+    examples: Literal["real", "nominal"] = "real"
+    scale: float = Field(default=1.0, gt=0)
+    server: float = Field(default=0.0, ge=0)
+    needs: float = Field(default=4.0, ge=0)
+
+    @field_validator("devices", "availability", "work")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("name"), str)):
+            return value
+        raise ValueError("must be a name or {name: …, arguments}")
+
+
 PARTS = ("workload", "method", "aggregate", "attack")
 """The keys of an experiment whose values are parts: names, names with arguments, or objects."""
 
@@ -379,6 +415,7 @@ class Experiment(Section):
     `attack`: what Byzantine clients do and who they are, as in {name: ipm, share: 0.2}, by its name in the table
     ATTACKS (default: none).
     `privacy`: client-level differential privacy, see `Privacy` (default: none).
+    `systems`: the clients' devices in virtual time, see `Systems` (default: none, and no virtual clock).
     `federation`, `engine`, `evaluate`, `checkpoint`, `tracking`: see the sections of the same names.
     """
 
@@ -392,6 +429,7 @@ class Experiment(Section):
     federation: Federation = Field(default_factory=lambda: Federation.model_validate({}))
     engine: Engine = Field(default_factory=Engine)
     privacy: Privacy | None = None
+    systems: Systems | None = None
     evaluate: Evaluate = Field(default_factory=Evaluate)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)
@@ -409,6 +447,7 @@ class Experiment(Section):
             aggregate: Any = "mean",
             federation: Federation | Mapping[str, Any] = Federation(),
             privacy: Privacy | Mapping[str, Any] | None = None,
+            systems: Systems | Mapping[str, Any] | None = None,
             engine: Engine | Mapping[str, Any] = Engine(),
             evaluate: Evaluate | Mapping[str, Any] = Evaluate(),
             checkpoint: Checkpoint | Mapping[str, Any] = Checkpoint(),
@@ -441,8 +480,9 @@ class Experiment(Section):
         data = self.model_dump(mode="python", exclude={*PARTS})
         data["plugins"] = list(self.plugins)
         data["tracking"]["uri"] = redacted(self.tracking.uri)
-        if self.privacy is None:
-            del data["privacy"]
+        for key in ("privacy", "systems"):
+            if data[key] is None:
+                del data[key]
         for key in PARTS:
             value = getattr(self, key)
             data[key] = value if value is None or isinstance(value, str | dict) else repr(value)

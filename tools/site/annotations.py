@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from fedfleet.algorithms.parts.groups import PerGroup
-from fedfleet.engine.config.schema import AsIf, Privacy, WorkerGroup
+from fedfleet.engine.config.schema import AsIf, Privacy, Systems, WorkerGroup
 
 NAMES = {
     int: "integer",
@@ -19,6 +19,7 @@ NAMES = {
     WorkerGroup: "group",
     Privacy: "mapping",
     AsIf: "mapping",
+    Systems: "mapping",
 }
 
 
@@ -34,6 +35,8 @@ def in_words(annotation: Any) -> str:
     if origin is tuple:
         count = "" if arguments[-1] is ... else f"{len(arguments)} "
         return f"list of {count}{plural(in_words(arguments[0]))}"
+    if origin is list:
+        return f"list of {plural(in_words(arguments[0]))}"
     if origin is dict:
         return f"mapping of names to {plural(in_words(arguments[1]))}"
     if isinstance(annotation, type) and hasattr(annotation, "table"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.engine.config.schema import LARGEST_COUNT, AsIf, Experiment, Privacy, WorkerGroup
+from fedfleet.engine.config.schema import LARGEST_COUNT, AsIf, Experiment, Privacy, Systems, WorkerGroup
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Study
 
@@ -43,6 +43,12 @@ PRIVACY = """\
 ## The section `privacy`
 
 Client-level differential privacy, see [the guide](../privacy.md). Without this section nothing is clipped or noised.
+"""
+SYSTEMS = """\
+## The section `systems`
+
+The clients' devices in virtual time, see [the guide](../howto/fleets.md). Without this section there is no virtual
+clock.
 """
 SEARCH = """\
 ## The section `search`
@@ -79,6 +85,7 @@ def page() -> str:
         PRIVACY,
         rows([*keys(Privacy, "privacy."), *keys(AsIf, "privacy.as_if.")]),
     ]
+    parts += [SYSTEMS, rows(keys(Systems, "systems."))]
     parts += [SEARCH, rows(keys(Search, "search."))]
     return "\n".join([*parts, STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)])
 

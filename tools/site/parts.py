@@ -26,6 +26,18 @@ PAGES = {
         "aggregate: {name: median, before: [bucketing]}",
     ),
     "mechanisms": ("Mechanisms of noise", "MECHANISMS", "privacy: {clip: 0.5, mechanism: {name: banded, bands: 8}}"),
+    "devices": ("Devices", "DEVICES", "systems: {devices: {name: lognormal, compute: 80, sigma: 0.8}}"),
+    "distributions": (
+        "Distributions of speeds",
+        "DISTRIBUTIONS",
+        "systems: {devices: {name: drawn, compute: {name: zipf, a: 1.5, most: 100}}}",
+    ),
+    "availabilities": (
+        "Availability of clients",
+        "AVAILABILITIES",
+        "systems: {availability: {name: sessions, on: 3600, off: 7200, spread: 0.5}}",
+    ),
+    "local_work": ("Partial work", "LOCAL_WORK", "systems: {work: {name: uniform, p: 0.5}}"),
     "attacks": ("Attacks", "ATTACKS", "attack: {name: alie, share: 0.2, z: max}"),
 }
 """Page -> its title, the table of the registry, and an example."""
@@ -80,6 +92,7 @@ ARGUMENTS = {
     "share": "the share of the clients that are Byzantine",
     "clients": "the numbers of the clients that are Byzantine, instead of a share",
     "knows": "whether the attackers see the `honest` messages of the round or only their `own`",
+    "unit": "what `compute` is measured for: the `forward` pass of an example, an `example`, a `step`, or a `visit`",
     "rounds": "the first and the last round of the attack, as `10-20`; all rounds unless given",
 }
 """What an argument means where the docstring of a part does not say it."""

@@ -1,0 +1,283 @@
+"""When clients are online, as pure functions of the virtual time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from .contract import Availability, keys, nonnegative, normal, positive, probability, require, uniform
+from .traces import Assign, Sessions, read_sessions, rows_of
+
+FURTHEST = 10_000
+"""The number of slots, cycles or days that are looked at for the next session, and for the end of one. A client that
+is offline, or online, for longer stays so for ever."""
+HOUR = 3600.0
+
+
+def times(clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+    """(c,) float64: the time for each client."""
+    return np.broadcast_to(np.asarray(t, dtype=float), len(clients)).copy()
+
+
+@dataclass(frozen=True)
+class Always(Availability):
+    """Every client is online at all times."""
+
+    always: ClassVar[bool] = True
+
+    def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return np.ones(len(clients), dtype=bool)
+
+    def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return np.full(len(clients), np.inf)
+
+    def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return times(clients, t)
+
+
+class Slots(Availability):
+    """Time is cut into slots. In each of them a client is online with a probability, independently of other slots."""
+
+    slot: float
+
+    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """(c,) the probability that each client is online in the slot with this number (c,)."""
+        raise NotImplementedError
+
+    def _in_slot(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
+        return uniform(keys(seed, "online", clients, number)) < self.chance(seed, clients, number)
+
+    def _number(self, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return np.floor(times(clients, t) / self.slot).astype(np.int64)
+
+    def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return self._in_slot(seed, clients, self._number(clients, t))
+
+    def _first(self, seed: int, clients: np.ndarray, t: float | np.ndarray, online: bool) -> np.ndarray:
+        """(c,) t for the clients that are `online` (or not), else the begin of the first slot in which they are."""
+        begin, number, found = times(clients, t), self._number(clients, t), np.full(len(clients), np.inf)
+        waiting = np.arange(len(clients))
+        for _ in range(FURTHEST):
+            there = self._in_slot(seed, clients[waiting], number[waiting]) == online
+            found[waiting[there]] = begin[waiting[there]]
+            waiting = waiting[~there]
+            if not len(waiting):
+                break
+            number[waiting] += 1
+            begin[waiting] = number[waiting] * self.slot
+        return found
+
+    def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return self._first(seed, clients, t, False)
+
+    def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return self._first(seed, clients, t, True)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Slots):
+    """In every slot of `slot` seconds a client is online with probability `p`."""
+
+    p: float
+    slot: float = 600.0
+
+    def __post_init__(self) -> None:
+        probability(p=self.p)
+        positive(slot=self.slot)
+
+    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
+        return np.full(len(clients), self.p)
+
+
+@dataclass(frozen=True)
+class Sine(Slots):
+    """Slots whose probability goes up and down: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s of `slot` seconds. q_i is
+    log-normal with sigma = -ln(1 - `beta`) below a cap of 1, which one client in 1,000 would exceed."""
+
+    beta: float = 0.1
+    slot: float = HOUR
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, f"0 <= beta < 1 must hold, got {self.beta}; lower it")
+        positive(slot=self.slot)
+
+    def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
+        sigma = -math.log1p(-self.beta)
+        q = np.minimum(1.0, np.exp(sigma * (normal(keys(seed, "online share", clients)) - 3.09)))
+        return q * (0.4 * np.sin(2 * np.pi * number / 24) + 0.5)
+
+
+class Cycles(Availability):
+    """Time is cut into cycles, which may have a length of their own for each client. A cycle has one session at most,
+    which lies within the cycle or reaches into the next one."""
+
+    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """(c,) the number of the cycle that contains the time t (c,)."""
+        raise NotImplementedError
+
+    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """((c,) begin, (c,) end) of the sessions of the cycles with these numbers (c,); both infinite for none."""
+        raise NotImplementedError
+
+    def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        return self.until(seed, clients, t) > times(clients, t)
+
+    def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        end = times(clients, t)
+        number = self.cycle(seed, clients, end)
+        for shift in (-1, 0, 1):  # sessions that touch each other are one
+            begins, ends = self.session(seed, clients, number + shift)
+            end = np.where((begins <= end) & (end < ends), ends, end)
+        return end
+
+    def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        now = times(clients, t)
+        found, number = np.where(self.online(seed, clients, now), now, np.inf), self.cycle(seed, clients, now)
+        waiting = np.flatnonzero(~np.isfinite(found))
+        for _ in range(FURTHEST):
+            if not len(waiting):
+                break
+            begins = self.session(seed, clients[waiting], number[waiting])[0]
+            later = np.isfinite(begins) & (begins > now[waiting])
+            found[waiting[later]] = begins[later]
+            waiting = waiting[~later]
+            number[waiting] += 1
+        return found
+
+
+@dataclass(frozen=True)
+class SessionCycles(Cycles):
+    """Sessions of about `on` seconds with pauses of about `off` seconds. `spread` is the standard deviation of the
+    logarithms of a client's own means, and of each session's length."""
+
+    on: float
+    off: float
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(on=self.on, off=self.off)
+        nonnegative(spread=self.spread)
+
+    def _own(self, seed: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(mean length of a session, length of a cycle, phase) of each client, (c,)."""
+        on = self.on * np.exp(self.spread * normal(keys(seed, "session on", clients)))
+        length = on + self.off * np.exp(self.spread * normal(keys(seed, "session off", clients)))
+        return on, length, uniform(keys(seed, "session phase", clients)) * length
+
+    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
+        _, length, phase = self._own(seed, clients)
+        return np.floor((t + phase) / length).astype(np.int64)
+
+    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        on, length, phase = self._own(seed, clients)
+        z = normal(keys(seed, "session length", clients, number))
+        lasts = np.minimum(length, on * np.exp(self.spread * z - self.spread**2 / 2))
+        begin = number * length - phase + uniform(keys(seed, "session", clients, number)) * (length - lasts)
+        return begin, begin + lasts
+
+
+@dataclass(frozen=True)
+class Diurnal(Cycles):
+    """One session in a night, with probability `p`: it begins at `start` o'clock in the client's zone with a standard
+    deviation of `start_sigma` hours, and lasts `hours` with `hours_sigma`, at least half an hour and at most twelve.
+    `zones`: a list of [share, hours from the virtual clock's zone] whose shares sum to 1."""
+
+    p: float = 0.8
+    start: float = 22.5
+    start_sigma: float = 1.5
+    hours: float = 7.0
+    hours_sigma: float = 2.0
+    zones: list[list[float]] | None = None
+
+    def __post_init__(self) -> None:
+        probability(p=self.p)
+        nonnegative(start_sigma=self.start_sigma, hours_sigma=self.hours_sigma)
+        positive(hours=self.hours)
+        if self.zones is not None:
+            good = bool(self.zones) and all(len(zone) == 2 and zone[0] >= 0 for zone in self.zones)
+            require(good, f"zones must be a list of [share, hours], got {self.zones!r}; give both")
+            total = sum(zone[0] for zone in self.zones)
+            require(abs(total - 1) < 1e-6, f"the shares of zones must sum to 1, got {total:g}; change one")
+
+    def _shift(self, seed: int, clients: np.ndarray) -> np.ndarray:
+        """(c,) seconds from the virtual clock's midnight to a client's."""
+        if self.zones is None:
+            return np.zeros(len(clients))
+        shares, hours = np.array(self.zones, dtype=float).T
+        place = np.searchsorted(np.cumsum(shares)[:-1], uniform(keys(seed, "zone", clients)), "right")
+        return -hours[place] * HOUR
+
+    def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
+        noon = t - self._shift(seed, clients) - 12 * HOUR  # cycles go from noon to noon, so that a night is whole
+        return np.floor(noon / (24 * HOUR)).astype(np.int64)
+
+    def session(self, seed: int, clients: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        comes = uniform(keys(seed, "night", clients, number)) < self.p
+        start = self.start + self.start_sigma * normal(keys(seed, "night start", clients, number))
+        hours = np.clip(self.hours + self.hours_sigma * normal(keys(seed, "night hours", clients, number)), 0.5, 12)
+        begin = self._shift(seed, clients) + (number * 24 + np.clip(start, 12, 35.5)) * HOUR
+        return np.where(comes, begin, np.inf), np.where(comes, begin + hours * HOUR, np.inf)
+
+
+@dataclass(frozen=True)
+class Trace(Availability):
+    """Sessions from a Parquet file, see the guide to fleets for its columns.
+
+    file: its path; assign: how the clients of the file are assigned to those of the run: by number, by the number
+    modulo how many there are, or each client has one at random.
+    """
+
+    file: str
+    assign: Assign = "random"
+
+    def __post_init__(self) -> None:
+        self.sessions  # noqa: B018 a file that cannot be used is refused now
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        return read_sessions(self.file)
+
+    def check(self, clients: int) -> None:
+        self._entries(0, np.arange(clients))
+
+    def _entries(self, seed: int, clients: np.ndarray) -> np.ndarray:
+        return rows_of(self.sessions.clients, len(self.sessions.clients), self.assign, seed, clients)
+
+    def _find(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> tuple[np.ndarray, ...]:
+        """((c,) the number of the first session that ends after t, (c,) whether there is one, (c,) the end of the
+        client's sessions, (c,) the begin of the period that contains t)."""
+        found, now, entries = self.sessions, times(clients, t), self._entries(seed, clients)
+        base = np.zeros(len(clients))
+        if found.period is not None:
+            base = np.floor(now / found.period) * found.period
+            now = now - base
+        low, high = found.offsets[entries], found.offsets[entries + 1]
+        last = high.copy()
+        while (low < high).any():  # a binary search in each client's part of the table
+            middle = (low + high) // 2
+            after = found.end[np.minimum(middle, len(found.end) - 1)] > now
+            active = low < high
+            high = np.where(active & after, middle, high)
+            low = np.where(active & ~after, middle + 1, low)
+        return low, low < last, found.offsets[entries], base
+
+    def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        at, there, _, base = self._find(seed, clients, t)
+        begin = self.sessions.begin[np.minimum(at, len(self.sessions.begin) - 1)] + base
+        return there & (begin <= times(clients, t))
+
+    def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        at, _, _, base = self._find(seed, clients, t)
+        end = self.sessions.end[np.minimum(at, len(self.sessions.end) - 1)] + base
+        return np.where(self.online(seed, clients, t), end, times(clients, t))
+
+    def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
+        at, there, first, base = self._find(seed, clients, t)
+        begin = self.sessions.begin[np.minimum(at, len(self.sessions.begin) - 1)] + base
+        period = np.inf if self.sessions.period is None else self.sessions.period
+        later = np.where(there, begin, self.sessions.begin[first] + base + period)
+        return np.maximum(later, times(clients, t))

@@ -1,0 +1,43 @@
+"""The tables of the parts of a fleet that experiments choose by name."""
+
+from __future__ import annotations
+
+from ...workloads.entry import Entry
+
+_HERE = "fedfleet.engine.fleet."
+
+DEVICES = {
+    "lognormal": Entry(_HERE + "devices:lognormal", "log-normal speeds and bandwidths"),
+    "equal": Entry(_HERE + "devices:equal", "the same device for all"),
+    "phones": Entry(_HERE + "devices:phones", "phones with the percentiles of published measurements"),
+    "drawn": Entry(_HERE + "devices:Drawn", "speeds, bandwidths and memory from distributions"),
+    "table": Entry(_HERE + "devices:Table", "the devices of a Parquet file"),
+}
+
+DISTRIBUTIONS = {
+    "equal": Entry(_HERE + "distributions:Equal", "one number for all"),
+    "lognormal": Entry(_HERE + "distributions:Lognormal", "log-normal"),
+    "uniform": Entry(_HERE + "distributions:Uniform", "uniform"),
+    "halfnormal": Entry(_HERE + "distributions:HalfNormal", "half-normal"),
+    "gaussian": Entry(_HERE + "distributions:Gaussian", "normal, cut below"),
+    "exponential": Entry(_HERE + "distributions:Exponential", "exponential"),
+    "zipf": Entry(_HERE + "distributions:Zipf", "multiples of a number by Zipf's law"),
+    "tiers": Entry(_HERE + "distributions:Tiers", "some kinds of devices with their shares"),
+    "percentiles": Entry(_HERE + "distributions:Percentiles", "given percentiles"),
+}
+
+AVAILABILITIES = {
+    "always": Entry(_HERE + "availability:Always", "all clients are online at all times"),
+    "bernoulli": Entry(_HERE + "availability:Bernoulli", "a coin for each client and slot of time"),
+    "sine": Entry(_HERE + "availability:Sine", "a coin whose probability follows the day"),
+    "sessions": Entry(_HERE + "availability:SessionCycles", "sessions and pauses"),
+    "diurnal": Entry(_HERE + "availability:Diurnal", "one session in a night"),
+    "trace": Entry(_HERE + "availability:Trace", "the sessions of a Parquet file"),
+}
+
+LOCAL_WORK = {
+    "full": Entry(_HERE + "work:Full", "all of it"),
+    "uniform": Entry(_HERE + "work:UniformWork", "some clients stop at a random step"),
+    "range": Entry(_HERE + "work:RangeOfEpochs", "a random number of epochs"),
+    "speed": Entry(_HERE + "work:BySpeed", "slow clients take fewer steps"),
+}
