@@ -80,7 +80,7 @@ class Slots(Availability):
 
 @dataclass(frozen=True)
 class Bernoulli(Slots):
-    """In every slot of `slot` seconds a client is online with probability `p`."""
+    """A coin for each client and slot of time. p: the probability of being online; slot: seconds."""
 
     p: float
     slot: float = 600.0
@@ -95,8 +95,9 @@ class Bernoulli(Slots):
 
 @dataclass(frozen=True)
 class Sine(Slots):
-    """Slots whose probability goes up and down: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s of `slot` seconds. q_i is
-    log-normal with sigma = -ln(1 - `beta`) below a cap of 1, which one client in 1,000 would exceed."""
+    """Slots whose probability goes up and down: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s, where q_i is log-normal
+    with sigma = -ln(1 - beta) below a cap of 1, which one client in 1,000 would exceed. beta: how far clients differ;
+    slot: seconds."""
 
     beta: float = 0.1
     slot: float = HOUR
@@ -151,8 +152,8 @@ class Cycles(Availability):
 
 @dataclass(frozen=True)
 class SessionCycles(Cycles):
-    """Sessions of about `on` seconds with pauses of about `off` seconds. `spread` is the standard deviation of the
-    logarithms of a client's own means, and of each session's length."""
+    """Sessions and pauses. on: the mean seconds of a session; off: the mean seconds of a pause; spread: the standard
+    deviation of the logarithms of a client's own means, and of each session's length."""
 
     on: float
     off: float
@@ -182,9 +183,10 @@ class SessionCycles(Cycles):
 
 @dataclass(frozen=True)
 class Diurnal(Cycles):
-    """One session in a night, with probability `p`: it begins at `start` o'clock in the client's zone with a standard
-    deviation of `start_sigma` hours, and lasts `hours` with `hours_sigma`, at least half an hour and at most twelve.
-    `zones`: a list of [share, hours from the virtual clock's zone] whose shares sum to 1."""
+    """One session in a night, which lasts at least half an hour and at most twelve hours. p: the probability of a
+    session in a night; start: the mean hour at which it begins in the client's zone; start_sigma: the standard
+    deviation in hours; hours: the mean length; hours_sigma: its standard deviation; zones: a list of [share, hours from
+    the virtual clock's zone] whose shares sum to 1."""
 
     p: float = 0.8
     start: float = 22.5

@@ -26,9 +26,10 @@ def jittered(compute: np.ndarray, sigma: float, seed: int, clients: np.ndarray, 
 class Drawn(Devices):
     """Devices whose numbers are drawn independently.
 
-    compute: milliseconds for each unit of work; down: kbit/s; up: kbit/s, or without it `up_share` times down; memory:
-    bytes, or without it unlimited; per: whether a `client` keeps its device, or every `visit` draws a new one; jitter:
-    the sigma of a factor of compute with mean 1 that is drawn for every visit; unit: what compute is measured for.
+    compute: milliseconds for each unit of work; down: kbit/s; up: kbit/s, or without it a share of down; up_share: this
+    share; memory: bytes, or without it unlimited; per: whether a `client` keeps its device, or every `visit` draws a
+    new one; jitter: the sigma of a factor of compute with mean 1 that is drawn for every visit; unit: what compute is
+    measured for.
     """
 
     compute: Distribution = Lognormal(80.0, 0.8)

@@ -12,7 +12,7 @@ from .contract import Distribution, nonnegative, normal, positive, require, unif
 
 @dataclass(frozen=True)
 class Equal(Distribution):
-    """`value` for all."""
+    """One number for all. value: the number."""
 
     value: float
 
@@ -25,7 +25,8 @@ class Equal(Distribution):
 
 @dataclass(frozen=True)
 class Lognormal(Distribution):
-    """`median` times e^(`sigma` z), with z standard normal."""
+    """median e^(sigma z), with z standard normal. median: of the numbers; sigma: the standard deviation of their
+    logarithm."""
 
     median: float
     sigma: float
@@ -40,7 +41,7 @@ class Lognormal(Distribution):
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """Uniform from `low` to `high`."""
+    """Uniform. low: the smallest number; high: the largest number."""
 
     low: float
     high: float
@@ -55,7 +56,7 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class HalfNormal(Distribution):
-    """`least` + `sigma` |z|, with z standard normal."""
+    """least + sigma |z|, with z standard normal. sigma: the scale; least: the smallest number."""
 
     sigma: float
     least: float = 0.0
@@ -70,7 +71,8 @@ class HalfNormal(Distribution):
 
 @dataclass(frozen=True)
 class Gaussian(Distribution):
-    """`mean` + `sigma` z, but not below `least`."""
+    """mean + sigma z, but not below least, with z standard normal. mean: before it is cut; sigma: the standard
+    deviation before it is cut; least: the smallest number."""
 
     mean: float
     sigma: float
@@ -86,7 +88,7 @@ class Gaussian(Distribution):
 
 @dataclass(frozen=True)
 class Exponential(Distribution):
-    """Exponential with this `mean`."""
+    """Exponential. mean: of the numbers."""
 
     mean: float
 
@@ -99,7 +101,8 @@ class Exponential(Distribution):
 
 @dataclass(frozen=True)
 class Zipf(Distribution):
-    """`least` times k, where k is from 1 to `most` with a probability in proportion to k^-`a`."""
+    """least k, where k is from 1 to most with a probability in proportion to k^-a. a: the exponent; most: the largest
+    k; least: the smallest number."""
 
     a: float = 1.5
     most: int = 100
@@ -122,7 +125,8 @@ class Zipf(Distribution):
 
 @dataclass(frozen=True)
 class Tiers(Distribution):
-    """`least` times the factor of one of the `tiers`, a list of [share, factor] whose shares sum to 1."""
+    """Some kinds of devices. tiers: a list of [share, factor] whose shares sum to 1; least: what the factors
+    multiply."""
 
     tiers: list[list[float]]
     least: float = 1.0
@@ -142,8 +146,8 @@ class Tiers(Distribution):
 
 @dataclass(frozen=True)
 class Percentiles(Distribution):
-    """Numbers with given percentiles: `points` is a list of [percentile, value] from 0 to 100, between which the
-    logarithm of the value is linear."""
+    """Numbers with given percentiles. points: a list of [percentile, value] from 0 to 100, between which the logarithm
+    of the value is linear."""
 
     points: list[list[float]]
 

@@ -27,7 +27,8 @@ class Full(LocalWork):
 
 @dataclass(frozen=True)
 class UniformWork(LocalWork):
-    """With probability `p` a client takes fewer steps, uniform from 1 to one less than all of them."""
+    """Some clients take fewer steps, uniform from 1 to one less than all of them. p: the probability that a client
+    does."""
 
     p: float
 
@@ -43,7 +44,8 @@ class UniformWork(LocalWork):
 
 @dataclass(frozen=True)
 class RangeOfEpochs(LocalWork):
-    """A number of epochs that is uniform from `low` to `high`, both included; federation.local.epochs must be high."""
+    """A number of epochs that is uniform. low: the smallest number; high: the largest number, which
+    federation.local.epochs must be too."""
 
     low: int
     high: int
@@ -62,8 +64,8 @@ class RangeOfEpochs(LocalWork):
 
 @dataclass(frozen=True)
 class BySpeed(LocalWork):
-    """Clients whose device needs more than `full` milliseconds for a unit of work take fewer steps in proportion, but
-    one at least."""
+    """Slow clients take fewer steps in proportion to their speed, but one at least. full: the milliseconds for a unit
+    of work up to which a client takes all steps."""
 
     full: float
 
