@@ -39,7 +39,7 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
 
     names = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color", "axes.labelcolor")
     with matplotlib.rc_context({**dict.fromkeys(names, GREY), "svg.hashsalt": "digits"}):
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        figure = Figure(figsize=(4.6, 2.8), layout="constrained")
         axes = figure.add_subplot()
         for colour, (label, points) in zip(COLOURS, curves.items(), strict=False):
             rounds, values = points[0, :, 0], points[:, :, 1]
