@@ -31,6 +31,7 @@ from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
 from ..base import Failure, Outcome, Phase, Pool
 from .node_agent import Add, Begin, News, NodeAgent, Until
+from .pieces import as_arguments, joined, pieces_for
 from .placement import Node, Placement, Spot, cluster, on_node, placed, wanted
 from .row_locations import DRIVER, RowLocations
 from .scheduler import AHEAD, Key, Scheduler, key_of, rows_read
@@ -44,6 +45,8 @@ CHUNK = 256
 """Rows that a checkpoint brings to the driver's node at a time."""
 CLOSE_SECONDS = 10.0
 """What the agents may take to close."""
+PARTS = 4
+"""Sums of a node that may come with its last news; there are more if its tasks are no neighbours in the tree."""
 ANSWER_SECONDS = 120.0
 """What an agent may take to answer, before its node counts as lost."""
 
@@ -55,8 +58,8 @@ class Agent:
     id: Ray's id of the node. node: the run's number of it, see RowLocations. workers: how many there are. started: the
     reference to the agent's start. speed: local steps a second of one worker. given: tasks that are under way.
     unsent: those of them that the agent does not know of yet. begun: whether it knows of the phase. asked: the
-    reference to the agent's news, while it has been asked for them. sums: of all results that it has, where they came
-    with the news.
+    reference to the agent's news, while it has been asked for them. pieces: the references to the sums that may come
+    with the news. sums: of all results that it has, where they came with the news.
     """
 
     id: str
@@ -72,6 +75,7 @@ class Agent:
     unsent: list[Any] = field(default_factory=list)
     begun: bool = False
     asked: Any = None
+    pieces: list[Any] = field(default_factory=list)
     sums: list[PartialSum] | None = None
 
 
@@ -120,6 +124,8 @@ class ClusterPool(Pool):
         self.moving: dict[Any, tuple[Agent, Any, np.ndarray]] = {}  # reference -> agent, task, rows on their way
         self.progress: Progress | None = None
         self.phases = self.deaths = 0
+        self.broadcast: tuple[Any, ...] = ()  # of the phase, see `as_arguments`
+        self.room = 0  # pieces of sums that may come with an agent's last news of the phase
         self.here: tuple[bool, StagedMessages] | None = None  # for passes by the driver, with whether of the warm start
         self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
         self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
@@ -154,7 +160,7 @@ class ClusterPool(Pool):
         self.hooks.log(f"{sum(agent.workers for agent in busy)} workers on {len({agent.id for agent in busy})} nodes")
 
     def _start_agents(self, nodes: Sequence[Node], worker_requests: Sequence[tuple[Spot, Any]]) -> None:
-        """seats: where each worker goes, and Ray's scheduling strategy for it."""
+        """worker_requests: where each worker goes, and Ray's scheduling strategy for it."""
         for node in nodes:
             for group in self.groups:
                 theirs = [
@@ -279,7 +285,8 @@ class ClusterPool(Pool):
         progress = self.progress = Progress(phase, self.phases)
         sum_bytes = 0 if phase.repeated else 2 * sum(leaf.nbytes for leaf in phase.broadcast.leaves)  # about: float64
         self.scheduler.begin(phase.shape, self.table.width, sum_bytes)
-        self.leaves = ray.put(phase.broadcast.leaves)
+        self.broadcast = as_arguments(phase.broadcast.leaves)
+        self.room = 0 if phase.repeated or phase.call != "train" else pieces_for(PARTS * sum_bytes)
         for agent in self._takers():
             self._begin(agent)
         workers = sum(agent.workers for agent in self.agents)
@@ -348,7 +355,7 @@ class ClusterPool(Pool):
         self._hand_out(progress)
         for agent in self.agents:
             if agent.given and agent.asked is None:
-                agent.asked = agent.actor.news.remote(progress.number, self._until(agent))
+                self._ask(agent, agent.actor.news, progress.number)
         waiting = [agent.asked for agent in self.agents if agent.asked is not None]
         waiting += [*self.moving, *(agent.started for agent in self.coming)]
         if not waiting:
@@ -376,8 +383,10 @@ class ClusterPool(Pool):
         if agent not in self.agents:  # it was lost with another agent of its node
             return []
         asked, agent.asked = agent.asked, None
+        pieces, agent.pieces = agent.pieces, []
         try:
             news: News = ray.get(asked)
+            agent.sums = joined(ray.get(pieces[: news.pieces])) if news.pieces else None
         except RayTaskError as error:
             cause = cause_of(error)
             if not isinstance(cause, WorkersUnfit):
@@ -388,7 +397,6 @@ class ClusterPool(Pool):
             self._lost_node(agent)
             return []
         agent.workers = news.workers
-        agent.sums = news.sums
         for line in news.log:
             self.hooks.log(f"node {agent.name}: {line}")
         outcomes = (self._ended(progress, agent, outcome) for outcome in news.outcomes)
@@ -446,16 +454,20 @@ class ClusterPool(Pool):
             with_sums = phase.repeated or phase.call == "aggregate"
             begin = None if agent.begun else Begin(phase.call, phase.shape, with_sums)
             add = Add(number, agent.unsent, begin)
-            leaves = () if agent.begun else (self.leaves,)
+            broadcast = () if agent.begun else self.broadcast
             if agent.asked is None and agent.given:
-                agent.asked = agent.actor.work.remote(add, self._until(agent), *leaves)
+                self._ask(agent, agent.actor.work, add, *broadcast)
             else:
-                agent.actor.add.remote(add, *leaves)
+                agent.actor.add.remote(add, *broadcast)
             agent.begun, agent.unsent = True, []
 
-    def _until(self, agent: Agent) -> Until:
-        """What an agent waits for before it tells its news: it is asked for less often while nothing else waits."""
-        return Until(NEWS_SECONDS, AHEAD * agent.workers if len(self.scheduler) else 0)
+    def _ask(self, agent: Agent, method: Any, first: Any, *others: Any) -> None:
+        """Call `work` or `news` of an agent. It is asked for news less often while no task waits; the last of a phase
+        come with its sums."""
+        last = not len(self.scheduler)
+        until = Until(NEWS_SECONDS, 0 if last else AHEAD * agent.workers, self.room if last else 0)
+        told = method.options(num_returns=1 + until.room).remote(first, until, *others)
+        agent.asked, *agent.pieces = told if until.room else [told]
 
     def _give(self, agent: Agent, task: Any) -> None:
         """Have an agent run a task, and other nodes send the rows that it reads and the agent's node lacks.
@@ -471,7 +483,7 @@ class ClusterPool(Pool):
             moves.append(agent.actor.write.remote(rows, packed))
             self.counts["rows"] += len(rows)
         if moves:
-            added = agent.actor.add.remote(Add(self.progress.number, [task]), None, *moves)
+            added = agent.actor.add.remote(Add(self.progress.number, [task]), *moves)
             self.moving[added] = (agent, task, rows_read(task))
         else:
             agent.unsent.append(task)

@@ -24,6 +24,7 @@ from ...config.run_spec import RunSpec
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ..base import Call, Failure
+from .pieces import cut, from_arguments
 from .scheduler import AHEAD
 from .worker_pool import Finished, Hooks, WorkerPool, WorkerRequest
 from .worker_process import MemorySizes
@@ -32,14 +33,14 @@ from .worker_process import MemorySizes
 class News(NamedTuple):
     """What an agent tells the driver: lines for the log, outcomes of tasks, and how many workers it has.
 
-    sums: of all results of the phase, added as far as they are neighbours in the tree; None while tasks are under way,
-    and where the sums come with the results.
+    pieces: how many of the call's other results are the sums of all results of the phase, see `pieces.cut`. 0 while
+    tasks are under way, where the sums come with the results, and where they need more pieces than there is room for.
     """
 
     log: list[str]
     outcomes: list[TaskResult | Failure]
     workers: int
-    sums: list[PartialSum] | None = None
+    pieces: int = 0
 
 
 class Begin(NamedTuple):
@@ -60,15 +61,19 @@ class Add(NamedTuple):
 
 class Until(NamedTuple):
     """When an agent tells its news: once at most `left` tasks are without an outcome or a task has failed, but after
-    so many seconds at the latest."""
+    so many seconds at the latest. room: how many pieces of sums the news may have."""
 
     seconds: float
     left: int
+    room: int
 
 
 class Drop(NamedTuple):
     done: threading.Event
 
+
+Told = News | tuple[News | bytes, ...]
+"""News; where there is room for pieces of sums, news and as many pieces as there is room for."""
 
 Request = tuple[Add, Leaves] | Drop
 """Tasks, and the leaves of the broadcast where a phase begins with them."""
@@ -135,19 +140,19 @@ class NodeAgent:
     def _check(self) -> None:
         """The driver ends an agent by killing it; nothing else stops its waiting."""
 
-    def work(self, add: Add, until: Until, leaves: Leaves | None = None) -> News:
+    def work(self, add: Add, until: Until, *arguments: Any) -> Told:
         """What `add` and `news` do, in one message."""
-        self.add(add, leaves)
+        self.add(add, *arguments)
         return self.news(add.version, until)
 
-    def add(self, add: Add, leaves: Leaves | None = None, *moves: Any) -> None:
+    def add(self, add: Add, *arguments: Any) -> None:
         """Have the workers run these tasks of a phase. Ray may have this run before the phase has begun.
 
         Where a phase begins, tasks of the phase before that are still under way are finished, and their results
-        dropped. leaves: of the broadcast, where a phase begins. moves: results of `write`, for which Ray waits, so that
-        the rows that the tasks read are here.
+        dropped; the arguments are the leaves of the broadcast, see `pieces.as_arguments`. Otherwise the arguments are
+        results of `write`, for which Ray waits, so that the rows that the tasks read are here.
         """
-        self._ask((add, leaves or []))
+        self._ask((add, from_arguments(arguments) if add.begin is not None else []))
 
     def _ask(self, request: Request) -> None:
         with self.changed:
@@ -156,7 +161,7 @@ class NodeAgent:
             self.requests.append(request)
         os.write(self.writing, b"\n")
 
-    def news(self, version: int, until: Until) -> News:
+    def news(self, version: int, until: Until) -> Told:
         """Outcomes of a phase since the last call. A driver that has nothing else to give hears once of all tasks."""
         with self.changed:
             self.changed.wait_for(
@@ -167,12 +172,13 @@ class NodeAgent:
                 raise self.error
             current = self.version == version
             outcomes = list(self.outcomes) if current else []
-            sums = None if not current or self.unfinished or until.left or self.repeated else self._parts()
-            news = News(list(self.log), outcomes, len(self.pool.workers), sums)
+            done = current and not self.unfinished and not self.repeated
+            pieces = cut(self._parts(), until.room) if done and until.room else None
+            news = News(list(self.log), outcomes, len(self.pool.workers), len(pieces or []))
             self.log.clear()
             if current:
                 self.outcomes.clear()
-            return news
+        return (news, *(pieces or []), *[b""] * (until.room - news.pieces)) if until.room else news
 
     def _worth_telling(self, left: int) -> bool:
         if not self.outcomes or self.requests or self.doing:
