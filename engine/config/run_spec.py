@@ -173,9 +173,13 @@ class RunSpec:
     @property
     def context(self) -> RunContext:
         """What a deferred method may depend on: S, N, R, K, the seed and the shapes of the model."""
+        return self.context_with(self.layout)
+
+    def context_with(self, layout: Layout) -> RunContext:
+        """The same for a layout that is known already, because another run has the same model."""
         federation = self.experiment.federation
         sizes = (federation.cohort, federation.clients, federation.rounds, federation.local.steps)
-        return RunContext(*sizes, self.experiment.seed, self.layout)
+        return RunContext(*sizes, self.experiment.seed, layout)
 
     @cached_property
     def layout(self) -> Layout:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...algorithms.contract import Deferred
+from ...algorithms.tree import Layout
 from ...engine.config import schedules
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
@@ -91,19 +92,34 @@ def in_study(message: str, cell: Cell) -> str:
 
 
 def resolve(cell: Cell) -> None:
-    """Build the workload and the method, but not the network, which may take a second."""
+    """Build the workload and the method. Raises ConfigError if they cannot be built.
+
+    The model is built only for a method that depends on its shapes, and once for all cells with the same workload.
+    """
     with of_cell(cell):
-        built_of(cell)
+        build_method(cell)
 
 
-def built_of(cell: Cell) -> None:
-    """Build the workload and the method; ConfigError if they cannot be built."""
+def build_method(cell: Cell) -> None:
     run_spec = RunSpec.of("check", experiment(cell.data))
     assert run_spec.workload is not None
     spec = schedules.resolve(run_spec.experiment.method, 1, run_spec.experiment.federation.rounds, "method")
     built = run_spec.registry.build("METHODS", spec, "method")
     if isinstance(built, Deferred):
         try:
-            built.build(run_spec.context)
+            built.build(run_spec.context_with(layout_of(run_spec)))
         except ValueError as error:
             raise ConfigError(f"method: {error}") from error
+
+
+_layouts: dict[str, Layout] = {}
+"""The layouts of the models that cells have needed in this process, by what a layout depends on."""
+
+
+def layout_of(run_spec: RunSpec) -> Layout:
+    """The layout of the run's model, which is built if no cell with the same workload has needed it before."""
+    experiment = run_spec.experiment
+    key = json.dumps([experiment.workload, list(experiment.plugins), experiment.engine.dtype], default=repr)
+    if key not in _layouts:
+        _layouts[key] = run_spec.layout
+    return _layouts[key]
