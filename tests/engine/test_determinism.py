@@ -17,8 +17,14 @@ def untimed(result):
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in result.rows]
 
 
-@pytest.mark.parametrize("local", LOCALS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [
+        pytest.param(method, local, marks=() if (method, local) == ("scaffold", "steps") else pytest.mark.long)
+        for method in METHODS
+        for local in LOCALS
+    ],
+)
 def test_one_worker_two_workers_and_in_process_agree_to_the_bit(method, local, ray_here):
     results = [run(digits(method, LOCALS[local]))]
     results += [run(digits(method, LOCALS[local], backend="ray", workers=workers)) for workers in (1, 2)]

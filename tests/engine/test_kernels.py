@@ -185,6 +185,7 @@ def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_two_processes_build_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path))
     program = "from fedfleet.engine.kernels.library import library; library().conv_forward"

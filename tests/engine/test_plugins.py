@@ -212,6 +212,7 @@ def installed(folder: Path, value: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
+@pytest.mark.long
 def test_every_worker_has_them(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     """By path, by name, from a package, and by an entry point that no experiment names; Ray is started in one folder
     and the run in another, of which Ray's processes have not heard. A class of the script's own travels, too."""

@@ -34,6 +34,7 @@ def sanitizer() -> str:
     return " ".join(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_nothing_is_read_or_written_beyond_its_end(machine, sanitizer: str, tmp_path: Path):
     environment = {**os.environ, "FEDFLEET_CACHE": str(tmp_path), "LD_PRELOAD": sanitizer}

@@ -46,6 +46,7 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.long
 def test_what_is_held_does_not_grow(tmp_path):
     """The record is 22 columns of 9 bytes a round, held twice (a checkpoint has the other) with room to grow into:
     600 bytes a round at most. A leak of one float a client, or of one object a task, would be more."""

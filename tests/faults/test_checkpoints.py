@@ -287,7 +287,7 @@ def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
     """SIGINT to the whole group, as a terminal's Ctrl-C; SIGTERM to the command alone, as `kill` does."""
     before = set(os.listdir("/dev/shm"))

@@ -109,6 +109,7 @@ def test_a_driver_killed_on_ray_goes_on_elsewhere_in_one_process(method, tmp_pat
     same(resume(small(tmp_path, method, **chosen), other), run(small(tmp_path / "none", method)))
 
 
+@pytest.mark.long
 def test_by_the_command_line_and_without_a_trace_of_credentials(bucket, tmp_path):
     """Everything that is written of a run on a bucket: its files, the log, what is printed, MLflow's database."""
     (tmp_path / "run.yaml").write_text(

@@ -45,6 +45,7 @@ def of_round(number: int, apart: int = 0) -> tuple[int, int]:
     return client, before + 1
 
 
+@pytest.mark.long
 def test_what_ray_says_of_a_dead_worker_does_not_mix_with_the_result(tmp_path):
     client, skip = of_round(2)
     plan(tmp_path / "faults", rule(client, "kill", skip, 1))

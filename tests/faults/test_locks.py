@@ -79,6 +79,7 @@ def open_gate(faults: Path) -> None:
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_of_many_resumes_at_once_one_goes_on(broken_off, tmp_path, expected):
     """The one that has the folder waits in a round until all others have ended."""
@@ -150,6 +151,7 @@ def test_two_threads_of_one_process(broken_off, tmp_path, expected):
     assert len(refusals) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expected):
     """SIGKILL to the launcher alone: on Ray its driver is another process, which may live a little longer."""

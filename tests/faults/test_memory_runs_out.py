@@ -90,6 +90,7 @@ def test_a_model_that_cannot_be_allocated(tmp_path):
     assert line.endswith("choose a smaller model")
 
 
+@pytest.mark.long
 def test_a_block_that_cannot_be_allocated(tmp_path):
     assert limited(tmp_path, 6, 100, 60_000) == "well"
     log = (tmp_path / "out" / "run.log").read_text()
@@ -98,6 +99,7 @@ def test_a_block_that_cannot_be_allocated(tmp_path):
     assert log.count("client/count=16 client/dropped=0") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_failure", ["fail", "drop"])
 def test_a_client_for_which_there_is_no_memory(on_failure, tmp_path):
     told = limited(tmp_path, 0, 16, 300_000, block=1, on_failure=on_failure)

@@ -121,6 +121,7 @@ def test_more_workers_than_the_machine_has(here: Path):
     check_refused(done.returncode, done.stderr, says, here, set())
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_not_asked_for_is_left_alone(here: Path, monkeypatch: pytest.MonkeyPatch):
     """Ray by itself would join the one that this names (where nothing answers), or any other on the machine."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

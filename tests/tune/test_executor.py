@@ -91,6 +91,7 @@ def execute(source: Source, stop: Any = lambda: 0, at_once: int = 2) -> None:
         executor.run(source)
 
 
+@pytest.mark.long
 def test_processes_are_used_again(here: Path, ray_here: None):
     """Eight runs, two at once, in as many processes; every round of each is heard once."""
     source = Listed([spec(here, f"run{number}") for number in range(8)])
@@ -100,6 +101,7 @@ def test_processes_are_used_again(here: Path, ray_here: None):
     assert len(set((here / "notes").read_text().split())) <= 3
 
 
+@pytest.mark.long
 def test_a_run_whose_process_is_killed_is_resumed_in_another(here: Path, ray_here: None):
     undisturbed = Listed([spec(here, "calm", 40)])
     execute(undisturbed)

@@ -96,6 +96,7 @@ STAGES: dict[str, Callable[[subprocess.Popen[str], Path], bool]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.timeout(240)
 def test_while_ray_starts(stage, tmp_path):

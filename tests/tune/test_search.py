@@ -163,6 +163,7 @@ def test_another_search_is_not_gone_on_with(here: Path, ray_here: None):
 
 
 # --- MLflow -----------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
     """Eight trials in eight processes at the same time, every round of each in one SQLite file, nested, and no
     complaint of a lock."""
@@ -205,6 +206,7 @@ print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
 """
 
 
+@pytest.mark.long
 def test_workers_of_trials_cannot_wait_for_each_other(here: Path):
     """Two processors, four trials wanted at once, each with two workers of one processor: were workers not part of what
     a trial holds, two trials would have one worker each and wait for ever."""

@@ -249,6 +249,7 @@ def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
     assert len(children(tmp_path, "out")) == 8
 
 
+@pytest.mark.long
 def test_cells_run_on_a_cluster_that_is_there(tmp_path: Path, ray_here: None):
     """The same bits as here; without --jobs as many at once as fit."""
     import ray
@@ -273,6 +274,7 @@ def log_of(folder: Folder, cell: Any) -> str:
     return (folder.of(cell) / "run.json").read_text()
 
 
+@pytest.mark.long
 def test_a_changed_study_uses_what_has_been_run(tmp_path: Path):
     file = written(tmp_path, seeds=[0])
     assert invoke("study", file, "--out", str(tmp_path / "out")).exit_code == 0
@@ -291,6 +293,7 @@ def test_only_one_study_in_a_folder(tmp_path: Path):
     assert f"is in use by process {os.getpid()}" in done.output
 
 
+@pytest.mark.long
 def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
     file = written(tmp_path, tracking={"uri": stored(tmp_path)})
     done = invoke("study", file, "seeds=[0]", "--rounds", "2", "--out", str(tmp_path / "out"))
@@ -305,6 +308,7 @@ def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
     assert all(run.data.tags["reduced"] == "; ".join(notes) for run in children(tmp_path, "out"))
 
 
+@pytest.mark.long
 def test_ranges_are_searched(tmp_path: Path, ray_here: None):
     """A method with a range takes what a search finds; the search is not done again."""
     rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}

@@ -289,6 +289,7 @@ def test_a_run_that_diverges_is_failed(here: Path):
     assert run.data.tags["status"] == "diverged"
 
 
+@pytest.mark.long
 def test_two_runs_at_once_into_a_fresh_file(here: Path):
     args = [*COMMAND, *(word for word in RUN if word not in ("--out", "mine")), "tracking.uri=sqlite:///both.db"]
     both = [
@@ -323,6 +324,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.long
 def test_an_absent_server_costs_a_warning_and_seconds(here: Path):
     began = time.monotonic()
     done = shell(here, *RUN, f"tracking.uri=http://bob:{SECRET}@127.0.0.1:{free_port()}")
@@ -365,6 +367,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         psutil.wait_procs(family, timeout=10)
 
 
+@pytest.mark.long
 def test_a_run_on_a_server(server: str, here: Path):
     """With a password in the address, which such a server does not ask for and which must be found nowhere."""
     address = server.replace("//", f"//bob:{SECRET}@")
@@ -573,6 +576,7 @@ def statuses(uri: str) -> tuple[Any, Any]:
     return run.info.status, sorted(metric.step for metric in history)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed, asked to stop, and resumed from another folder: one MLflow run with every round once."""
     uri, log = f"sqlite:///{here / 'mlflow.db'}", here / "mine" / "run.log"

@@ -179,6 +179,7 @@ def test_alone_equals_together(root: Path, method: str):
     assert float(alone.model["norm1.running_mean"].abs().max()) > 0.01
 
 
+@pytest.mark.long
 def test_on_ray_with_a_break_the_same_bits(root: Path, ray_here: None):
     local = run(plan(root, "scaffold"))
     for workers in (1, 2):
