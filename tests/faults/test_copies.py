@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors.numpy import load_file
 
 from fedfleet.engine import run
 from fedfleet.engine.api import resume
-from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError, DriverDied, Interrupted
 from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.storage.object_store import Folder, join_url, split_url
@@ -88,6 +89,41 @@ def test_another_machine_goes_on_to_the_same_bits(url, tmp_path, expected):
     assert f"round 5 is restored from {there}" in log
     assert "resumes after round 5" in log
     assert names(there) == []
+
+
+ANCHORED = """
+from fedfleet.algorithms.local import Estimator, LocalMethod
+from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.parts.servers import Mean
+
+class Anchored(Estimator):
+    def own_init(self, x):
+        return x  # the server's model in the client's first round
+
+    def begin(self, x, c, c_i):
+        return c_i
+
+    def estimate(self, oracle, y, c, c_i, trace):
+        return oracle(y) + 0.1 * (y - trace), trace
+
+METHODS = {"anchored": lambda: LocalMethod(Sgd(0.1), Anchored(), Mean(1.0))}
+"""
+
+
+def test_another_machine_need_not_have_the_given_first_model(tmp_path, expected):
+    """First states of clients come from the server's model of their first round, which the copies have."""
+    (tmp_path / "anchored.py").write_text(ANCHORED)
+
+    def anchored(faults: Path, **checkpoint: Any) -> Experiment:
+        data = setting(faults, checkpoint=checkpoint)
+        return experiment({**data, "plugins": [*data["plugins"], str(tmp_path / "anchored.py")], "method": "anchored"})
+
+    wanted = anchored(tmp_path, **EVERY, folder=str(tmp_path / "shared"))
+    whole = run(anchored(tmp_path / "none"), initial_model=expected.model)
+    with pytest.raises(Interrupted):
+        run(wanted, tmp_path / "out", [Watch(r5=interrupt)], initial_model=expected.model)
+    shutil.rmtree(tmp_path / "out")
+    same(resume(wanted, bring(str(tmp_path / "shared"), tmp_path / "other")), whole)
 
 
 def test_a_folder_whose_state_is_gone(url, tmp_path, expected):
