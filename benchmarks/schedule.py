@@ -149,6 +149,11 @@ class Remote:
     def __init__(self, call: Any) -> None:
         self.remote = call
 
+    def options(self, num_returns: int) -> Remote:
+        """The same with several references, the first of which is the result's."""
+        others = [None] * (num_returns - 1)
+        return Remote(lambda *given: [self.remote(*given), *others] if others else self.remote(*given))
+
 
 class SimulatedAgent:
     """Replaces the agent of a node and its workers, each of which takes the recorded times of its blocks."""
@@ -161,8 +166,8 @@ class SimulatedAgent:
         for name in ("work", "add", "news", "sums", "read", "write"):
             setattr(self, name, Remote(getattr(self, f"_{name}")))
 
-    def _work(self, add: Add, until: Until, leaves: Any = None) -> Reference:
-        self._add(add)
+    def _work(self, add: Add, until: Until, *arguments: Any) -> Reference:
+        self._add(add, *arguments)
         return self._news(add.version, until)
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
@@ -171,7 +176,9 @@ class SimulatedAgent:
     def _write(self, rows: np.ndarray, packed: np.ndarray) -> Reference:
         return Reference(self.clock.now + 2 * CALL + len(rows) * self.cluster.row_bytes / BANDWIDTH, None)
 
-    def _add(self, add: Add, leaves: Any = None, *moves: Reference) -> Reference:
+    def _add(self, add: Add, *arguments: Any) -> Reference:
+        """arguments: the broadcast where a phase begins, else references to rows that are on their way."""
+        moves = arguments if add.begin is None else ()
         if add.begin is not None:
             self.reducer = TreeReducer(add.begin.shape, lambda left, right: left)
         began, clock = time.process_time(), self.clock

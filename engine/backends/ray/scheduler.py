@@ -20,7 +20,7 @@ ALIKE = 0.9
 not matter while the longest is less than SMALL of what waits for each worker."""
 SMALL = 1 / 4
 """Share of a worker's steps in a phase: with so few left to do, it is given its next task before it asks."""
-PORTION = 1 / 2
+PORTION = 3 / 4
 """Share of its fair part of the waiting steps that a node is given at once. Portions shrink towards the end of a phase,
 so that few messages are needed and nodes still end together."""
 LEAST = 1 / 16
@@ -216,7 +216,7 @@ class Scheduler:
             before += count
 
     def _give_portions(self, takers: Sequence[Taker], pace: Pace, give: Callable[[Any, Any], None]) -> None:
-        """Give takers whose workers have at most one task each a portion of what waits, one task each in turns."""
+        """Give takers that had at most AHEAD tasks for each worker a portion of what waits, one task each in turns."""
         seconds = max(PORTION * self.steps_waiting / pace.steps_a_second, LEAST * pace.all)
         loads = [(taker, self._steps_given(taker) / taker.workers) for taker in takers]
         while loads:
