@@ -3,6 +3,7 @@
     python benchmarks/scale.py lenet          10,000 SCAFFOLD clients with LeNet: memory, share of state I/O in a round
     python benchmarks/scale.py mlp            100,000 SCAFFOLD clients with 9,985 parameters: start-up, memory, rounds
     python benchmarks/scale.py checkpoints    the cost of checkpoints for the 10,000 clients
+    python benchmarks/scale.py million        1,000,000 clients, FedAvg and SCAFFOLD, two models: start-up, memory, disk
 
 Each run is a process of its own, on Ray with two workers; runs that are compared go in turn. Data are synthetic,
 because only speed is measured. The folders of runs are made under --folder and removed.
@@ -11,9 +12,11 @@ because only speed is measured. The folders of runs are made under --folder and 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +111,22 @@ def checkpoints(asked: argparse.Namespace) -> None:
     print(f"the driver pauses {spread(pauses, 0)} ms for one")
 
 
-COMMANDS = {"lenet": lenet, "mlp": mlp, "checkpoints": checkpoints}
+def million(asked: argparse.Namespace) -> None:
+    """Start-up, memory of the driver and disk space of the states. The time per round relative to a small population is
+    that of `benchmarks/populations.py --million`, whose rounds go in turn."""
+    plan = {"clients": asked.clients or 1_000_000, "cohort": 100, "rounds": asked.rounds or 20}
+    for work, method in product(("many_logistic", "many_mlp"), ("fedavg", "scaffold")):
+        folder, store = asked.folder / f"{work}-{method}", asked.folder / "store"
+        made = config(work, plan)
+        made["method"]["name"] = method
+        made["engine"] |= {"store": str(store), "keep_state": True}
+        show(f"{work}, {method}, {plan['clients']:,} clients", watch(made, folder))
+        used = sum(file.stat().st_blocks * 512 for file in store.rglob("*") if file.is_file())
+        print(f"  states: {used / 2**20:.1f} MiB on the disk", flush=True)
+        shutil.rmtree(store, ignore_errors=True)
+
+
+COMMANDS = {"million": million, "lenet": lenet, "mlp": mlp, "checkpoints": checkpoints}
 
 
 def main() -> None:

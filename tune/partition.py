@@ -19,6 +19,8 @@ SEVERAL = 100
 """The chart shows up to this many clients in the order of their numbers, and more sorted by their commonest class."""
 FEW = 40
 """Up to this many clients or classes are numbered at the axis."""
+MOST = 2000
+"""Of more clients the chart shows so many, at even distances in its order: it has no more pixels than that."""
 BLUE = "#08519c"
 
 
@@ -50,7 +52,7 @@ def measures(summary: PartitionSummary) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {"rows": summary.client_index.sizes}
     if summary.counts is None:
         return found
-    law = summary.counts / summary.counts.sum(1, keepdims=True)
+    law = shares(summary.counts)
     whole = summary.counts.sum(0) / summary.counts.sum()
     found["labels"] = (summary.counts > 0).sum(1)
     found["label entropy, bits"] = -np.where(law > 0, law * np.log2(np.where(law > 0, law, 1)), 0).sum(1) + 0.0
@@ -95,19 +97,42 @@ def ordered(counts: np.ndarray) -> np.ndarray:
     """(N,), the clients in the order of the chart. counts: (N, C)."""
     if len(counts) <= SEVERAL:
         return np.arange(len(counts))
-    law = counts / counts.sum(1, keepdims=True)
+    law = shares(counts)
     return np.lexsort((-law.max(1), law.argmax(1)))
 
 
+def shown(summary: PartitionSummary) -> np.ndarray:
+    """The clients that the chart shows, in its order: all of them, or MOST at even distances."""
+    sizes, counts = summary.client_index.sizes, summary.counts
+    if len(sizes) <= MOST:
+        return np.arange(len(sizes)) if counts is None else ordered(counts)
+    order = np.argsort(sizes, kind="stable") if counts is None else ordered(counts)
+    return order[np.linspace(0, len(order) - 1, MOST).round().astype(np.int64)]
+
+
+def shares(counts: np.ndarray) -> np.ndarray:
+    """(N, C): the share of each class in each client's rows. counts: (N, C)."""
+    return counts / counts.sum(1, keepdims=True)
+
+
+def axis_label(clients: int, by_class: bool) -> str:
+    """What the horizontal axis shows. by_class: whether more than SEVERAL clients are sorted by their classes."""
+    which = "clients" if clients <= MOST else f"{MOST:,} of {clients:,} clients at even distances"
+    if by_class and clients > SEVERAL:
+        return f"{which}, sorted by their commonest class"
+    return "client" if clients <= MOST else f"{which}, sorted by their number of rows"
+
+
 def draw(summary: PartitionSummary, run_spec: RunSpec, out: Path) -> None:
-    """Draw the number of rows of each client, and below it the share of each class in these rows."""
+    """Draw the number of rows of each client, and below it the share of each class in these rows. Of a large population
+    a sample is drawn, see MOST."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     counts, clients = summary.counts, len(summary.client_index.sizes)
-    order = np.arange(clients) if counts is None else ordered(counts)
+    order = shown(summary)
     heights = [1] if counts is None else [1, 2.6]
     size = (10, 2.4 if counts is None else 6)
     figure, axes = plt.subplots(len(heights), 1, figsize=size, dpi=120, sharex=True, height_ratios=heights)
@@ -115,9 +140,8 @@ def draw(summary: PartitionSummary, run_spec: RunSpec, out: Path) -> None:
     rows_of(panels[0], summary.client_index.sizes[order])
     panels[0].set_title(title(run_spec, summary), loc="left", fontsize=11)
     if counts is not None:
-        classes_of(panels[1], (counts / counts.sum(1, keepdims=True))[order].T)
-    numbered = counts is None or clients <= SEVERAL
-    panels[-1].set_xlabel("client" if numbered else "clients, sorted by their commonest class")
+        classes_of(panels[1], shares(counts[order]).T)
+    panels[-1].set_xlabel(axis_label(clients, counts is not None))
     if clients <= FEW:
         panels[-1].set_xticks(range(clients))
     figure.tight_layout()

@@ -9,6 +9,7 @@ random state is read or written.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar, overload
@@ -107,3 +108,15 @@ def numpy_generator(*parts: int | str) -> np.random.Generator:
     """A new numpy generator (Philox) seeded with the key of `parts`, for draws that happen once and need numpy's
     distributions, as partitions do."""
     return np.random.Generator(np.random.Philox(key=int(key(*parts)) % (1 << 64)))
+
+
+def numpy_generators(keys: np.ndarray) -> Iterator[np.random.Generator]:
+    """For each key, (n,) int64, a generator that gives what `numpy_generator` gives for the parts of this key.
+
+    It is one object whose state is set anew for every key, which takes a tenth of the time of making it anew."""
+    philox = np.random.Philox(key=0)
+    generator, state = np.random.Generator(philox), philox.state
+    for word in keys.astype(np.uint64):
+        state["state"]["key"][0] = word
+        philox.state = state
+        yield generator

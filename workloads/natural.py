@@ -10,7 +10,7 @@ import numpy as np
 
 from . import counted
 from .base import ClientIndex, Partition
-from .partitions import in_random_order
+from .partitions import gathered, in_random_order
 
 
 def client_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
@@ -42,15 +42,19 @@ class Natural(Partition):
         """labels: (n,) the natural client of each row."""
         random = counted.numpy_generator(seed, "partition", "natural")
         order = np.argsort(labels, kind="stable")
-        starts = np.unique(labels[order], return_index=True)[1][1:]
-        owners = [rows for rows in np.split(order, starts) if len(rows) >= self.minimum]
-        if not 1 <= clients <= len(owners):
+        starts = np.append(np.unique(labels[order], return_index=True)[1], len(order))
+        large = np.diff(starts) >= self.minimum
+        begins, sizes = starts[:-1][large], np.diff(starts)[large]  # of each natural client's rows in `order`
+        if not 1 <= clients <= len(sizes):
             raise ValueError(
                 f"1 <= clients <= number of natural clients with {self.minimum} rows or more must hold, got "
-                f"clients={clients} and {len(owners)} natural clients; lower federation.clients or choose another "
+                f"clients={clients} and {len(sizes)} natural clients; lower federation.clients or choose another "
                 "partition"
             )
-        drawn = random.permutation(len(owners))
+        drawn = random.permutation(len(sizes))
         drawn = drawn[:clients] if self.rest == "drop" else drawn
-        hands = [[owners[owner] for owner in drawn[client::clients]] for client in range(clients)]
-        return in_random_order([np.concatenate(hand) for hand in hands], random)
+        sizes = sizes[drawn]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = order[np.repeat(begins[drawn], sizes) + within]
+        owner = np.repeat(np.arange(len(drawn)) % clients, sizes)
+        return in_random_order(gathered(rows, owner, clients), random)

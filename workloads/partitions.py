@@ -4,6 +4,7 @@ to exactly one client, and the rows of a client are in random order."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,27 +23,55 @@ def enough(rows: int, clients: int, each: int = 1) -> None:
         )
 
 
-def in_random_order(clients: list[np.ndarray], random: np.random.Generator) -> ClientIndex:
-    """The index of `clients`, the rows of each client, with the rows of each client in random order."""
-    return ClientIndex.of([random.permutation(rows) for rows in clients])
+def gathered(rows: np.ndarray, owner: np.ndarray, clients: int) -> ClientIndex:
+    """The index of the clients' rows, which stay in their order. rows, owner: (n,), the row numbers and the client that
+    has each of them."""
+    sizes = np.bincount(owner, minlength=clients)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return ClientIndex(offsets, rows[np.argsort(owner, kind="stable")].astype(np.int64))
 
 
-def repaired(rows: list[np.ndarray], minimum: int) -> list[np.ndarray]:
-    """The rows of each client after every client with fewer than `minimum` rows has got the missing ones.
+def in_random_order(index: ClientIndex, random: np.random.Generator) -> ClientIndex:
+    """The same index with the rows of each client in random order."""
+    rows = index.rows.copy()
+    for begin, end in pairwise(index.offsets.tolist()):
+        random.shuffle(rows[begin:end])
+    return index._replace(rows=rows)
+
+
+def repaired(index: ClientIndex, minimum: int) -> ClientIndex:
+    """The index after every client with fewer than `minimum` rows has got the missing ones.
 
     Each missing row is the last row of the client that is largest at that moment (the first of equals). There are
-    enough rows, so the largest client always has more than `minimum`. rows: the rows of each client.
+    enough rows, so the largest client always has more than `minimum`.
     """
-    sizes = np.array([len(own) for own in rows])
-    added = {}
-    for small in np.flatnonzero(sizes < minimum):
-        added[small] = []
-        for _ in range(minimum - sizes[small]):
-            large = sizes.argmax()
-            sizes[large] -= 1
-            added[small].append(rows[large][sizes[large]])
-    kept = [own[:size] for own, size in zip(rows, sizes, strict=True)]
-    return [np.append(own, added[i]).astype(np.int64) if i in added else own for i, own in enumerate(kept)]
+    sizes = index.sizes
+    short = np.maximum(minimum - sizes, 0)
+    if not short.any():
+        return index
+    givers, given = _from_the_largest(sizes, int(short.sum()))
+    # A client that gives its last row first has given the g-th one at the position end - 1 - g.
+    places = index.offsets[givers + 1] - 1 - given
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    kept = np.delete(np.arange(len(owner)), places)
+    receivers = np.repeat(np.arange(len(sizes)), short)
+    rows = np.concatenate([index.rows[kept], index.rows[places]])
+    return gathered(rows, np.concatenate([owner[kept], receivers]), len(sizes))
+
+
+def _from_the_largest(sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which clients give one row each, (count,), if each row comes from the client that is largest at that moment, the
+    first of equals; and how many rows that client has given before, (count,). sizes: (N,) before."""
+    by_size = np.argsort(-sizes, kind="stable")
+    descending = sizes[by_size]
+    givers, level, left = [], int(descending[0]), count
+    while left:  # all clients that have `level` rows by now give one, in the order of their numbers
+        some = np.sort(by_size[: np.searchsorted(-descending, -level, "right")])[:left]
+        givers.append(some)
+        level, left = level - 1, left - len(some)
+    levels = np.repeat(np.arange(descending[0], level, -1), [len(some) for some in givers])
+    every = np.concatenate(givers)
+    return every, sizes[every] - levels
 
 
 @dataclass(frozen=True)
@@ -73,9 +102,13 @@ class Shards(Partition):
         enough(len(labels), clients, self.per_client)
         random = counted.numpy_generator(seed, "partition", "shards")
         rows = random.permutation(len(labels))
-        shards = np.array_split(rows[np.argsort(labels[rows], kind="stable")], clients * self.per_client)
-        chosen = random.permutation(len(shards)).reshape(clients, self.per_client)
-        return in_random_order([np.concatenate([shards[shard] for shard in own]) for own in chosen], random)
+        shards = ClientIndex.equal(rows[np.argsort(labels[rows], kind="stable")], clients * self.per_client)
+        owner = np.empty(len(shards.sizes), dtype=np.int64)
+        chosen = random.permutation(len(owner))
+        owner[chosen] = np.arange(len(owner))  # the place of each shard among those of all clients, one after another
+        by_place = gathered(shards.rows, np.repeat(owner, shards.sizes), len(owner))
+        dealt = ClientIndex(by_place.offsets[:: self.per_client], by_place.rows)
+        return in_random_order(dealt, random)
 
 
 @dataclass(frozen=True)
@@ -103,16 +136,18 @@ class Dirichlet(Partition):
     def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
         enough(len(labels), clients, self.minimum)
         random = counted.numpy_generator(seed, "partition", "dirichlet")
-        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        order, owner = [], []
         sizes = np.zeros(clients, dtype=np.int64)
         for label in np.unique(labels):
             rows = random.permutation(np.flatnonzero(labels == label))
             share = self._shares(random, sizes, len(labels) / clients)
             cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
-            for client, piece in enumerate(np.split(rows, cuts)):
-                owned[client].append(piece)
-                sizes[client] += len(piece)
-        return ClientIndex.of(repaired([random.permutation(np.concatenate(own)) for own in owned], self.minimum))
+            pieces = np.diff(cuts, prepend=0, append=len(rows))
+            order.append(rows)
+            owner.append(np.repeat(np.arange(clients), pieces))
+            sizes += pieces
+        dealt = gathered(np.concatenate(order), np.concatenate(owner), clients)
+        return repaired(in_random_order(dealt, random), self.minimum)
 
     def _shares(self, random: np.random.Generator, sizes: np.ndarray, full: float) -> np.ndarray:
         """(clients,) proportions of the next class, which sum to 1. sizes: (clients,) rows of each client so far. full:

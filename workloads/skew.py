@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +9,10 @@ import numpy as np
 
 from . import counted
 from .base import ClientIndex, Partition
-from .partitions import enough, in_random_order, repaired
+from .partitions import enough, gathered, in_random_order, repaired
+
+DRAWS = 100_000
+"""The number of rows for which `DirichletPrior` draws at a time, so that the draws need little memory."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +37,36 @@ class DirichletPrior(Partition):
         classes, places = np.unique(labels, return_inverse=True)
         pools = [random.permutation(np.flatnonzero(places == c)).tolist() for c in range(len(classes))]
         shares = random.dirichlet(np.full(len(classes), self.beta), clients)
-        sizes = np.diff(ClientIndex.equal(np.arange(len(labels)), clients).offsets)
-        return in_random_order(_fill(pools, shares, sizes, random), random)
+        empty = ClientIndex.equal(np.zeros(len(labels), dtype=np.int64), clients)
+        _fill(empty, pools, shares, random)
+        return in_random_order(empty, random)
 
 
-def _fill(pools: list[list[int]], shares: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> list:
-    """The rows of each client: rows are taken from the ends of the classes' pools until every client has its size."""
-    owned: list[list[int]] = [[] for _ in sizes]
-    open_clients = list(range(len(sizes)))
-    bounds = _bounds(shares, pools)
-    for who, what in random.random((int(sizes.sum()), 2)).tolist():
-        at = int(who * len(open_clients))
-        client = open_clients[at]
-        c = bisect_right(bounds[client], what)
-        owned[client].append(pools[c].pop())
-        if not pools[c]:
-            bounds = _bounds(shares, pools)
-        if len(owned[client]) == sizes[client]:
-            open_clients[at] = open_clients[-1]
-            open_clients.pop()
-    return [np.array(own, dtype=np.int64) for own in owned]
+def _fill(index: ClientIndex, pools: list[list[int]], shares: np.ndarray, random: np.random.Generator) -> None:
+    """Write the rows of each client into `index`: rows are taken from the ends of the classes' pools until every client
+    has its size."""
+    place, ends = index.offsets[:-1].tolist(), index.offsets[1:].tolist()  # of the next row of each client, and the end
+    open_clients = list(range(len(place)))
+    bounds, left = _bounds(shares, pools), len(index.rows)
+    while left:
+        draws = random.random((min(left, DRAWS), 2))
+        left -= len(draws)
+        for who, what in draws.tolist():
+            at = int(who * len(open_clients))
+            client = open_clients[at]
+            c = bounds[client].searchsorted(what, "right")
+            index.rows[place[client]] = pools[c].pop()
+            place[client] += 1
+            if not pools[c]:
+                bounds = _bounds(shares, pools)
+            if place[client] == ends[client]:
+                open_clients[at] = open_clients[-1]
+                open_clients.pop()
 
 
-def _bounds(shares: np.ndarray, pools: list[list[int]]) -> list[list[float]]:
-    """For each client the cumulative proportions of the classes that have rows left. The last of these classes has a
-    bound above 1, so that every number in [0, 1) lies below some bound."""
+def _bounds(shares: np.ndarray, pools: list[list[int]]) -> np.ndarray:
+    """(clients, classes): the cumulative proportions of the classes that have rows left, for each client. The last of
+    these classes has a bound above 1, so that every number in [0, 1) lies below some bound."""
     left = np.array([len(pool) for pool in pools], dtype=np.float64)
     weights = np.where(left > 0, shares, 0.0)
     total = weights.sum(1, keepdims=True)
@@ -68,7 +75,7 @@ def _bounds(shares: np.ndarray, pools: list[list[int]]) -> list[list[float]]:
     last = np.flatnonzero(left > 0)
     if len(last):
         ends[:, last[-1] :] = 2.0
-    return ends.tolist()
+    return ends
 
 
 @dataclass(frozen=True)
@@ -99,22 +106,20 @@ class Labels(Partition):
             has = self._least_used(clients, len(classes))
         else:
             has = self._niid_bench(clients, len(classes), random)
-        owned: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        order, owner = [], []
         for c in np.flatnonzero(has.any(0)):
             holders = np.flatnonzero(has[:, c])
             rows = random.permutation(np.flatnonzero(places == c))
             enough(len(rows), len(holders))
-            for holder, own in zip(holders, np.array_split(rows, len(holders)), strict=True):
-                owned[holder].append(own)
-        return in_random_order([np.concatenate(own) for own in owned], random)
+            order.append(rows)
+            owner.append(np.repeat(holders, ClientIndex.equal(rows, len(holders)).sizes))
+        return in_random_order(gathered(np.concatenate(order), np.concatenate(owner), clients), random)
 
     def _least_used(self, clients: int, classes: int) -> np.ndarray:
         """(clients, classes) bool: which client has which label."""
-        used, has = np.zeros(classes, dtype=np.int64), np.zeros((clients, classes), dtype=bool)
-        for client in range(clients):
-            chosen = np.argsort(used, kind="stable")[: self.per_client]
-            used[chosen] += 1
-            has[client, chosen] = True
+        has = np.zeros((clients, classes), dtype=bool)
+        taken = np.arange(clients * self.per_client) % classes  # the least used label, and the first one, goes round
+        has[np.repeat(np.arange(clients), self.per_client), taken] = True
         return has
 
     def _niid_bench(self, clients: int, classes: int, random: np.random.Generator) -> np.ndarray:
@@ -151,7 +156,7 @@ class Quantity(Partition):
         rows = random.permutation(len(labels))
         share = random.dirichlet(np.full(clients, self.beta))
         cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(np.int64)
-        return ClientIndex.of(repaired(np.split(rows, cuts), self.minimum))
+        return repaired(ClientIndex(np.concatenate([[0], cuts, [len(rows)]]), rows), self.minimum)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ and the in-process backend give the same bits.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from ...workloads import counted
@@ -35,10 +37,17 @@ def sample_poisson(seed: int, round: int, clients: int, rate: float) -> np.ndarr
     return sample(seed, round, clients, int(count))
 
 
+@lru_cache(1)
+def _groups(seed: int, clients: int, separation: int) -> list[np.ndarray]:
+    """The groups of clients that take turns, each in ascending order; cached, since every round needs one of them."""
+    permuted = philox(seed, "groups").permutation(clients)
+    return [np.sort(permuted[group::separation]) for group in range(separation)]
+
+
 def sample_cyclic(seed: int, round: int, clients: int, cohort: int, separation: int) -> np.ndarray:
     """(m,) ascending client numbers from the group whose turn it is: all of it if all groups have `cohort` clients,
     else each with the same probability, so that `cohort` is the mean of m."""
-    group = np.sort(philox(seed, "groups").permutation(clients)[(round - 1) % separation :: separation])
+    group = _groups(seed, clients, separation)[(round - 1) % separation]
     if cohort * separation == clients:
         return group
     return group[sample_poisson(seed, round, len(group), cohort * separation / clients)]

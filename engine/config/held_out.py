@@ -52,12 +52,12 @@ def hold_out(split: Split, fraction: float, seed: int) -> Split:
 def draw_held_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """(n,) bool in the order of the clients' rows: true for rows that are held out, drawn at random for each client."""
     held = np.zeros(int(sizes.sum()), dtype=bool)
-    begin = 0
-    for client, size in enumerate(sizes.tolist()):
+    begins = np.cumsum(sizes) - sizes
+    some = np.flatnonzero(sizes > 1)  # a client with one row trains on it
+    randoms = counted.numpy_generators(counted.key(seed, "held out", some))
+    for begin, size, random in zip(begins[some].tolist(), sizes[some].tolist(), randoms, strict=True):
         count = min(max(1, round(fraction * size)), size - 1)
-        if count > 0:
-            held[begin + counted.numpy_generator(seed, "held out", client).permutation(size)[:count]] = True
-        begin += size
+        held[begin + random.permutation(size)[:count]] = True
     return held
 
 

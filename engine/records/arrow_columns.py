@@ -32,11 +32,16 @@ def to_arrow(columns: Columns) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def from_arrow(table: pa.Table) -> dict[str, Tensor]:
-    """Tensors (n, …) that share the memory of the table. They are read-only."""
+def from_arrow(table: pa.Table, copied: bool = False) -> dict[str, Tensor]:
+    """The columns as tensors (n, …).
+
+    By default they share the memory of the table, which other processes read too: whoever makes batches must gather
+    rows into new tensors and never hand out a view. copied: the tensors have memory of their own.
+    """
     columns = {}
     for field in table.schema:
-        chunk = table[field.name].combine_chunks()
+        chunks = table[field.name]  # combine_chunks copies even a single chunk
+        chunk = chunks.chunk(0) if chunks.num_chunks == 1 and not copied else chunks.combine_chunks()
         values = chunk.flatten()
         dtype, shape = np.dtype(field.metadata[b"dtype"].decode()), json.loads(field.metadata[b"shape"])
         array = np.frombuffer(values.buffers()[1], dtype, count=len(values), offset=values.offset * dtype.itemsize)

@@ -93,19 +93,21 @@ class StageRunner:
         """The specification of what workers add up."""
         return state_spec.facts_only() if self.collects else state_spec
 
-    def byzantine(self, round: int) -> np.ndarray:
-        """(N,) bool: which clients attack in this round."""
+    def byzantine(self, round: int, clients: np.ndarray) -> np.ndarray:
+        """(c,) bool: which of these clients attack in this round. clients: (c,)."""
         attack = self.stage.attack
-        members = self.run_spec.byzantine
-        return members if attack is not None and attack.active(round) else np.zeros_like(members)
+        if attack is None or not attack.active(round):
+            return np.zeros(len(clients), dtype=bool)
+        return self.run_spec.byzantine[clients]
 
     def without_silent(self, tasks: list[TrainingTask], round: int) -> tuple[list[TrainingTask], tuple[int, ...]]:
         """(the tasks without the clients that send nothing, these clients). Blocks keep their places in the tree."""
         if self.stage.attack is None or not self.stage.attack.silent:
             return tasks, ()
-        byzantine = self.byzantine(round)
-        silent = tuple(sorted(int(client) for task in tasks for client in task.clients[byzantine[task.clients]]))
-        return [task.subset(np.flatnonzero(~byzantine[task.clients])) for task in tasks], silent
+        byzantine = [self.byzantine(round, task.clients) for task in tasks]
+        pairs = list(zip(tasks, byzantine, strict=True))
+        silent = tuple(sorted(int(client) for task, those in pairs for client in task.clients[those]))
+        return [task.subset(np.flatnonzero(~those)) for task, those in pairs], silent
 
     def aggregate(
         self, state_spec: StateSpec, state: StageState, round: Round, sampled: np.ndarray, weights: np.ndarray,
@@ -114,9 +116,9 @@ class StageRunner:
         """The message that takes the place of the mean. sampled, weights: (S,), the cohort and its client weights."""
         began = time.perf_counter()
         leaves = [torch.as_tensor(leaf) for leaf in totals.leaves]
-        byzantine = self.byzantine(round.number)
+        byzantine = self.byzantine(round.number, sampled)
         cohort = Cohort.of(sampled, weights, byzantine, totals)
-        told = {} if self.stage.attack is None else {"robust/byzantine": float(byzantine[sampled].sum())}
+        told = {} if self.stage.attack is None else {"robust/byzantine": float(byzantine.sum())}
         if not self.collects:
             found = self._from_sums(state_spec, state, round, leaves, cohort, totals.facts["weight"])
             return found._replace(columns={**told, **found.columns})

@@ -51,12 +51,12 @@ class Cohort(NamedTuple):
 
     @staticmethod
     def of(sampled: np.ndarray, weights: np.ndarray, byzantine: np.ndarray, totals: RoundTotals) -> Cohort:
-        """sampled: (S,) in ascending order. weights: (S,) of them. byzantine: (N,) who attacks in this round."""
+        """sampled: (S,) in ascending order. weights: (S,) of them. byzantine: (S,) who attacks in this round."""
         order = np.argsort(totals.clients["id"])
         clients = totals.clients["id"][order]
         rows = np.searchsorted(sampled, clients)
         norms2 = totals.clients["norms2"][order] if "norms2" in totals.clients else np.zeros((len(clients), 0))
-        return Cohort(clients, rows, weights[rows], norms2, byzantine[clients])
+        return Cohort(clients, rows, weights[rows], norms2, byzantine[rows])
 
 
 class Mixed(NamedTuple):

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fedfleet.engine import run
+from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.cohorts import sampling
 from fedfleet.engine.cohorts.tasks import TrainingTask, plan_tasks
-from fedfleet.engine.config.schema import Local
+from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.config.schema import Local, experiment
 from fedfleet.engine.records.history import History
 from fedfleet.engine.records.parquet import to_table
-from fedfleet.engine.state.row_files import DIGEST, RowFiles
+from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.state.row_files import DIGEST, RowFiles, paths
 from fedfleet.engine.state.table import Table
-from fedfleet.workloads.base import ClientIndex
-from fedfleet.workloads.partitions import Iid
+from fedfleet.workloads.base import ClientIndex, Split
+from fedfleet.workloads.natural import Natural
+from fedfleet.workloads.partitions import Dirichlet, Iid, Shards
+from fedfleet.workloads.quadratic import Quadratic
+from fedfleet.workloads.skew import Labels, Quantity
 
 from .setups import STEPS, digits
 
@@ -88,6 +97,77 @@ def test_a_rounds_time_is_the_cohorts(federations):
             seconds[clients] = min(seconds[clients], time.perf_counter() - started)
     few, many = seconds.values()
     assert many < 3 * few, (few, many)
+
+
+class Many(Quadratic):
+    """Two unknowns and a row of three numbers for each client, made without a loop over clients."""
+
+    def split(self, seed: int, clients: int) -> Split:
+        a = np.broadcast_to(np.eye(2), (clients, 2, 2))
+        b = np.random.default_rng(0).standard_normal((clients, 2))
+        return (
+            super()
+            .split(seed, 2)
+            ._replace(train={"a": a, "b": b}, client_index=ClientIndex.equal(np.arange(clients), clients))
+        )
+
+    def init(self, seed: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.zeros(2, dtype=torch.float64)}
+
+
+def driver_of(clients: int, cohort: int, store: Path) -> Driver:
+    """A driver of SCAFFOLD with a worker in this process."""
+    federation = {"clients": clients, "cohort": cohort, "rounds": 9, "local": {"steps": 2, "batch": 1}}
+    engine = {"backend": "local", "store": str(store), "kernels": "torch", "block": 10}
+    spec = {"workload": Many(dim=2), "federation": federation, "engine": engine, "evaluate": {"every": 0}}
+    run_spec = RunSpec.of(f"many-{clients}", experiment({**spec, "method": "scaffold", "tracking": {"uri": "none"}}))
+    split = run_spec.split()
+    driver = Driver(run_spec, DataSummary(split.client_index, 1))
+    driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
+    return driver
+
+
+def test_a_run_of_a_million_clients_keeps_states_of_those_it_met(tmp_path):
+    """Its rounds allocate no more than those of 1,000 clients, where a million flags would be a megabyte; and the files
+    of states have blocks on the disk for the rows of the clients that took part, and no others."""
+    cohort, peaks = 20, {}
+    for clients in (1_000, 1_000_000):
+        driver = driver_of(clients, cohort, tmp_path)
+        try:
+            driver.first_round()
+            tracemalloc.start()
+            driver.first_round()
+            tracemalloc.reset_peak()
+            driver.first_round()
+            peaks[clients] = tracemalloc.get_traced_memory()[1]
+            met = int((driver.table.row >= 0).sum())
+            assert 2 * cohort < met <= 3 * cohort
+            assert met == driver.visits.astype(bool).sum()
+            blocks = [os.stat(path).st_blocks * 512 for path in paths(driver.table.layout.folder)]
+            assert 0 < sum(blocks) < 100 * 2**12
+        finally:
+            tracemalloc.stop()
+            driver.close()
+    assert peaks[1_000_000] < peaks[1_000] + 500_000, peaks
+
+
+@pytest.mark.parametrize(
+    "partition", [Shards(2), Dirichlet(0.3), Labels(2), Quantity(0.5), Natural()], ids=lambda made: type(made).__name__
+)
+def test_partitions_make_no_object_per_client(partition):
+    """A list with an array for each of 30,000 clients would take a further 100 bytes for each."""
+    clients, labels = 30_000, np.arange(60_000) % 10
+    if isinstance(partition, Natural):
+        labels = np.arange(60_000) % clients
+    tracemalloc.start()
+    try:
+        index = partition.deal(labels, clients, 1)
+        blocks = sum(stat.count for stat in tracemalloc.take_snapshot().statistics("filename"))
+    finally:
+        tracemalloc.stop()
+    assert len(index.sizes) == clients
+    assert index.sizes.min() >= 1
+    assert blocks < clients / 10
 
 
 def test_a_hundred_thousand_clients_are_two_arrays():

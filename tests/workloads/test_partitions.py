@@ -62,9 +62,29 @@ def test_repair_leaves_a_good_draw_alone_and_takes_from_the_largest(digits):
     free = Dirichlet(100.0, 1).deal(digits, 10, 0)
     assert free.sizes.min() >= 50
     assert np.array_equal(Dirichlet(100.0, 50).deal(digits, 10, 0).rows, free.rows)
-    hands = repaired([np.arange(5), np.array([], dtype=np.int64), np.arange(5, 9)], 2)
+    hands = repaired(ClientIndex.of([np.arange(5), np.array([], dtype=np.int64), np.arange(5, 9)]), 2)
     # Sizes 5, 0, 4: the first client gives a row; then 4, 1, 4: the first of equals gives again.
-    assert [hand.tolist() for hand in hands] == [[0, 1, 2], [4, 3], [5, 6, 7, 8]]
+    assert hands.offsets.tolist() == [0, 3, 5, 9]
+    assert hands.rows.tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8]
+
+
+def test_repair_takes_each_row_from_the_client_that_is_largest_at_that_moment():
+    """Against the definition, one row after the other, on random sizes."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        sizes, minimum = random.integers(0, 9, 12), int(random.integers(1, 4))
+        if sizes.sum() < 12 * minimum:
+            continue
+        hands = [list(rows) for rows in np.split(random.permutation(int(sizes.sum())), np.cumsum(sizes)[:-1])]
+        repaired_hands = repaired(ClientIndex.of([np.array(hand, dtype=np.int64) for hand in hands]), minimum)
+        missing = [(i, minimum - len(hand)) for i, hand in enumerate(hands) if len(hand) < minimum]
+        for client, count in missing:
+            added = []
+            for _ in range(count):
+                largest = max(range(12), key=lambda i: (len(hands[i]), -i))
+                added.append(hands[largest].pop())
+            hands[client] += added
+        assert repaired_hands.rows.tolist() == [row for hand in hands for row in hand]
 
 
 def test_dirichlet_skew_grows_as_beta_falls(digits):

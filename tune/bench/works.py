@@ -6,9 +6,10 @@
 
 Images are standard normal, 1 x 28 x 28, with uniform labels; a client has exactly the rows of one round.
 
-    cnn4         CNN4, 390,880              100 clients of 64 rows
-    many_lenet   LeNet again                any number of clients of 10 rows
-    many_mlp     MLP 64-133-10, 9,985       any number of clients of 2 rows, 1 x 8 x 8
+    cnn4           CNN4, 390,880              100 clients of 64 rows
+    many_lenet     LeNet again                any number of clients of 10 rows
+    many_mlp       MLP 64-133-10, 9,985       any number of clients of 2 rows, 1 x 8 x 8
+    many_logistic  logistic regression, 650   the same clients
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 from ...workloads import counted
 from ...workloads.base import Classification, ClientIndex, Columns, Model, Partition
 from ...workloads.convolutional import Cnn4
-from ...workloads.models import LeNet, Mlp
+from ...workloads.models import LeNet, Logistic, Mlp
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ WORKLOADS = {
     "cnn4": lambda: Noise(Cnn4(), examples=6400),
     "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
     "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
+    "many_logistic": lambda clients: SmallNoise(Logistic(), examples=2 * clients),
 }
 
 FEDERATIONS = {

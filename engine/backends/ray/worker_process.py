@@ -98,7 +98,8 @@ class WorkerProcess(Worker):
     def _prepare(
         self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, layout: StateLayout
     ) -> None:
-        data = Data(from_arrow(train), from_arrow(test), client_index)
+        # Batches of training rows are gathered; those of test rows are views, in which a network might write.
+        data = Data(from_arrow(train), from_arrow(test, copied=True), client_index)
         prove_here(run_spec, data)
         super().__init__(run_spec, data, layout, self.beat)
 
