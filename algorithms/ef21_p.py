@@ -6,18 +6,19 @@ Gruntkowska, Tyurin, Richtarik, ICML 2023 ("EF21-P and Friends"), arXiv:2209.152
     all hold x_hat;  sampled clients take K local steps from x_hat;  up  Rand-k(y_K - x_hat)
     x <- x + mean of what came up;  down  q = Top-k(x - x_hat);  x_hat <- x_hat + q
 
-k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, which is error feedback on the
-way down. memory is what clients remember of the way up. With "none" it is nothing, as in the paper's table of states.
-With "error" a client adds what it left out to its next message. With "shift" it is DIANA's: C(delta - h_i) is sent up,
-h_i <- h_i + beta C(.), and x moves by h plus the mean of what came up, where h is the mean of h_i. unbiased multiplies
-Rand-k by d / k, which diverges with local steps at 1/32. evaluate chooses x_hat, which clients hold, or the server's x.
+k is floor(ratio d) of the d compressed numbers. What q leaves out stays in x - x_hat, which is error feedback for the
+server's messages. memory is what a client remembers of what its own messages left out. "none": nothing, as in the
+paper's table of states. "error": the client adds what it left out to its next message. "shift": DIANA's shift h_i;
+C(delta - h_i) is sent up, h_i <- h_i + beta C(.), and x moves by h plus the mean of the messages, where h is the mean
+of h_i. unbiased multiplies Rand-k by d / k, which diverges with local steps at 1/32. evaluate chooses which model is
+evaluated: x_hat, which clients hold, or the server's x.
 
-budget says what ratio is a fraction of. "compressed", as above: of the compressed numbers, where only values are
-counted, which is how "3 % of the parameters" is read. With all that is sent in full and with the indices of what is
-sent down, that is more: on CNN4 for FashionMNIST 1/32 comes to 0.041 of the model's bytes up and 0.059 down, where
-FedMUD at 1/32 sends 0.030 each way. "model": all that is sent, each way, is a fraction of the model, as FedMUD and the
-other factored methods count; k follows from what everything else and the indices leave, with numbers of 32 bits.
-`fedfleet show` prints the fractions of both ways for every method.
+budget says what ratio is a fraction of. "compressed": of the compressed numbers, as above. Only their values count,
+which is how "3 % of the parameters" is read. The bytes are a larger fraction, because some tensors are sent in full,
+and the server also sends indices: on CNN4 for FashionMNIST, 1/32 comes to 0.041 of the model's bytes up and 0.059 down,
+where FedMUD at 1/32 sends 0.030 up and 0.030 down. "model": everything that is sent in one direction is a fraction of
+the model, as FedMUD and the other factored methods count; k follows from what everything else and the indices leave,
+with numbers of 32 bits. `fedfleet show` prints both fractions for every method.
 
 Departures:
 - The original takes one gradient per round of all clients; how Li et al. adapted it to local steps and a cohort is not
@@ -77,8 +78,8 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Sparsified(Compressing):
-    """`method`: a LocalMethod whose clients keep nothing; `up`, `down`: how the two ways are compressed. The client's
-    state is a vector (c,), the error or h_i, or ()."""
+    """`method`: a LocalMethod whose clients keep nothing; `up`, `down`: how the messages of clients and of the server
+    are compressed. The client's state is a vector (c,), the error or h_i, or ()."""
 
     method: LocalMethod
     up: Codec

@@ -14,7 +14,8 @@ All means have the federation's client weights, those of m, v and the start's gr
 Uncertain: the rules come from third-party code, and the hyperparameters are ours, constants instead of the paper's
 decaying ones (give schedules). The start's step is not preconditioned, as in that code, unless first =
 "preconditioned". p_i at the beginning of a round is the client's own, or the mean over the cohort (previous =
-"server"): one vector more down and none kept, but none more up, as the mean of the p_i is that of the y.
+"server"). With the mean, the server sends one vector more and clients keep none. Clients send no further vector,
+because the mean of the p_i is the mean of the y.
 
 Departures:
 - The start is a pass over all data and not over K batches.

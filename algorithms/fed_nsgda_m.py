@@ -5,7 +5,8 @@ What it shares with the paper's other methods is in `parts/controlled_momentum.p
 
     x_i <- x_i - lr_x u / |u|,  y_i <- y_i + lr_y v / |v|
 
-|u| is the norm of the whole primal as one vector, |v| that of the dual: a dual of one number takes steps of its sign.
+|u| is the norm of the whole primal as one vector, |v| that of the dual. A dual of a single number therefore moves by
+lr_y in the direction of v's sign.
 beta = 0.9 is the paper's number, on the NEW gradient as in its Algorithm 1. The usual reading of "momentum 0.9", which
 its theory is closer to, is beta = 0.1. In theory gamma_x is a tenth of gamma_y over the condition number.
 

@@ -18,8 +18,9 @@ lo and hi are the code's 5e-4 and 5e-2. The rule sees y, so that weight decay is
 phi = 0 binarises from the first step on, where u = 0. Then alpha0 = mean |u| = 0, alpha is clipped to lo, and theta,
 whose gradient is 0 at a bound, stays 0. So clients learn no scale, whatever rho is, and send + or - 5e-4.
 
-Of the model's bytes on CNN4 for FashionMNIST, one bit per weight and everything else in full are 0.041: up, and with
-both_ways also down, where FedMUD at 1/32 sends 0.030 each way. Without both_ways the whole model is sent down.
+On CNN4 for FashionMNIST, one bit per weight and everything else in full make 0.041 of the model's bytes; FedMUD at 1/32
+sends 0.030 of them in each direction. Clients always send this much, and with both_ways the server does too; without
+both_ways it sends the whole model. `fedfleet show` prints both fractions.
 
 Departures:
 - The first and the last weight, and vectors, are sent in full; layers = "all" binarises all weights, as the paper does.

@@ -8,10 +8,11 @@ Takakura, Liew, Hasegawa 2025, arXiv:2505.11126, Algorithm 1.
     m <- (beta1 / 2) m + ((1 - beta1) / 2) A
     x <- x + m / (sum v^2 / G + epsilon_g) v / G
 
-All start at 0. beta1 / 2 on the old m is meant (strong projection condition). There is no bias correction: with epsilon
-= 0 it would cancel. With G = 1 this is FedExP-M. epsilon_g has the unit of |delta|; the paper tunes it and says that 0,
-our default, works; it may be a schedule. The model is evaluated at the mean of the last two iterates. The means have
-the federation's client weights, A as well as delta; under a compression both are of the messages as they were decoded.
+All start at 0. The weight of the old m is beta1 / 2, not beta1, which the paper's strong projection condition asks for.
+There is no bias correction: with epsilon = 0 it would cancel. With G = 1 this is FedExP-M. epsilon_g has the unit of
+|delta|; the paper tunes it and says that 0, our default, works; it may be a schedule. The model is evaluated at the
+mean of the last two iterates. The means have the federation's client weights, A as well as delta; under a compression
+both are of the messages as they were decoded.
 
 Departures:
 - 0 / 0 = 0, and there is no step where sum v^2 / G = 0.

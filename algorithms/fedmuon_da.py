@@ -8,9 +8,9 @@ What it shares with the paper's other methods is in `parts/controlled_momentum.p
 
 The second line is what the first gives for an m x 1 and a 1 x 1 matrix; the paper does not say what happens to vectors.
 So a dual of one number, which has no matrix in it, takes steps of its sign, as in Fed-NSGDA-M. The layer scale is none,
-as in the paper. The paper writes a singular value decomposition and says that Newton-Schulz is run: ball = svd is the
-former. The default is the latter with Jordan's coefficients, whose singular values end between 0.5 and 1.5. beta as in
-`fed_nsgda_m`.
+as in the paper. The paper's algorithm has a singular value decomposition, and its text says that Newton-Schulz
+iterations replace it. These iterations, with Jordan's coefficients, are the default; their singular values end between
+0.5 and 1.5. ball = svd computes the decomposition. beta as in `fed_nsgda_m`.
 
 Departures:
 - All clients take part in the paper; in a cohort h moves by S/N, see `controlled_momentum`, and u follows it.

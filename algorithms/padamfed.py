@@ -1,4 +1,4 @@
-"""PAdaMFed: SCAFFOLD-M by normalised steps, whose sizes follow from S, K and R alone.
+"""PAdaMFed: SCAFFOLD-M with normalised steps, whose sizes follow from S, K and R alone.
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 

@@ -1,4 +1,4 @@
-"""PAdaMFed-VR: SCAFFOLD-VR by normalised steps, whose sizes follow from S, K and R alone.
+"""PAdaMFed-VR: SCAFFOLD-VR with normalised steps, whose sizes follow from S, K and R alone.
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 

@@ -8,13 +8,14 @@ Khanduri et al., NeurIPS 2021, arXiv:2106.10435; STORM: Cutkosky, Orabona, NeurI
            p_i <- y;  y <- y - lr d_i
     x   <- mean of y_K;  d <- mean of d_i
 
-A last local step before the averaging is the same as the averaging and then a step of the server. All means have the
-federation's client weights, those of d and of the start's gradient like that of x; the number of local steps that t
-counts is a plain mean. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1} = min(1, c (lr_t / lr)^2),
-where t counts local steps from 1 and the start's step is 0.
+If each client takes its last local step before the averaging, the result is the same as if the server takes this step
+after it. All means have the federation's client weights, those of d and of the start's gradient like that of x; the
+number of local steps that t counts is a plain mean. schedule = "stem" has lr_t = lr / (w + sigma2 t)^(1/3) and a_{t+1}
+= min(1, c (lr_t / lr)^2), where t counts local steps from 1 and the start's step is 0.
 
 Uncertain: p_i at the beginning of a round is the client's own point before the averaged step (previous = "own");
-"server" takes the mean of these points over the cohort instead, one vector more each way and none kept. The constants
+"server" takes the mean of these points over the cohort instead: clients keep no vector, and one vector more is sent in
+each direction. The constants
 of schedule = "stem" are from memory; "constant" is the default. Whether the start's step has a step size of its own is
 not known: first_lr, which is lr unless given. The values of a, c, w and sigma2 are ours.
 

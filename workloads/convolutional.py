@@ -72,7 +72,7 @@ class Normalised(Model):
     groups: int = 2
 
     def layer(self, channels: int) -> nn.Module:
-        """A normalisation layer for so many channels."""
+        """A normalisation layer for inputs with `channels` channels."""
         return normalising(self.norm, self.groups, channels)
 
 

@@ -88,7 +88,7 @@ class Quadratic(Workload):
         return System(a, np.einsum("nij,nj->ni", a, centre + self.heterogeneity * apart))
 
     def optimum(self, seed: int, clients: int) -> np.ndarray:
-        """(d,): the minimum of F over so many clients."""
+        """(d,): the minimum of F, the mean over `clients` clients."""
         return self.system(seed, clients).optimum
 
     def split(self, seed: int, clients: int) -> Split:

@@ -67,7 +67,8 @@ class Shakespeare(Tokens):
             )
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """`perplexity`: e to the mean loss in nats. To choose among so many equally likely characters is as hard."""
+        """`perplexity`: e to the mean loss in nats. A loss of the same size belongs to a uniform choice among so many
+        characters."""
         return {"perplexity": perplexity(means["loss"])}
 
     def layouts(self) -> tuple[Layout, ...]:

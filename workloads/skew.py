@@ -21,8 +21,8 @@ class DirichletPrior(Partition):
 
     Jhunjhunwala et al. 2023 (FedExP). Their code repeatedly draws a random client that is not full and a class from its
     proportions, and draws the class again if it has no rows left. Here a class without rows is removed from the
-    proportions of all clients, which gives the same distribution. A client all of whose classes have run out takes any
-    row.
+    proportions of all clients, which gives the same distribution. When all classes of a client have run out, it takes
+    rows of any class.
     """
 
     beta: float = 0.3

@@ -54,5 +54,5 @@ class Wrapped(Workload):
 
 
 def unseen(term: Tensor) -> Tensor:
-    """0 with the gradient of `term`: adds a gradient to a loss without changing its value."""
+    """A tensor of value 0 whose gradient is that of `term`. Added to a loss, it does not change the loss's value."""
     return term - term.detach()

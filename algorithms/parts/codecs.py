@@ -4,7 +4,7 @@ A code consists of tensors of the width that is sent, so that its bytes are coun
 functions and run under vmap; `key`, (), is the randomness.
 
     TopK    the k largest magnitudes, and their indices in ceil(log2 n) bits each; a contraction, biased
-    RandK   k random entries; a key of 8 bytes is sent instead of their indices; times n / k it is unbiased
+    RandK   k random entries; a key of 8 bytes is sent instead of their indices; multiplied by n / k it is unbiased
     Signs   + or - alpha entry by entry, 1 bit each and alpha; random, with mean clip(v, -alpha, alpha)
 """
 

@@ -1,4 +1,4 @@
-"""Methods of a shared momentum by normalised steps, whose sizes follow from S, K and R alone: PAdaMFed, PAdaMFed-VR.
+"""Methods with a shared momentum and normalised steps, whose sizes follow from S, K and R alone: PAdaMFed, PAdaMFed-VR.
 
 Yan, Zhang, Wang, Cao, ICLR 2025 ("Problem-parameter-free federated learning").
 

@@ -24,7 +24,8 @@ from .works import FEDERATIONS
 WARMUP = 2
 """Rounds that are not timed."""
 PARTS = ("compute", "data", "state", "reduce", "wait", "driver")
-"""Parts of a round's time: what the workers did, `wait` without a task; `driver`: between the tasks of two rounds."""
+"""Parts of a round's time. The first four are kinds of work of the workers; `wait`: a worker has no task; `driver`: the
+time between the tasks of two rounds."""
 
 SGD = {"rule": {"name": "sgd", "lr": 0.05}}
 METHODS: dict[str, dict[str, Any]] = {

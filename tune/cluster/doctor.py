@@ -27,7 +27,8 @@ ROOM = 64 * 2**20
 
 
 class Finding(NamedTuple):
-    """The outcome of a check. `what`: was checked; `well`: None for a note; `text`: one sentence."""
+    """The outcome of a check. `what`: the thing that was checked; `well`: whether it is in order, None for a note;
+    `text`: one sentence."""
 
     what: str
     well: bool | None

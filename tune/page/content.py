@@ -124,8 +124,8 @@ class HeatMap(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of a page: a title, a note, and what there is of a table, maps and charts. `legend`: the names in its
-    charts with their styles, which the reader can switch off."""
+    """A section of a page: a title, a note, and a table, maps and charts, each of which may be missing. `legend`: the
+    names in its charts with their styles, which the reader can switch off."""
 
     title: str
     note: str

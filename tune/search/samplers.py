@@ -81,7 +81,7 @@ class CmaEs(BaseSampler):
         self.seed, self.random = seed, RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Space:
-        """The ranges of numbers, which the first trial that ended tells; {} before that."""
+        """The ranges of numbers, taken from the first trial that has ended; {} before that."""
         for past in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             shown = past.distributions.items()
             return {name: d for name, d in sorted(shown) if not isinstance(d, CategoricalDistribution)}

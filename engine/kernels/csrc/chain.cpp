@@ -1,6 +1,9 @@
-// Loss and gradient of a chain of layers (convolutions, linear layers, each with ReLU and 2 x 2 pooling as may be, then
-// cross-entropy), a client at a time: everything of one client stays in the processor's caches, and nothing is
-// allocated. One thread, float32.
+// Loss and gradient of a chain of layers. The layers are convolutions and linear layers; ReLU may follow each of them,
+// and 2 x 2 max pooling may follow a convolution. The loss is the cross-entropy of the last layer's outputs. Clients
+// are computed one after another, so that the data of one client stay in the processor's caches, and no step allocates
+// memory. One thread, float32.
+//
+// B: examples of a batch. P: parameters of the model. n: layers. C: clients. K: local steps, or the side of a kernel.
 
 #include <cmath>
 #include <memory>
@@ -11,22 +14,22 @@ namespace {
 
 enum Kind { CONV, LINEAR };
 
-// As engine/kernels/fused_chain.py writes them, all int64.
+// The description of one layer, in the layout in which engine/kernels/fused_chain.py writes it: int64 numbers only.
 struct Layer {
-  int64_t kind, weight, bias;  // offsets in the parameters; no bias: -1
-  int64_t I, O, h, w, p, K;    // of a linear layer I and O alone
-  int64_t relu, pool;
+  int64_t kind, weight, bias;  // weight, bias: offsets in the vector of parameters; bias is -1 if the layer has none
+  int64_t I, O, h, w, p, K;    // inputs, outputs, height, width, padding, kernel side; a linear layer has only I and O
+  int64_t relu, pool;          // 1 if ReLU or pooling follows
   int64_t oh() const { return h + 2 * p - K + 1; }
   int64_t ow() const { return w + 2 * p - K + 1; }
   int64_t in() const { return kind == CONV ? I * h * w : I; }
   int64_t out() const { return kind == LINEAR ? O : O * (pool ? (oh() / 2) * (ow() / 2) : oh() * ow()); }
 };
 
-inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // not-a-number stays
+inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // NaN stays NaN
 
 // --- linear layers ------------------------------------------------------------------------------------------------
 
-// y (R, T) += x (R, n) . w (T, n); rows xs, ws, ys apart; T: 4, or 1
+// y (R, T) += x (R, n) . w (T, n)'. Consecutive rows of x, w and y are xs, ws and ys floats apart. T is 4 or 1.
 template <int R, int T>
 void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, float* y, int64_t ys) {
   Lanes a[R][T];
@@ -54,16 +57,17 @@ UNROLL
     }
 }
 
-// What becomes of a product
+// What is stored for a product: scale * product + share * z, or the product itself if there is no z.
 struct Plus {
-  float scale = 1, share = 0;  // scale product + share z
-  const float* z = nullptr;    // laid out as the result
+  float scale = 1, share = 0;
+  const float* z = nullptr;  // has the layout of the result
   Lanes operator()(Lanes product, int64_t place, Mask m) const {
     return z ? product * scale + load_of(z + place, m) * share : product;
   }
 };
 
-// y (R, V vectors, of the last one `last`) = g (R, O) . w (O, V); entries of g gs apart in a row, gr between rows
+// y (R, V vectors) = g (R, O) . w (O, V vectors). Only the entries `last` of the last vector are stored. Entries of g
+// are gs floats apart within a row, and its rows gr floats; rows of w and y are ws and ys floats apart.
 template <int R, int V>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
             int64_t ys, const Plus& plus = {}) {
@@ -117,7 +121,8 @@ void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t 
   }
 }
 
-// y (rows, n) = g (rows, O) . w (O, n): gradients of inputs (g as it lies), and of weights (g turned)
+// y (rows, n) = g (rows, O) . w (O, n). With g as it is stored this is the gradient of a linear layer's inputs, with g
+// transposed (gr and gs exchanged) that of its weights.
 void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; r += 5) {
 #define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, O, y + r * n, n)
@@ -126,7 +131,7 @@ void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, 
   }
 }
 
-constexpr int64_t CHUNK = 768;  // of a row: what x and w have of it stays in the first cache
+constexpr int64_t CHUNK = 768;  // floats of a row at a time, so that those of x and w stay in the first-level cache
 
 void linear(const Layer& l, const float* p, const float* x, float* y, int64_t B) {
   for (int64_t b = 0; b < B; b++)
@@ -160,7 +165,7 @@ void linear_back(const Layer& l, const float* p, const float* x, const float* g,
 
 // --- convolutions -------------------------------------------------------------------------------------------------
 
-// Rows after ReLU
+// An output of `example`: stores the rows after ReLU.
 struct Rectified {
   Plain plain;
   Rectified at(int64_t plane) const { return {plain.at(plane)}; }
@@ -169,11 +174,12 @@ struct Rectified {
   }
 };
 
-// 2 x 2 windows after or before ReLU, which is the same; place: which of the four was the largest
+// An output of `example`: stores the maxima of 2 x 2 windows, and in `place` which of the four entries was the largest.
+// ReLU follows the maximum, which gives the same as ReLU before it.
 struct Pooled {
   float* y;
   int32_t* place;
-  int64_t oh, ow, relu;  // of the pooled planes
+  int64_t oh, ow, relu;  // oh, ow: the sides of the pooled planes
   Pooled at(int64_t plane) const { return {y + plane * oh * ow, place + plane * oh * ow, oh, ow, relu}; }
   void operator()(int64_t t, int64_t r, int64_t v, Lanes a, Lanes b, int64_t lanes) const {
     if (r / 2 >= oh) return;
@@ -207,7 +213,8 @@ void convolve(const Layer& l, const float* p, const float* x, float* y, int32_t*
   }
 }
 
-// Gradient of the convolution's own outputs from that behind ReLU and pooling: (O, oh, ow) -> rows gs apart
+// The gradient in the outputs of the convolution itself, from the gradient in the outputs of its pooling. to: planes
+// (O, oh, ow) whose rows are gs floats apart.
 void unpooled(const Layer& l, const float* g, const int32_t* place, float* to, int64_t gs) {
   const int64_t oh = l.oh(), ow = l.ow(), ph = oh / 2, pw = ow / 2;
   std::memset(to, 0, sizeof(float) * l.O * oh * gs);
@@ -226,7 +233,8 @@ void unpooled(const Layer& l, const float* g, const int32_t* place, float* to, i
       }
 }
 
-// g: behind ReLU and pooling, where ReLU was 0 already 0
+// Writes the gradients of a convolution: gp, in its weights and bias, and gx, in its inputs (unless gx is null). g: the
+// gradient in the outputs of its ReLU and pooling, already set to 0 where ReLU gave 0.
 template <int K>
 void convolve_back(const Layer& l, const float* p, const float* x, const float* g, const int32_t* place, float* gp,
                    float* gx, int64_t B) {
@@ -268,7 +276,8 @@ void convolve_back(const Layer& l, const float* p, const float* x, const float* 
 
 // --- loss ---------------------------------------------------------------------------------------------------------
 
-// Cross-entropy of logits z (B, n), each example by its share, 1 / B where there is none; z becomes its gradient
+// The cross-entropy of logits z (B, n), summed with the weight share[b] of each example, or 1 / B if share is null. The
+// logits are replaced by the gradient in them.
 float entropy(float* z, const int64_t* label, const float* share, int64_t B, int64_t n) {
   float total = 0;
   for (int64_t b = 0; b < B; b++, z += n) {
@@ -283,7 +292,7 @@ float entropy(float* z, const int64_t* label, const float* share, int64_t B, int
   return total;
 }
 
-// Gradients where ReLU let nothing through become 0; y: its values
+// Sets the gradient g to 0 where the output y of ReLU is 0.
 void masked(const float* y, float* g, int64_t size) {
   for (int64_t v = 0; v < size; v += LANES) {
     const Lanes d = load(g + v, size - v);
@@ -302,6 +311,7 @@ void masked(const float* y, float* g, int64_t size) {
     default: call(7);       \
   }
 
+// Memory for the outputs y of all layers, the gradients g in them, and the places of the maxima of pooling.
 struct Room {
   std::vector<std::vector<float>> y, g;
   std::vector<std::vector<int32_t>> place;
@@ -314,7 +324,8 @@ struct Room {
   }
 };
 
-// One client's loss and gradient gp at p; after(l) once layer l of p is not read any more
+// Returns the loss of one client at the parameters p, and writes its gradient to gp. Calls after(layer) as soon as the
+// gradient of a layer is complete and its parameters will not be read again, so that they may be updated there.
 template <class After>
 float client(const Layer* layers, int64_t n, Room& room, const float* p, const float* x, const int64_t* label,
              const float* share, float* gp, int64_t B, After after) {
@@ -346,7 +357,7 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const f
   return loss;
 }
 
-// y <- y - lr (g + shift), total <- total + g; shift and total may be missing
+// y <- y - lr (g + shift), total <- total + g. shift and total may be null.
 void walk(float* y, const float* g, const float* shift, float* total, float lr, int64_t n) {
   if (shift)
     for (int64_t i = 0; i < n; i++) y[i] -= lr * (g[i] + shift[i]);
@@ -356,11 +367,13 @@ void walk(float* y, const float* g, const float* shift, float* total, float lr, 
     for (int64_t i = 0; i < n; i++) total[i] += g[i];
 }
 
+// Whether all labels are numbers of classes, 0 to n - 1.
 bool classes(const int64_t* label, int64_t count, int64_t n) {
   return std::all_of(label, label + count, [n](int64_t each) { return each >= 0 && each < n; });
 }
 
-// For batches of B, as long as it is asked for the same
+// This thread's memory for batches of B examples. It is made anew only if the layers or B differ from those of the last
+// call.
 Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
   static thread_local std::vector<int64_t> told;
   static thread_local std::unique_ptr<Room> room;
@@ -377,7 +390,8 @@ Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
 
 extern "C" {
 
-// Of C clients; p, gp: (C, P); x: (C, B, ...); label, share: (C, B); loss: (C,). Returns a Status.
+// Writes the loss and the gradient gp of each of C clients. p, gp: (C, P); x: (C, B, ...); label, share: (C, B), share
+// may be null; loss: (C,). Returns a Status.
 int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
                        const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
@@ -391,8 +405,8 @@ int32_t chain_gradient(const float* p, const float* x, const int64_t* label, con
   });
 }
 
-// One client's K steps y <- y - lr (g + shift); total <- total + g. y, shift, total: (P,), the last two may be missing;
-// x: (K, B, ...); label, share: (K, B); loss: (K,). Returns a Status.
+// Makes K local steps of one client: y <- y - lr (g + shift), total <- total + g. y, shift, total: (P,), the last two
+// may be null; x: (K, B, ...); label, share: (K, B), share may be null; loss: (K,). Returns a Status.
 int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label, const float* share,
                       float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B, int64_t P, float lr) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);

@@ -1,4 +1,5 @@
-// Batches of some clients, as batches.py says: each pass over a client's rows shuffled by counted draws.
+// The batches of clients, as engine/clients/batches.py defines them: the rows of a client are shuffled for each pass
+// over them, by counted draws.
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace {
 
-// SplitMix64's finaliser and how keys are folded, as in workloads/counted.py
+// The finaliser of SplitMix64, and below it how a key takes in another number; both as in workloads/counted.py.
 inline uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
@@ -19,7 +20,8 @@ inline uint64_t folded(uint64_t key, uint64_t part) { return mixed((key ^ part) 
 
 enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2 };
 
-// What f returns, or NO_MEMORY: an exception that left a function called from Python would end the process.
+// Returns what f returns, or NO_MEMORY if f raises an exception. An exception that leaves a function called from Python
+// would end the process.
 template <class F>
 int32_t guarded(F f) {
   try {
@@ -33,14 +35,18 @@ int32_t guarded(F f) {
 
 extern "C" {
 
-// For each of c clients, which have a row at least: offset of its rows, their number, visits before, steps of a visit.
-// order, step: keys of the purposes. rows (c, K, B), weight (c, K, B), keys (c, K) are written, and to `full` whether
-// all batches are full.
+// Draws the batches of c clients for K local steps each. Every client has at least one row.
+// clients, offsets, sizes, visits, steps: (c,) the client's number, where its rows begin in `all`, how many it has, in
+// how many rounds it took part before, and its local steps in each of them. all: the row numbers of all clients. B: the
+// length of the batches that are written. batch: the number of rows that a batch takes. order, step: the keys of the
+// purposes "order of rows" and "step".
+// Written: rows (c, K, B), row numbers; weight (c, K, B), 0 for padding; keys (c, K), the key of each step; full, 1 if
+// no batch has padding.
 int32_t draw(const int64_t* clients, const int64_t* offsets, const int64_t* sizes, const int64_t* visits,
              const int64_t* steps, const int64_t* all, int64_t* rows, double* weight, int64_t* keys, int64_t* full,
              int64_t c, int64_t K, int64_t B, int64_t batch, int64_t order, int64_t step) {
   return guarded([&] {
-    std::vector<std::pair<uint64_t, int64_t>> pass;  // a draw of 43 bits, the place that it is for
+    std::vector<std::pair<uint64_t, int64_t>> pass;  // (draw of 43 bits, place of a row); their order is the pass
     *full = 1;
     for (int64_t i = 0; i < c; i++) {
       const int64_t n = sizes[i], passes = (n + batch - 1) / batch, first = visits[i] * steps[i];

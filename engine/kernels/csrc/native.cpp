@@ -1,8 +1,12 @@
 // Convolutions and max pooling of a block of clients, each with weights of its own. One thread, float32.
 //
-// A convolution (stride 1) runs along output rows, sixteen places at a time; a tile of output channels shares every
-// load of the input and a pair of rows every load of a weight. The gradient of the input is the same convolution of the
-// outputs' gradient with the weights turned round; that of the weights keeps sums of sixteen lanes to the end.
+// A convolution (stride 1) computes sixteen places of an output row at a time. Each number that is loaded of the input
+// serves a tile of several output channels, and each weight serves two rows. The gradient in the input is the same
+// convolution, of the gradient in the outputs with rotated weights. The gradient in the weights is summed in sixteen
+// lanes, which are added at the end.
+//
+// C: clients. B: examples. I, O: input and output channels. h, w (or wd): height and width. p: padding. K: side of the
+// kernel. hp: height with padding. oh, ow: height and width of the output. stride, gs: floats from row to row.
 
 #include <algorithm>
 #include <cstdint>
@@ -23,13 +27,13 @@ typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 inline Lanes load(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
 inline void store(float* p, Lanes v) { *reinterpret_cast<Lanes*>(p) = v; }
 
-// Of the first n places only; n may be anything.
+// Loads and stores of only the first n lanes; other lanes are loaded as 0. n may be negative or larger than LANES.
 #ifdef __AVX512F__
 typedef __mmask16 Mask;
 inline Mask first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
 inline Lanes load_of(const float* p, Mask m) { return (Lanes)_mm512_maskz_loadu_ps(m, p); }
 inline void store_of(float* p, Lanes v, Mask m) { _mm512_mask_storeu_ps(p, m, (__m512)v); }
-// In a register: a compiler that sees several uses of a load makes it several loads.
+// Keeps v in a register. Without this, compilers load a value again for each of its uses.
 inline Lanes held(Lanes v) {
   __asm__("" : "+v"(v));
   return v;
@@ -50,15 +54,15 @@ inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 
 typedef int32_t Places __attribute__((vector_size(64)));
 
-// The sixteen lanes of a (0 to 15) and b (16 to 31) that are named. clang has one of these builtins, g++ before 12 has
-// the other one.
+// Sixteen lanes, each chosen by its number among the lanes of a (0 to 15) and b (16 to 31). clang has only the first of
+// these builtins, and g++ before 12 only the second.
 #if defined(__clang__) || __GNUC__ >= 12
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
-// Loops over arrays that must lie in registers are unrolled by word.
+// Before loops over arrays that must be in registers: the compiler has to unroll these loops.
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
@@ -74,7 +78,7 @@ inline float sum(Lanes v) {
 
 typedef float Four __attribute__((vector_size(16)));
 
-// Sums of four
+// The sums of the lanes of each of four vectors.
 inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
 #ifdef __AVX512F__
   const __m512 p = (__m512)a, q = (__m512)b, r = (__m512)c, s = (__m512)d;
@@ -88,15 +92,18 @@ inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
 #endif
 }
 
+// n rounded up to a multiple of LANES.
 inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+// One of this thread's four buffers, `which`, with space for `size` floats and LANES more, aligned to 64 bytes.
 float* scratch(int which, int64_t size) {
   static thread_local std::vector<float> kept[4];
   if (int64_t(kept[which].size()) < size + LANES) kept[which].resize(size + LANES);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept[which].data()) + 63) / 64 * 64);
 }
 
-// (planes, h, w), rows `from` apart -> (planes, h + 2 p, stride), zeros around and behind
+// Copies planes x, (planes, h, w), whose rows are `from` floats apart (0: w), to padded planes (planes, h + 2 p,
+// stride). The padding, and the rest of each row, are zeros.
 void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_t p, int64_t stride, int64_t from = 0) {
   from = from ? from : w;
   std::memset(to, 0, sizeof(float) * planes * (h + 2 * p) * stride);
@@ -105,7 +112,8 @@ void pad(const float* x, float* to, int64_t planes, int64_t h, int64_t w, int64_
       std::memcpy(to + (n * (h + 2 * p) + r + p) * stride + p, x + (n * h + r) * from, sizeof(float) * w);
 }
 
-// T output channels of one example; w: (I, K, K, T); out(t, r, v, a, b, lanes): a, b of rows r, r + 1 from place v on
+// Computes T output channels of one example. x: the padded input. w: (I, K, K, T). Calls out(t, r, v, a, b, lanes) for
+// each pair of rows: a and b are `lanes` outputs of channel t in the rows r and r + 1, from column v on.
 template <int K, int T, class Out>
 void tile(const float* x, const float* w, const float* bias, int64_t I, int64_t hp, int64_t stride, int64_t oh,
           int64_t ow, const Out& out) {
@@ -133,7 +141,7 @@ void tile(const float* x, const float* w, const float* bias, int64_t I, int64_t 
   }
 }
 
-// Rows as they are, of planes (oh, ow)
+// An output of `example`: stores the rows unchanged in planes (oh, ow).
 struct Plain {
   float* y;
   int64_t oh, ow;
@@ -145,8 +153,9 @@ struct Plain {
   }
 };
 
-// The weights of T output channels in the order in which `tile` reads them. turned: w is (I, O, K, K), for the gradient
-// of the input.
+// Copies the weights of T output channels, from channel `first` on, in the order in which `tile` reads them. turned: w
+// is (I, O, K, K) and its kernels are rotated by 180 degrees, for the gradient in the input. Returns the number of
+// floats.
 template <int K, int T>
 int64_t pack(const float* w, float* to, int64_t first, int64_t O, int64_t I, bool turned) {
   for (int64_t i = 0; i < I; i++)
@@ -156,7 +165,7 @@ int64_t pack(const float* w, float* to, int64_t first, int64_t O, int64_t I, boo
   return I * K * K * T;
 }
 
-// Output channels of the next tile where so many are left
+// The number of output channels of the next tile, if `left` channels are left.
 inline int64_t width(int64_t left) { return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
 #define BY_WIDTH(n, call)     \
@@ -177,7 +186,7 @@ void pack_all(const float* w, float* to, int64_t O, int64_t I, bool turned) {
   }
 }
 
-// One example, all output channels; x: padded
+// Computes all output channels of one example. x: the padded input. packed: the weights, from `pack_all`.
 template <int K, class Out>
 void example(const float* x, const float* packed, const float* bias, int64_t I, int64_t O, int64_t hp, int64_t stride,
              int64_t oh, int64_t ow, const Out& out) {
@@ -208,7 +217,8 @@ void conv(const float* x, const float* w, const float* bias, float* y, int64_t C
   }
 }
 
-// Gradient of the weights of T output channels, added to gw (T, I, K, K), from n examples; g: (n, O, oh, gs)
+// Adds the gradient in the weights of T output channels, over n examples, to gw (T, I, K, K). x: padded inputs. g:
+// (n, O, oh, gs), the gradient in the outputs.
 template <int K, int T>
 void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int64_t O, int64_t hp, int64_t stride,
            int64_t oh, int64_t gs) {
@@ -307,7 +317,7 @@ inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
 
 namespace {
 
-// total <- (a + b) + (c + d), or what there is of them, plus what total was if MORE
+// total <- (a + b) + (c + d), of the first N of these vectors; with MORE, this is added to the old total.
 template <int N, bool MORE>
 void add_up_of(const float* const* p, double* total, int64_t size) {
   const float *a = p[0], *b = p[1], *c = p[2], *d = p[3];
@@ -324,7 +334,7 @@ void add_up_of(const float* const* p, double* total, int64_t size) {
 
 extern "C" {
 
-// These return a Status.
+// The functions below return a Status.
 int32_t conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
                      int64_t O, int64_t h, int64_t wd, int64_t p, int64_t K, int64_t turned) {
   return guarded([&] {
@@ -345,7 +355,7 @@ int32_t conv_weights(const float* x, const float* g, float* gw, float* gb, int64
   });
 }
 
-// 2 x 2 windows; place: which of the four was the largest, the first of equals, as in torch
+// Max pooling of 2 x 2 windows. place: which of the four entries was the largest, the first of equals as in torch.
 int32_t pool_forward(const float* x, float* y, int32_t* place, int64_t planes, int64_t h, int64_t w) {
   const int64_t oh = h / 2, ow = w / 2;
   for (int64_t n = 0; n < planes; n++)
@@ -386,7 +396,7 @@ int32_t pool_backward(const float* g, const int32_t* place, float* gx, int64_t p
   return DONE;
 }
 
-// n: 1 to 4 of a, b, c, d; total: float64
+// Adds n vectors (1 to 4, the first of a, b, c, d) in float64. more: 1 to add their sum to the old total.
 int32_t add_up(const float* a, const float* b, const float* c, const float* d, double* total, int64_t n, int64_t more,
             int64_t size) {
   const float* parts[] = {a, b, c, d};

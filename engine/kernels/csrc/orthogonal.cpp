@@ -1,5 +1,6 @@
-// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread, float32. Half of
-// what is symmetric is computed, and a column of tiles is finished while what it reads is in the first cache.
+// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread, float32. Only the
+// lower half of a symmetric product is computed; the upper half is copied from it. A column of tiles is completed
+// before the next one begins, while the numbers that it reads are in the first-level cache.
 
 #include "chain.cpp"
 
@@ -17,7 +18,7 @@ void columns(int64_t V, const float* g, const float* w, int64_t O, Mask last, fl
   }
 }
 
-// y (rows, n) = plus(g (rows, O) . w (O, n)); symmetric: the lower half alone
+// y (rows, n) = plus(g (rows, O) . w (O, n)), see Plus; if symmetric, only its lower half is computed.
 void times(const float* g, const float* w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
   for (int64_t v = 0; v < n; v += 4 * LANES) {
     const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
@@ -54,7 +55,8 @@ void mirror(float* y, int64_t m) {
 
 extern "C" {
 
-// C matrices (m, n), m <= n; triples: (iterations, 3) of a, b, c; at least one. Returns a Status.
+// Iterates C matrices x, (m, n) with m <= n, and writes the last iterates to y. triples: (iterations, 3), the numbers
+// a, b and c of each iteration; there is at least one. Returns a Status.
 int32_t newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m,
                       int64_t n) {
   return guarded([&] {
@@ -63,7 +65,7 @@ int32_t newton_schulz(const float* x, float* y, const float* triples, int64_t it
       const float* from = x + c * m * n;
       for (int64_t k = 0; k < iterations; k++) {
         const float* t = triples + 3 * k;
-        float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last one is y
+        float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last iteration writes to y
         gram(from, g, m, n);
         mirror(g, m);
         times(g, g, p, m, m, m, Plus{t[2], t[1], g}, true);
