@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def data_root() -> str:
-    """The folder of the real data sets: $FEDFLEET_DATA, else shared/data beside or in the repository."""
+    """The folder of the real data sets: $FEDFLEET_DATA, else shared/data in the repository or beside it."""
     given = os.environ.get("FEDFLEET_DATA")
     here = Path(__file__).resolve().parents[1]
     for root in [Path(given)] if given else [here.parent / "shared" / "data", here / "shared" / "data"]:
@@ -25,7 +25,8 @@ def data_root() -> str:
 
 @pytest.fixture(scope="session")
 def real_set(data_root: str) -> Callable[[str], Path]:
-    """The folder of one of them by its name. Which of them somebody has is his choice, hence a skip."""
+    """real_set(name): the folder of a real data set. A test is skipped if the set is not there, because the sets are
+    optional."""
 
     def folder(name: str) -> Path:
         if not Path(data_root, name).is_dir():
@@ -37,7 +38,8 @@ def real_set(data_root: str) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def own_kernels() -> None:
-    """Built. A C++ compiler is optional, hence a skip without one; one that is here must do it."""
+    """Builds the native kernels. A test is skipped if there is no C++ compiler, because it is optional; a compiler that
+    is there must succeed."""
     from fedfleet.engine.kernels import library
 
     if library.find_compiler() is None:
@@ -47,13 +49,14 @@ def own_kernels() -> None:
 
 @pytest.fixture(scope="session")
 def ray_here():
-    """One Ray for all tests that need it; four logical processors, so that two or three workers fit anywhere."""
+    """One Ray for all tests that need it, with four logical processors, so that two or three workers fit on any
+    machine."""
     import ray
 
     from fedfleet.engine.backends.ray.connect import shutdown
 
-    shutdown()  # that of a run of an earlier test
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves workers on a busy machine
+    shutdown()  # the Ray that a run of an earlier test has started
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; 15 is too low on a busy machine
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield
     ray.shutdown()

@@ -1,4 +1,5 @@
-"""Rules of aggregation applied to rows in memory, without workers: the engine's decision, and numpy's answer."""
+"""Rules of aggregation applied to rows in memory, without workers: the engine's decision, and the answer that numpy
+computes from it."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ DEFENCE = {"name": "trimmed_mean", "f": 1, "before": [{"name": "nnm", "f": 1}, {
 
 
 def error(vector: np.ndarray) -> float:
-    """|F - mean| where F sees the rows A and the vector, once."""
+    """The distance of the defence's answer from the mean, where the defence gets the rows A and the vector once."""
     found = answer(np.vstack([A, vector]), DEFENCE) - A.mean(axis=0)
     return float(np.sqrt(np.square(found).sum()))
 
 
 def test_optimal_attacks():
-    """ByzFL's search against NNM, clipping at 2 and a trimmed mean, with one liar."""
+    """The result of ByzFL's search against NNM, clipping at norm 2 and a trimmed mean, with one Byzantine client."""
     decided, _ = plan(built("optimal_ipm"), A, 1, error)
     assert (decided.number, decided.columns["error"]) == pytest.approx((0.68719477, 6.78468261), abs=1e-8)
     vector = sent("optimal_ipm", A, error=error)
@@ -130,7 +130,7 @@ def test_own_messages():
 
 
 def test_mimic_learns_a_direction():
-    """Three rounds, with what it remembers as rows, against the slow reference."""
+    """Three rounds, with the attack's state kept as rows, agree with the slow reference."""
     attack = built("mimic", warmup=3)
     reference = byzantine.MimicWarmUp(counted.normal(columns(X).key, X.shape[1]).numpy(), 3)
     remembered, state = np.zeros((2, X.shape[1])), attack.init()

@@ -50,7 +50,7 @@ def test_rules_that_are_the_mean_have_its_bits(rule: dict[str, Any]):
 
 
 def test_all_rules_run():
-    """Every rule of the table, two rounds."""
+    """Every rule of the table runs for two rounds."""
     for name in AGGREGATORS:
         needs_f = "f" in signature(resolve(AGGREGATORS[name]))[1]
         result = run(spec({"name": name, "f": 1} if needs_f else name, rounds=2))
@@ -79,7 +79,7 @@ def test_same_bits_in_one_process_and_in_two(rule: Any, attack: Any):
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_runs(name: str):
-    """Against the median, which holds, and is told in the record."""
+    """Each attack runs against the median, which resists it, and the record has the attack's columns."""
     extra = {"size": 2} if name == "backdoor" else {}
     result = run(spec("median", attack={"name": name, "share": 0.2, **extra}, rounds=2))
     row = result.rows[-1]
@@ -90,7 +90,7 @@ def test_every_attack_runs(name: str):
 
 
 def test_cohorts_have_as_many_byzantine_clients_as_the_run():
-    """The mean of B_t is S b / N, 2 here, and B_t differs."""
+    """The number B_t of Byzantine clients differs between rounds, and its mean is S b / N, which is 2 here."""
     rows = run(spec("mean", attack={"name": "zero", "share": 0.2}, rounds=60, local={"steps": 1, "batch": 1})).rows
     counts = np.array([row["robust/byzantine"] for row in rows])
     assert counts.mean() == pytest.approx(2, abs=4 * np.sqrt(0.842 / 60))  # the hypergeometric's variance
@@ -111,7 +111,7 @@ def test_known_faults_keep_scaffold_finite():
 
 
 def test_mean_of_rows_is_the_mean_of_sums():
-    """An attack whose rounds never come makes the run collect messages, and changes nothing but the rounding."""
+    """An attack whose rounds are never reached makes the run collect messages, which changes only the rounding."""
     one, other = run(spec("mean")), run(spec("mean", attack={"name": "ipm", "share": 0.2, "rounds": "9-9"}))
     for name in one.model:
         torch.testing.assert_close(one.model[name], other.model[name], rtol=1e-5, atol=1e-6)
@@ -134,7 +134,7 @@ def test_label_flip_and_trigger_are_in_the_data():
 
 
 def test_resumed_attack_has_the_same_bits(tmp_path: Path):
-    """The rule's last answer and what the attack remembers are in the checkpoint."""
+    """The checkpoint contains the rule's last answer and the state of the attack."""
     setting = {"aggregate": "centred_clipping", "attack": {"name": "mimic", "warmup": 9, "share": 0.2}}
     whole = run(spec(**setting, rounds=4))
     short = with_checkpoints(spec(**setting, rounds=4))
@@ -149,7 +149,7 @@ ALSO_THE_MEAN = ["median", {"name": "centred_clipping", "tau": 1e9}, {"name": "n
 @pytest.mark.parametrize("vectors", ["each", "joined"])
 @pytest.mark.parametrize("rule", ALSO_THE_MEAN)
 def test_rules_that_give_the_mean_of_two_rows(rule: Any, vectors: str):
-    """Two clients in a round: the rows, the passes over them and the answer give what sums give, within rounding."""
+    """With two clients in a round, the answer that is computed from rows agrees with the sums, up to rounding."""
     rule = {"vectors": vectors, **({"name": rule} if isinstance(rule, str) else rule)}
     one, other = (run(spec(each, cohort=2)) for each in ("mean", rule))
     for name in one.model:
@@ -168,7 +168,8 @@ def test_min_max_methods_have_a_vector_for_each_group():
 
 @pytest.mark.parametrize("method", [{"name": "fedlmt", "layers": "all", "ratio": 0.25}, "fedexp", "stem"])
 def test_other_methods(method: Any):
-    """Low-rank messages are aggregated as they are sent, and a warm start by the rule as well."""
+    """Low-rank messages are aggregated in the form in which they are sent, and the messages of a warm start are
+    aggregated by the rule too."""
     result = run(spec({"name": "trimmed_mean", "f": 1}, method=method, attack={"name": "ipm", "share": 0.1}, rounds=2))
     assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values())
 
@@ -193,7 +194,7 @@ RESISTS = {"aggregate": NNM_KRUM, "attack": {"name": "min_max", "share": 0.2}}
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_client_that_fails_at_first_changes_nothing(block: int, tmp_path: Path):
-    """Its messages are written again, with the same bytes."""
+    """The messages of its task are written again, with the same bytes."""
     data = setting(tmp_path / "faults", rounds=3, block=block) | RESISTS
     expected = run(experiment(data))
     client = int(cohort_of(2)[3])
@@ -202,7 +203,7 @@ def test_a_client_that_fails_at_first_changes_nothing(block: int, tmp_path: Path
 
 
 def test_drop_is_a_failure_that_is_left_out(tmp_path: Path):
-    """Clients that send nothing are those that fail under on_failure: drop."""
+    """Clients that send nothing count as clients that fail under on_failure: drop."""
     silent = cohort_of(1)[[1, 4]].tolist() + cohort_of(2)[:1].tolist()
     data = setting(tmp_path / "faults", rounds=3) | {"aggregate": NNM_KRUM}
     dropped = run(experiment({**data, "attack": {"name": "drop", "clients": silent}}))

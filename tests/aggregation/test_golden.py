@@ -63,7 +63,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("rows", "spec", "expected"), VALUES)
 def test_rule(rows: np.ndarray, spec: dict[str, Any], expected: tuple[float, ...]):
-    """To 1e-8, in which the published numbers are given."""
+    """The rule agrees with the published numbers to 1e-8, the precision in which they are printed."""
     np.testing.assert_allclose(answer(rows, spec), expected, rtol=0, atol=1e-8)
 
 

@@ -1,4 +1,4 @@
-"""Rules of aggregation against slow references that know no Gram matrix, and what rules must do whatever they are."""
+"""Rules of aggregation against slow references that use no Gram matrix, and properties that all rules must have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLS: dict[str, tuple[dict[str, Any], Reference]] = {
 
 
 def rows(seed: int, count: int = 11, length: int = 23) -> np.ndarray:
-    """Rows about a common one, two of them far away."""
+    """Rows near a common one, except for two that are far away."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(count, length)) + random.normal(size=length)
     x[3] *= 5
@@ -128,7 +128,7 @@ KEEPS = ["trimmed_mean", "meamed", "median", "krum", "multi_krum", "mda", "caf",
 @pytest.mark.parametrize("before", [[], ["nnm"]], ids=str)
 @pytest.mark.parametrize("name", KEEPS)
 def test_equal_rows_are_returned(name: str, before: list[str]):
-    """S - f equal rows, and f others anywhere."""
+    """S - f rows are equal, and the other f are arbitrary."""
     x = np.tile(np.random.default_rng(0).normal(size=13), (9, 1))
     x[[2, 5]] = 1e6 * np.random.default_rng(1).normal(size=(2, 13))
     f = {"f": 2} if name in CALLS and "f" in CALLS[name][0] else {}
@@ -138,7 +138,8 @@ def test_equal_rows_are_returned(name: str, before: list[str]):
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "meamed", "geometric_median", "krum", "multi_krum", "mda"])
 def test_one_enormous_row(name: str):
-    """1e30: the result stays within the honest rows' range, rotation-invariant rules near it."""
+    """One row has entries of 1e30. The result stays in the range of the honest rows, or near it for rules that are
+    invariant under rotations."""
     x = rows(0)
     x[4] = 1e30
     arguments = {k: v for k, v in CALLS[name][0].items() if k == "f"}

@@ -1,4 +1,5 @@
-"""What the tests of compression share: methods built for a problem, and their draws in the reference's terms."""
+"""Helpers for the tests of compression: methods that are built for a problem, and their random factors in the form that
+the reference expects."""
 
 import torch
 
@@ -22,7 +23,7 @@ def build(method, layout=X0.layout, seed=SEED):
 
 
 def trained(method):
-    """The engine's path on the shared problem and timetable."""
+    """The models of the fast version on the shared problem, cohorts and numbers of steps."""
     return run(build(method), PROBLEM, COHORTS, STEPS)
 
 
@@ -33,7 +34,7 @@ OURS |= {"fixed U": "fixed.u", "fixed V": "fixed.v"}
 
 
 def forms(method, reshape="raw", kind="product"):
-    """layer -> the reference's form, of the sizes that the engine chose."""
+    """layer -> the reference's form, with the sizes that the method chose."""
     made = {}
     for sized in build(method).space.sized:
         size, shape = sized.size, sized.weight.shape
@@ -47,7 +48,7 @@ def forms(method, reshape="raw", kind="product"):
 
 
 def draw(method, reset=0):
-    """The engine's factors; r: the round in which they are first used."""
+    """The factors that the method draws; r: the round in which they are first used."""
     space = build(method).space
 
     def factor(r, i, layer, name, shape):
@@ -68,7 +69,7 @@ def last_key(i, r):
 
 
 def pieces(key, names):
-    """Uniform numbers of a key, cut to layers."""
+    """The uniform numbers of a key, divided among the layers."""
     sizes = [PROBLEM.start[name].size for name in names]
     parts = counted.uniform(key, sum(sizes)).split(sizes)
     return {name: p.view(PROBLEM.start[name].shape).numpy() for name, p in zip(names, parts, strict=True)}

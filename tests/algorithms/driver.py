@@ -1,7 +1,7 @@
 """The smallest engine: runs any method of the contract, one client after another, and keeps every state.
 
 `gradient(i, x, r, k)`: gradient of client i at x, a dict of numpy arrays, in round r (0, 1, ...) at local step k; the
-opening pass has r = -1. The same function feeds the reference implementations.
+pass of a warm start has r = -1. The reference implementations get the same function.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 class Run(NamedTuple):
-    """After each round: the server's state, and every client's."""
+    """The server's state and the states of all clients after each round."""
 
     method: object
     servers: list
@@ -49,7 +49,7 @@ class Step:
 
 
 def visit(method, public, client, oracles):
-    """One client's round: begin, one step an oracle, finish."""
+    """One client's local training: begin, one step for each oracle, finish."""
     local = method.client_begin(public, client)
     for oracle in oracles:
         local = method.client_step(public, client, local, oracle)
@@ -58,7 +58,7 @@ def visit(method, public, client, oracles):
 
 
 def play(method, server, clients, cohort, where):
-    """One round over the cohort; `clients` is updated. `where`: (Round, i -> oracles of client i)."""
+    """One round of a cohort, which updates `clients`. `where`: (the Round, function i -> oracles of client i)."""
     round, oracles = where
     messages = []
     public = method.unpack(method.broadcast(server))
@@ -70,7 +70,8 @@ def play(method, server, clients, cohort, where):
 
 
 def run(method, problem, cohorts, steps):
-    """`problem`: start, clients, gradient; `cohorts`: clients per round; `steps`: (round, client) -> K."""
+    """Run a method. `problem`: has start, clients and gradient; `cohorts`: the clients of each round; `steps`: (round,
+    client) -> K."""
 
     def oracles(r):
         def of(i):

@@ -1,4 +1,5 @@
-"""What the checks of the slow references share: one problem, one timetable, numbers that depend on their key alone.
+"""Helpers for the checks of the slow references: one problem, its cohorts and numbers of steps, and random numbers that
+depend only on their key.
 
 TOLERANCE: float64 rounds at 1e-16; the longest path here (6 rounds of up to 4 steps) adds about 1e3 roundings of values
 near 10, so 1e-9 is ample.
@@ -20,7 +21,7 @@ COHORTS, STEPS = partial()
 
 
 def uniform(low, high):
-    """The numbers of a (round, client, layer, name), the same at every call."""
+    """The function (round, client, layer, name) -> uniform numbers, which are the same at every call."""
 
     def draw(r, i, layer, name, shape):
         key = (r, -1 if i is None else i, zlib.crc32(f"{layer} {name}".encode()))

@@ -1,4 +1,4 @@
-"""Whether two methods take the same path on a problem: all models along the way, (R, P) of each."""
+"""Whether two methods have the same models after every round of a problem; the models of each are (R, P)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.algorithms.problems import partial
 
 @dataclass(frozen=True)
 class Compare:
-    """problem: unless a test has its own; rounding: what `close` allows, absolute and relative."""
+    """Comparisons of two methods. problem: used if a test gives none; rounding: the absolute and relative tolerance of
+    `close`."""
 
     problem: Any
     rounding: float

@@ -1,4 +1,5 @@
-"""Small heterogeneous problems in numpy, float64, and timetables of who takes part with how many steps."""
+"""Small heterogeneous problems in numpy, float64, and plans of which clients take part in which round with how many
+steps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +66,8 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Softmax regression, 3 classes on 4 features, 12 examples a client from classes of its own, batches of 4."""
+    """Softmax regression with 3 classes and 4 features. Each client has 12 examples, of classes of its own, in batches
+    of 4."""
 
     clients: int = 5
     seed: int = 3
@@ -94,7 +96,7 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Line:
-    """One number, two clients: F_i(x) = h_i (x - a_i)^2 / 2, from x = at."""
+    """A problem in one dimension with two clients: F_i(x) = h_i (x - a_i)^2 / 2, starting at x = at."""
 
     h: tuple[float, float]
     a: tuple[float, float]
@@ -110,13 +112,13 @@ class Line:
 
 
 def partial(clients=5, sampled=3, rounds=6, seed=2):
-    """Cohorts in random order, 1 to 4 local steps each, unequal."""
+    """(cohorts in random order, unequal numbers of local steps from 1 to 4)."""
     rng = np.random.default_rng(seed)
     cohorts = [[int(i) for i in rng.permutation(clients)[:sampled]] for _ in range(rounds)]
     return cohorts, {(r, i): int(rng.integers(1, 5)) for r in range(rounds) for i in range(clients)}
 
 
 def everyone(clients, rounds, steps):
-    """All clients in each round; `steps`: one number, or one a client."""
+    """(cohorts with all clients, numbers of local steps). `steps`: one number, or one number for each client."""
     per_client = [steps] * clients if isinstance(steps, int) else steps
     return [list(range(clients))] * rounds, {(r, i): per_client[i] for r in range(rounds) for i in range(clients)}

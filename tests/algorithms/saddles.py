@@ -37,14 +37,14 @@ class Saddle:
 
     @cached_property
     def sizes(self):
-        """dim x, dim y."""
+        """(dimension of x, dimension of y)."""
         count = {n: int(np.prod(shape)) for n, shape in self.shapes}
         dual = sum(size for n, size in count.items() if n.startswith("dual."))
         return sum(count.values()) - dual, dual
 
     @cached_property
     def parts(self):
-        """Of every client M_i and m_i: (g_x, g_y) = M_i z - m_i."""
+        """M_i and m_i of every client, with which (g_x, g_y) = M_i z - m_i."""
         rng, parts, (p, d) = np.random.default_rng(self.seed), [], self.sizes
         for _ in range(self.clients):
             h, g, b = spectrum(rng, p, 0.5, 2), spectrum(rng, d, 0.5, 2), rng.normal(size=(p, d)) / (p + d) ** 0.5
@@ -62,7 +62,7 @@ class Saddle:
         return np.linalg.solve(sum(matrix for matrix, _ in self.parts), sum(m for _, m in self.parts))
 
     def gradient(self, i, z, r, k):
-        """(g_x, g_y) of f_i: x descends, y ascends."""
+        """(g_x, g_y), the gradient of f_i: x descends along g_x, and y ascends along g_y."""
         i = 0 if self.alike else i
         matrix, m = self.parts[i]
         flat = matrix @ flatten(z) - m
@@ -71,5 +71,5 @@ class Saddle:
         return unflatten(flat, dict(self.shapes))
 
     def descent(self, i, z, r, k):
-        """(g_x, -g_y): every direction one of descent."""
+        """(g_x, -g_y), a direction of descent for both groups."""
         return {n: -g if n.startswith("dual.") else g for n, g in self.gradient(i, z, r, k).items()}

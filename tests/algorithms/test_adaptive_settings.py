@@ -1,4 +1,4 @@
-"""As `test_settings`, for the server-adaptive, heavy-tail and Muon methods."""
+"""Settings out of range are refused by the server-adaptive, heavy-tail and Muon methods, as in `test_settings`."""
 
 import pytest
 

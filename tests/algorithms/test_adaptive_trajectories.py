@@ -73,7 +73,7 @@ SERVERS = {
 
 
 def shown_and_states(fast, expected):
-    """x, what is evaluated, and SCAFFOLD's states."""
+    """Check x, the model that is evaluated, and SCAFFOLD's states."""
     for server, model, x, shown in zip(fast.servers, fast.models(), expected.x, expected.shown, strict=True):
         same(server.public.x, x)
         same(model, shown)
@@ -93,7 +93,7 @@ def compare(problem, method, settings, plain, server, **local):
 @pytest.mark.parametrize("local", ["plain", "scaffold", "prox"])
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers(problem, name, local: Work):
-    """Also with the evaluation that is not the default."""
+    """The trajectories agree, also with the evaluation that is not the default."""
     method, settings, server = SERVERS[name]
     last_two = name.startswith(("feddu", "fedexp")) == (local == "plain")
     shown = "last_two" if last_two else "last"
@@ -142,7 +142,8 @@ OUTER = {
 
 
 PAIRS = [(outer, clip) for outer in OUTER for clip in CLIPS if (outer, clip) != ("bi2clip", "sign")]
-"""In the missing pair signs add up to 0 or to a rounding error, and the outer d makes as much of both."""
+"""One pair is left out: in it signs add up to 0 or to a rounding error, which the outer threshold d raises to the same
+magnitude."""
 
 
 @pytest.mark.parametrize(("outer", "clip"), PAIRS)
@@ -170,7 +171,7 @@ def test_diloco(problem, inner, carry):
 
 
 class Matrices:
-    """The reference's Muon without a rule for vectors."""
+    """The reference's Muon, for a model without vectors."""
 
     def __init__(self, **settings):
         self.muon = rules.Muon(vectors=rules.Sgd(1.0), **settings)
@@ -221,7 +222,7 @@ def test_fedmuon_ma(problem, ball, start):
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_fedmuon_ma_decay_and_a_rule_with_a_state_for_vectors(problem, decay):
-    """The rule's state must not move in the step that only estimates."""
+    """The rule's state must not change in the step that only estimates."""
 
     class Plain(rules.Muon):
         """Matrices along m itself."""

@@ -1,10 +1,12 @@
-"""Every argument of every method changes what the method does, or is refused: none is silently without effect.
+"""Every argument of every method changes what the method does, or is refused: no argument is ignored silently.
 
 For each method of the table and each of its arguments, other values are given one at a time: all other options of a
 choice, both truth values, other numbers. Either the models of a small run differ from those of the defaults, or the
-value is refused in a sentence that names the argument; and what is refused has an effect in the setting of NEEDS.
+value is refused in a sentence that names the argument. An argument that is refused has an effect in the setting of
+NEEDS.
 
-The run has convolutions, matrices and vectors, three of five clients a round, four rounds of three local steps, noise.
+The run has convolutions, matrices, vectors and gradient noise, three of five clients in each of four rounds, and three
+local steps.
 """
 
 from __future__ import annotations
@@ -61,17 +63,17 @@ VALUES: dict[str, Any] = {
     "rule": {"name": "momentum", "lr": 0.04, "mu": 0.5},
     "compression": {"name": "factors", "ratio": 0.8, "nearest": True},
 }  # fmt: skip
-"""Another value than the default, of arguments that are no choice; in each method's range."""
+"""A value other than the default for each argument that is not a choice. It lies in the range of every method."""
 
 OWN: dict[tuple[str, str], Any] = {("fedmud_bkd_f", "ratio"): 0.2, ("fedpara", "ratio"): 0.3}
-"""The same of one method."""
+"""The same for single methods."""
 
 UNLESS_GIVEN = {
     ("fafed", "first"): "plain",
     **{(method, "scale"): "moonlight" for method in ("local_muon", "fedmuon_bc")},
     **{(method, "carry"): "keep" for method in ("diloco", "muloco")},
 }
-"""What an argument is that is None by default, so that it is known whether it was given."""
+"""The value that an argument with the default None takes when it is not given."""
 
 SCALES = ("none", "jordan", "moonlight", "spectral")
 STATEFUL = {"rule": {"name": "momentum", "lr": 0.04, "mu": 0.5}}
@@ -83,11 +85,11 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("ef21_p", "beta"): {"memory": "shift"},
     ("fedbat", "feedback"): {"both_ways": True},
 }
-"""The setting in which an argument that is refused beside the defaults has its effect."""
+"""The setting in which an argument has an effect, if it is refused together with the defaults."""
 
 COINCIDE = {("scaffold", "control"): STATEFUL}
-"""The setting in which all choices of an argument differ, where some agree beside the defaults by a theorem: without
-momentum SCAFFOLD's control variates from the displacement are the means of the gradients."""
+"""The setting in which all choices of an argument differ, if some of them agree by a theorem under the defaults:
+without momentum, SCAFFOLD's control variates from the displacement are the means of the gradients."""
 NEEDS |= COINCIDE
 
 INERT = {
@@ -121,7 +123,7 @@ def arguments(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def others(method: str, name: str) -> list[Any]:
-    """Values of an argument that are not its default."""
+    """Values of an argument other than its default."""
     hints, parameters = arguments(method)
     hint, default = hints[name], UNLESS_GIVEN.get((method, name), parameters[name].default)
     options = [option for part in (hint, *typing.get_args(hint)) for option in literals(part)]
@@ -140,7 +142,7 @@ def literals(hint: Any) -> tuple[Any, ...]:
 
 
 def outcome(method: str, **given: Any) -> torch.Tensor:
-    """The models after all rounds; ConfigError where the arguments are refused."""
+    """The models after all rounds; ConfigError if the arguments are refused."""
     spec = {"name": method, **BASE.get(method, {}), **given}
     try:
         built = TABLES.build("METHODS", spec, "method")
@@ -172,7 +174,7 @@ def test_an_argument_has_an_effect_or_is_refused(method: str, name: str):
 
 @pytest.mark.parametrize(("method", "name"), INERT, ids=lambda part: part)
 def test_an_argument_is_refused_where_it_can_have_no_effect(method: str, name: str):
-    """A rule that keeps no state is reset anyway, so that saying it is no mistake."""
+    """`carry: reset` is accepted for a rule without a state, because such a rule is reset anyway."""
     context = INERT[method, name]
     outcome(method, **context)
     for value in others(method, name):

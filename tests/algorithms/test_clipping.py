@@ -1,4 +1,4 @@
-"""The bound on what one client sends, against its reference, and its exact limits."""
+"""The bound on a client's message: it agrees with the reference, and holds exactly at its limits."""
 
 import math
 
@@ -31,7 +31,7 @@ def message(delta, control=None):
 
 
 def whole(decoded):
-    """All that was sent, as one float64 vector."""
+    """All parts of a decoded message as one float64 vector."""
     parts = [decoded.delta.flat]
     if isinstance(decoded.sent.estimator, Tree):
         parts.append(decoded.sent.estimator.flat)

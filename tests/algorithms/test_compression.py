@@ -1,4 +1,4 @@
-"""Identities of the methods that compress: what each becomes in a special case, and what it can never do.
+"""Identities of the methods that compress: special cases in which they equal other methods, and invariants.
 
 Equal to rounding means 1e-9 here, see `keyed.TOLERANCE`.
 """
@@ -57,7 +57,7 @@ def same_models(left, right, names=None):
 # --- L1: FedMUD and FedLMT ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FromZero(Quadratic):
-    """Weights start at zero; the vector does not."""
+    """A problem whose weights start at zero, while its vector does not."""
 
     @property
     def start(self):
@@ -81,7 +81,8 @@ def some_z(space, count):
 
 @pytest.mark.parametrize("recipe", FACTORED)
 def test_aggregation(recipe):
-    """Exact for the linear forms; else it misses by the factors' covariance."""
+    """The mean of the factors makes the mean of the updates for linear forms; for others the two differ by the
+    covariance of the factors."""
     space = made(recipe).space
     zs, parts = some_z(space, 3), [0.5, 0.3, 0.2]
     fixed = space.fixed(0, zs[0].flat)
@@ -105,7 +106,7 @@ def test_aggregation(recipe):
 # --- L3: merging ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("recipe", FACTORED)
 def test_merging_leaves_the_model(recipe):
-    """The old base and the averaged factors under the old draw; the new base and new factors."""
+    """The model from the old base and the averaged factors equals the model from the new base and the new factors."""
     method = made(recipe)
     space = method.space
     path = trained(recipe(RULE, ratio=0.8, layers="all", nearest=True))
@@ -150,7 +151,7 @@ class Orthogonal(Factored):
 
 @dataclass(frozen=True)
 class Twice(Rule):
-    """Steps of the matrices are twice as long."""
+    """A rule whose steps are twice as long on matrices."""
 
     def step(self, y, v, state):
         return y.map(lambda name, leaf: leaf - 0.05 * (1 + (leaf.ndim > 1)) * v[name]), state
@@ -198,7 +199,7 @@ def test_fedhm_of_full_rank_without_steps_changes_nothing():
 
 @dataclass(frozen=True)
 class Whole(Quadratic):
-    """Sides so that ratio 1 is full rank: ceil(m n / (m + n)) is 1 = min(m, n)."""
+    """A problem in which ratio 1 gives full rank: ceil(m n / (m + n)) is 1 = min(m, n)."""
 
     @property
     def shapes(self):
@@ -259,7 +260,7 @@ def test_ef21_p_without_compression_is_fedavg():
 
 
 def test_what_is_missing_contracts():
-    """|x - x_hat|^2 after the broadcast is at most (1 - k / d) of before."""
+    """After the broadcast, |x - x_hat|^2 is at most 1 - k / d times its value before."""
     method = build(ef21_p(RULE, 0.2, layers="all"))
     halves, share_of = method.halves, 0.0
     for server in trained(ef21_p(RULE, 0.2, layers="all")).servers:
@@ -271,7 +272,7 @@ def test_what_is_missing_contracts():
 
 
 def test_errors_are_remembered():
-    """memory: error. All that went up and what is still held back make all movements of the client."""
+    """memory: error. The sum of a client's messages and its error equals the sum of its displacements."""
     method = build(ef21_p(RULE, 0.3, "error", layers="all"))
     server = method.server_init(tree(PROBLEM.start))
     x = method.unpack(server.public)
@@ -301,7 +302,8 @@ def test_codes_are_what_they_encode():
 
 # --- L11: FedBAT ------------------------------------------------------------------------------------------------------
 def test_signs_are_unbiased_inside_and_saturate_outside():
-    """The mean of 20,000 draws of +-alpha has a standard deviation of at most alpha / 141: five of these."""
+    """The mean of 20,000 draws of +-alpha has a standard deviation of at most alpha / 141; the tolerance is five of
+    these."""
     u = torch.linspace(-2, 2, 9, dtype=torch.float64)
     alpha = u.abs().mean()
     draws = torch.vmap(lambda key: Signs().decode(Signs().encode(u, key), 9))(counted.key("s", torch.arange(20_000)))
@@ -314,7 +316,7 @@ def bat(**settings):
 
 
 class Asked:
-    """The same gradient everywhere."""
+    """An oracle with the same gradient at every point."""
 
     def __init__(self, gradient, done, k=0):
         self.gradient, self.done, self.key = gradient, torch.tensor(done, dtype=torch.float64), counted.key("k", k)
@@ -338,7 +340,8 @@ def gradient(k=0):
 
 
 def test_theta_rests_at_a_bound_and_with_rho_0():
-    """Gradients of 1 and steps of 0.05 make scales beyond the upper bound, 0.05; a thousandth of that does not."""
+    """Gradients of 1 and steps of 0.05 would make scales above the upper bound of 0.05; a thousandth of them does
+    not."""
     assert torch.equal(visited(bat(), gradient() * 10, 6)[1].y["binarisation"], torch.zeros(4, dtype=torch.float64))
     assert (visited(bat(), gradient() * 0.1, 6)[1].y["binarisation"] != 0).all()
     method = bat(rho=0.0)

@@ -1,6 +1,7 @@
-"""What is sent, byte by byte: serialised, counted, followed by a client that sees nothing but the broadcasts.
+"""The bytes that are sent: they are serialised and counted, and a client that gets only the broadcasts can follow the
+model.
 
-Models are of float32, 4 bytes a number; the number of the round and a key are int64, 8 bytes.
+Models are float32, 4 bytes for each number; the number of the round and a key are int64, 8 bytes.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ def build(method: Compressed) -> Algorithm:
 
 
 def serialised(state) -> bytes:
-    """The tensors' own bytes, end to end."""
+    """The bytes of all tensors, one after the other."""
     out = io.BytesIO()
     for leaf in pytree.tree_leaves(state):
         out.write(leaf.contiguous().numpy().tobytes())
@@ -57,7 +58,7 @@ def serialised(state) -> bytes:
 
 
 class Pulls:
-    """Gradients that pull towards random tensors."""
+    """An oracle whose gradients point from random tensors to the iterate."""
 
     def __init__(self, client: int, round: int):
         self.key, self.done = counted.key("bytes", client, round), torch.tensor(0.9, dtype=torch.float64)
@@ -68,7 +69,7 @@ class Pulls:
 
 
 def rounds(method: Algorithm, count: int):
-    """(server before each round, messages as they were sent)."""
+    """For each round: (the server's state before it, the messages as they were sent)."""
     server = method.server_init(X)
     clients = {}
     for r in range(1, count + 1):
@@ -106,7 +107,7 @@ def test_counted_is_serialised(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_of_the_models_size_is_sent(name):
-    """At 1/32: all of a message is below a tenth of the model, but for FedBAT's way down."""
+    """At 1/32 every message is smaller than a tenth of the model, except for FedBAT's broadcast."""
     method, whole = build(METHODS[name]()), 4 * len(X.flat)
     state_spec = StateSpec(method, X)
     assert state_spec.up < whole / 10
@@ -115,7 +116,8 @@ def test_nothing_of_the_models_size_is_sent(name):
 
 @pytest.mark.parametrize("recipe", FACTORED)
 def test_factors_cost_the_real_ratio(recipe):
-    """L13: up = ratio times the model; down the same and, where factors are drawn anew, the round's number."""
+    """L13: a client sends ratio times the model. The server sends the same and, if factors are drawn anew, the number
+    of the round."""
     method = build(recipe())
     state_spec, ratio = StateSpec(method, X), method.report.ratio
     assert ratio <= 1 / 32 + 0.001
@@ -125,7 +127,8 @@ def test_factors_cost_the_real_ratio(recipe):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_who_follows_the_broadcasts_knows_what_is_not_sent(name):
-    """A client that is never sampled, from the first state and the broadcasts' bytes alone."""
+    """A client that is never sampled knows the weights that are not sent, from the first state and the bytes of the
+    broadcasts alone."""
     method = build(METHODS[name]())
     held = None
     for server, _ in rounds(method, 3):
@@ -140,7 +143,7 @@ def test_who_follows_the_broadcasts_knows_what_is_not_sent(name):
 
 
 def followed(method, unpacked):
-    """What a client knows after a broadcast."""
+    """The model that a client knows after a broadcast."""
     if hasattr(unpacked, "base"):
         return unpacked.base
     x = unpacked if isinstance(unpacked, Tree) else unpacked.x
@@ -149,7 +152,8 @@ def followed(method, unpacked):
 
 # --- codecs: the widths -----------------------------------------------------------------------------------------------
 def test_places_and_values():
-    """k values of 4 bytes; down their places in ceil(log2 d) bits each, up a key of 8 bytes; the rest in full."""
+    """k values of 4 bytes are sent, with their indices of ceil(log2 d) bits each down, and with a key of 8 bytes up.
+    Everything else is sent in full."""
     state_spec, halves = StateSpec(build(ef21_p()), X), build(ef21_p()).halves
     (d,) = halves.sizes
     rest, k = 4 * (len(X.flat) - d), d // 32
@@ -158,7 +162,8 @@ def test_places_and_values():
 
 
 def test_bits():
-    """One a weight, filled up to bytes layer by layer, and a scale of 4 bytes a layer; the rest in full."""
+    """One bit is sent for each weight, padded to whole bytes in every layer, with a scale of 4 bytes per layer.
+    Everything else is sent in full."""
     state_spec, sizes = StateSpec(build(fedbat()), X), build(fedbat()).halves.sizes
     rest = 4 * (len(X.flat) - sum(sizes))
     assert state_spec.up == sum(math.ceil(n / 8) + 4 for n in sizes) + rest
@@ -170,8 +175,8 @@ def test_bits():
 @pytest.mark.parametrize("masks", ["global", "layer"])
 @pytest.mark.parametrize("ratio", [1 / 32, 1 / 16, 1 / 4])
 def test_a_ratio_of_the_whole_model(ratio, masks, layers):
-    """budget = "model": all bytes of each way are at most the ratio of the model's, and as near as whole entries allow:
-    one more in each vector that is encoded, and a byte, would be more."""
+    """budget = "model": the bytes in each direction are at most `ratio` times those of the model, and as near as whole
+    entries allow: with one more entry in each encoded vector, and a byte, they would be more."""
     method = build(ef21_p(ratio=ratio, masks=masks, layers=layers, budget="model"))
     state_spec, whole, parts = StateSpec(method, X), 4 * len(X.flat), len(method.halves.sizes)
     assert state_spec.model == whole
@@ -185,7 +190,8 @@ def test_a_ratio_below_what_is_sent_in_full_is_refused():
 
 
 def test_shares_on_one_definition():
-    """Bytes sent over bytes of the model, at 1/32 on CNN4 for FashionMNIST, as the methods' heads have them."""
+    """Bytes sent relative to the bytes of the model, at 1/32 on CNN4 for FashionMNIST; the heads of the methods' files
+    state these numbers."""
     shares = {}
     for name, method in {"fedmud": fedmud(), "ef21_p": ef21_p(), "fedbat": fedbat(both_ways=True)}.items():
         state_spec = StateSpec(build(method), X)
@@ -194,7 +200,7 @@ def test_shares_on_one_definition():
 
 
 def test_fedbat_forgets_unless_told():
-    """The spec's default: no error feedback of what binarising the way down loses."""
+    """By default there is no error feedback for what the binarisation of the server's change loses."""
     assert build(fedbat(both_ways=True)).down.feedback is False
 
 

@@ -1,5 +1,5 @@
-"""Whole paths of the methods that compress equal the slow reference, with the engine's draws: partial participation,
-unequal local steps, noisy gradients, convolutions and matrices. TOLERANCE: see `keyed`."""
+"""Whole trajectories of the methods that compress equal the slow reference, which gets the same random factors: partial
+participation, unequal local steps, noisy gradients, convolutions and matrices. TOLERANCE: see `keyed`."""
 
 import pytest
 

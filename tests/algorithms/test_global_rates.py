@@ -1,7 +1,7 @@
-"""The global learning rate in the record is the paper's, method by method; what goes down has the
-round's own settings.
+"""The global learning rate in the record is the one that each method's paper defines, and a broadcast is made with the
+settings of its own round.
 
-References: `tests.reference.server_adaptive`, whose servers say their rate, and `variance_reduced`. TOLERANCE as there.
+References: `tests.reference.server_adaptive`, whose servers have a rate, and `variance_reduced`. TOLERANCE as there.
 """
 
 import copy
@@ -55,7 +55,7 @@ def test_rates_are_the_papers(name, wrapped):
     draw = lambda scale: {n: scale * random.normal(size=s) for n, s in shapes.items()}  # noqa: E731
     x = draw(1.0)
     fast, state = tree(x), rule.init(tree(x))
-    slow = copy.deepcopy(slow)  # it keeps a state, and serves both parameters
+    slow = copy.deepcopy(slow)  # it keeps a state, and is used for both parameters
     for number in range(1, 6):
         deltas = [draw(0.3) for _ in range(4)]
         trees = [tree(d) for d in deltas]
@@ -74,7 +74,7 @@ SHARED_MOMENTUM = {"fedavg_m": fedavg_m, "fedavg_vr": fedavg_vr, "scaffold_m": s
 
 
 def by_rounds(methods, problem, cohorts, steps):
-    """The engine's models and rates, a method of its own for each round, as schedules make them."""
+    """The models and rates of the fast version, with a separate method for each round, as schedules produce them."""
     server = methods[0].server_init(tree(problem.start))
     clients = [methods[0].client_init(methods[0].broadcast(server)) for _ in range(problem.clients)]
     models = []
@@ -88,7 +88,8 @@ def by_rounds(methods, problem, cohorts, steps):
 
 @pytest.mark.parametrize("name", SHARED_MOMENTUM)
 def test_what_goes_down_has_the_rounds_own_beta(name):
-    """One vector goes down in the place of G and c: it is mixed when it is sent, not when the round before ended."""
+    """One vector is sent in place of G and c. It is mixed with the beta of the round in which it is sent, not of the
+    round before."""
     problem, (cohorts, steps) = Quadratic(), partial()
     betas = [0.9, 0.6, 0.4, 0.3, 0.2, 0.1]
     models = by_rounds([SHARED_MOMENTUM[name](Sgd(0.1), beta) for beta in betas], problem, cohorts, steps)
@@ -99,7 +100,7 @@ def test_what_goes_down_has_the_rounds_own_beta(name):
 
 
 def test_fed_nsgda_m_mixes_when_it_sends():
-    """c = beta h + (1 - beta) u with the beta of the round that it is for."""
+    """c = beta h + (1 - beta) u has the beta of the round in which clients use it."""
     x = tree(Quadratic().start)
     before, after = fed_nsgda_m(beta=0.9), fed_nsgda_m(beta=0.2)
     server = before.server_init(x)

@@ -1,6 +1,6 @@
 """Settings under which two methods, or a method and a formula, must agree.
 
-Exact equality is asked where both sides do the same operations in the same order. ROUNDING elsewhere: float64 and some
+Both sides must be exactly equal if they do the same operations in the same order. ROUNDING elsewhere: float64 and some
 100 roundings of values near 1, with step sizes that do not amplify them; 1e-12 leaves a factor of 1e2.
 """
 
@@ -35,7 +35,8 @@ def test_fedmuon_without_lmo_is_scaffold_with_the_last_gradient(start):
 @pytest.mark.parametrize("method", [fedmuon_bc, local_muon], ids=lambda method: method.__name__)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_one_client_is_muon(method, steps):
-    """Averaged momentum, no Nesterov, kept over rounds: with one client c = c_i, so m_i - c_i + c = m_i."""
+    """Muon with averaged momentum that is kept over rounds, without Nesterov: with one client c = c_i, so m_i - c_i + c
+    = m_i."""
     plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
     close(
         method(0.02, 0.1, alpha=0.25),
@@ -47,7 +48,8 @@ def test_one_client_is_muon(method, steps):
 
 @pytest.mark.parametrize("build", [local_muon, fedmuon_bc, fedmuon_ma], ids=lambda build: build.__name__)
 def test_matrices_by_name_take_the_vectors_rule(build):
-    """With all of them named it is as if there were no orthogonalisation; with one, that one alone is different."""
+    """With all matrices in `aux` there is no orthogonalisation at all; with one matrix in `aux`, only that one
+    differs."""
     unscaled = {"scale": "none"}
     equal(build(0.3, 0.1, aux=("*",)), build(0.1, 0.1, ball=Identity(), **unscaled))
     one, other = (run(build(0.05, 0.1, aux=aux, **unscaled), NOISY, *everyone(5, 1, 1)) for aux in (("W",), ()))
@@ -57,7 +59,8 @@ def test_matrices_by_name_take_the_vectors_rule(build):
 
 
 def test_local_muon_is_fedavg_with_kept_muon():
-    """Any clients, any cohort: the momentum is the estimator's in one, the rule's in the other (mu = 1 - alpha)."""
+    """For any clients and cohorts: the momentum is in the estimator of one method and in the rule of the other (mu = 1
+    - alpha)."""
     plain = muon(0.02, 0.1, mu=0.75, nesterov=False, ball=NewtonSchulz(5, "classic"), scale="moonlight")
     equal(local_muon(0.02, 0.1, alpha=0.25), fedavg(plain, carry="keep", over="all"))
 
@@ -68,14 +71,15 @@ def test_local_muon_without_lmo_is_fedavg_with_kept_averaged_momentum():
 
 
 class Twins(Quadratic):
-    """Every client is client 0, noise and all."""
+    """A problem in which every client is client 0, with the same noise."""
 
     def gradient(self, i, x, r, k):
         return super().gradient(0, x, r, k)
 
 
 def test_identical_clients_share_one_momentum():
-    """The correction cancels between equal clients that meet equal batches: FedMuon is LocalMuon, both are Muon."""
+    """The correction cancels between equal clients with equal batches: FedMuon equals LocalMuon, and both equal
+    Muon."""
     fast, slow = fedmuon_bc(0.02, 0.1), local_muon(0.02, 0.1)
     together, alone = paths(fast, slow, Twins(clients=3), everyone(3, 6, 2))
     single = paths(fast, slow, Twins(clients=1), everyone(1, 6, 2))[1]
@@ -90,7 +94,7 @@ def test_scaffold_of_one_client_is_fedavg(rule, start):
 
 
 def test_scaffold_with_one_step_and_everyone_is_fedavg():
-    """The corrections cancel in the mean; linear rules only."""
+    """The corrections cancel in the mean if the rule is linear."""
     close(scaffold(Sgd(0.1)), fedavg(Sgd(0.1)), timetable=everyone(5, 6, 1))
 
 
@@ -104,7 +108,8 @@ def test_scaffold_mean_is_last_at_one_step_only():
 
 @pytest.mark.parametrize("control", ["normalised", "literal"])
 def test_controls_by_displacement_are_means_of_gradients(control):
-    """Under plain steps whatever K is, under momentum at K = 1; for K > 1 they weigh the gradients differently."""
+    """This holds under plain steps for any K, and under momentum for K = 1; for K > 1 momentum gives the gradients
+    other weights."""
     mean, by_way = scaffold(Sgd(0.1)), scaffold(Sgd(0.1), control=control)
     close(mean, by_way)
     cohorts, steps = partial()
@@ -121,7 +126,7 @@ def test_controls_by_displacement_need_momentum_from_zero(settings):
 
 
 def test_minibatch_sgd_is_fedavg_of_one_step_with_everyone():
-    """K = 1, S = N: one step of server_lr lr on the mean of the clients' gradients."""
+    """K = 1, S = N: one step of size server_lr * lr along the mean of the clients' gradients."""
     x = tree(NOISY.start)
     for r in range(6):
         gradients = [tree(NOISY.gradient(i, arrays(x), r, 0)).flat for i in range(5)]
@@ -132,7 +137,7 @@ def test_minibatch_sgd_is_fedavg_of_one_step_with_everyone():
 
 @pytest.mark.parametrize("rule", [Sgd(0.1), Adam(0.03)], ids=["sgd", "adam"])
 def test_equal_clients_are_one_client(rule):
-    """Same function, same noise for all three: the mean of their models is any one's."""
+    """All three clients have the same function and noise, so the mean of their models is the model of each."""
 
     class Same(Quadratic):
         def gradient(self, i, x, r, k):
@@ -200,7 +205,7 @@ def test_scaffold_control_is_the_papers_option_two():
 @pytest.mark.parametrize("method", [fedmuon_bc, local_muon], ids=lambda method: method.__name__)
 @pytest.mark.parametrize("norm", ["spectral", "max", "euclidean"])
 def test_the_start_is_every_clients_gradient(method, norm):
-    """Nobody is sampled in the opening: c_i = grad F_i(x0) for all, c their mean, x as it was."""
+    """The warm start covers all clients: c_i = grad F_i(x0) for each, c is their mean, and x does not change."""
     result = run(
         method(0.01, 0.1 if norm == "spectral" else None, norm=norm, start="gradient"), NOISY, [[0]], {(0, 0): 1}
     )
@@ -213,5 +218,5 @@ def test_the_start_is_every_clients_gradient(method, norm):
 
 @pytest.mark.parametrize("rule", [Sgd(0.1), Momentum(0.05), Adam(0.03)], ids=lambda rule: type(rule).__name__)
 def test_scaffolds_first_round_is_fedavgs(rule):
-    """All control variates are zero there."""
+    """In the first round all control variates are zero."""
     close(scaffold(rule), fedavg(rule), timetable=everyone(5, 1, 4))

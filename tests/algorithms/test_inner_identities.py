@@ -1,5 +1,6 @@
-"""Identities of the methods that are told by their local steps: BiClip, DiLoCo, MuLoCo, FedMuon with averaged momenta,
-SCAFFOLD's option I. Exact where both sides do the same operations, else within ROUNDING, see `test_identities`."""
+"""Identities of the methods that differ from others in their local steps: BiClip, DiLoCo, MuLoCo, FedMuon with averaged
+momenta, SCAFFOLD's option I. Exact if both sides do the same operations, else within ROUNDING, see
+`test_identities`."""
 
 import dataclasses
 import math
@@ -95,7 +96,7 @@ def test_diloco_without_an_outer_optimiser_is_fedavg(carry):
 
 @pytest.mark.parametrize("rule", [INNER, muon_adamw(aux=())], ids=["adamw", "muon"])
 def test_one_worker_without_an_outer_optimiser_runs_the_inner_one(rule):
-    """However the steps are cut into rounds."""
+    """The result does not depend on how the steps are divided into rounds."""
     problem = Quadratic(clients=1, noise=0.0)
     ends = [run(diloco(rule, 1.0, 0.0), problem, *everyone(1, 12 // k, k)).models()[-1].flat for k in (1, 3, 12)]
     state, y = rule.init(tree(problem.start)), tree(problem.start)
@@ -106,7 +107,8 @@ def test_one_worker_without_an_outer_optimiser_runs_the_inner_one(rule):
 
 
 def test_one_worker_without_outer_momentum_is_lookahead():
-    """Slow weights go a part of the way to the fast ones, which start again from them."""
+    """Lookahead: the slow weights go a part of the way to the fast weights, which then start again from the slow
+    ones."""
     problem, inner, slow_lr = Quadratic(clients=1, noise=0.0), Momentum(0.05), 0.5
     slow = tree(problem.start)
     state = inner.init(slow)
@@ -121,7 +123,7 @@ def test_one_worker_without_outer_momentum_is_lookahead():
 
 
 def test_outer_nesterov_in_its_other_form():
-    """u <- mu u + lr D; x <- x - (mu u + lr D): the same for a constant lr, momentum in units of steps."""
+    """u <- mu u + lr D; x <- x - (mu u + lr D), a momentum in units of steps, is the same for a constant lr."""
     problem, mu, lr = Quadratic(clients=1, noise=0.0), 0.8, 0.7
     x = tree(problem.start)
     u = x.zeros()
@@ -146,7 +148,8 @@ BALL = NewtonSchulz(scheme="you")
 
 
 def test_muloco_without_an_outer_optimiser_is_local_muon():
-    """Interpolated momentum without Nesterov, averaged plain steps on vectors, the mean over the cohort."""
+    """With interpolated momentum without Nesterov, plain steps along averaged momenta on vectors, and the mean over the
+    cohort."""
     rest = Averaged(Sgd(0.1), 0.75, nesterov=False)
     inner = muon_adamw(0.02, 0.75, ball=BALL, weight_decay=0.0, rest=rest, aux=())
     close(muloco(inner, 1.0, 0.0), local_muon(0.02, 0.1, alpha=0.25, ball=BALL, scale="spectral", over="cohort"))
@@ -168,7 +171,7 @@ def test_split_by_names():
 
 # --- FedMuon with averaged momenta ------------------------------------------------------------------------------------
 def test_fedmuon_ma_with_beta_one_and_no_ball_is_sgd_one_step_behind():
-    """One noiseless client: m is the gradient at y, so a move is a plain step; round 1 has one move less."""
+    """One client without noise: m is the gradient at y, so each step is a plain step; round 1 has one step less."""
     problem = Quadratic(clients=1, noise=0.0)
     path = run(fedmuon_ma(0.1, 0.1, 1.0, ball=Identity()), problem, *everyone(1, 4, 3)).models()
     ahead = run(fedavg(Sgd(0.1)), problem, *everyone(1, 11, 1)).models()
@@ -207,7 +210,7 @@ def test_parameter_free_step_and_weight():
     "given", [{"matrix_lr": 0.01}, {"vector_lr": 0.1}, {"vector_lr": Sgd(0.1)}, {"beta": 0.1}], ids=str
 )
 def test_parameter_free_refuses_what_it_sets_itself(given):
-    """Also where the value given is the one that is used without parameter_free."""
+    """An argument is refused even if its value is the one that is used without parameter_free."""
     with pytest.raises(ValueError, match=rf"{next(iter(given))} has no effect here, got .*parameter_free"):
         fedmuon_ma(parameter_free=True, **given)
 
@@ -227,7 +230,8 @@ NAMED = {
 
 
 def test_methods_whose_papers_name_no_coefficients_share_one_default():
-    """Every method that steps by Newton-Schulz has the coefficients of its paper, or all others the same ones."""
+    """A method with Newton-Schulz iterations has the coefficients that its paper names; all methods whose papers name
+    none have the same ones."""
     tables, found = Registry(), {}
     for name in METHODS:
         built = tables.build("METHODS", name, "method")

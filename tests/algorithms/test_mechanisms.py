@@ -1,4 +1,5 @@
-"""Noise mechanisms against the matrices of their references: the recursions run on unit vectors instead of draws."""
+"""Noise mechanisms against the matrices of their references: their recursions are run on unit vectors in place of
+random draws."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ ROUNDS = 16
 
 
 class Units:
-    """Draws that are unit vectors: row t - 1 of what a mechanism makes of them has its coefficients on all draws."""
+    """Unit vectors in place of draws: the noise of round t that a mechanism makes of them is the row t - 1 of its
+    matrix, the coefficients on all draws."""
 
     def __init__(self, size):
         self.size, self.places = size, {}
@@ -25,7 +27,8 @@ class Units:
 
 
 def matrix(mechanism, rounds=ROUNDS, keep=lambda state: state):
-    """(R, draws): the coefficients of the rounds' noise. `keep`: what becomes of the state between rounds."""
+    """(R, draws): the coefficients of the noise of each round. `keep`: function that is applied to the state between
+    rounds."""
     draw = Units(4 * rounds)
     state = mechanism.init([torch.zeros(draw.size, dtype=torch.float64)], rounds)
     rows = []
@@ -66,7 +69,7 @@ def test_runs_of_other_lengths(rounds):
 
 
 def test_the_state_before_a_round_is_not_changed_by_it():
-    """A round that is given up leaves the state of the last committed one."""
+    """A round that is given up does not change the state of the last committed round."""
     for mechanism in (BinaryTree(), Banded(4), Banded(1)):
         draw = Units(80)
         state = mechanism.init([torch.zeros(80, dtype=torch.float64)], 8)

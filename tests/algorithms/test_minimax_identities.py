@@ -1,6 +1,6 @@
 """Settings under which min-max methods agree with each other or with a formula.
 
-Exact equality is asked where both sides do the same operations in the same order. ROUNDING elsewhere: float64 and some
+Both sides must be exactly equal if they do the same operations in the same order. ROUNDING elsewhere: float64 and some
 100 roundings of values near 1, with step sizes that do not amplify them much; 1e-11 leaves a factor of 1e3.
 """
 
@@ -41,7 +41,8 @@ CONTEXT = RunContext(5, 5, 6, 3)
 
 @dataclass(frozen=True)
 class Descent(Saddle):
-    """Every direction one of descent, as workloads have it; times `factor`."""
+    """The saddle with the sign of the dual's gradient reversed, as workloads have it. Gradients are multiplied by
+    `factor`."""
 
     factor: float = 1.0
 
@@ -66,7 +67,7 @@ MADE = {
     "fedmuon_da": lambda lr: fedmuon_da(lr, lr, lr),
     "fed_sgda_clip": lambda lr: fed_sgda_clip(lr, lr, lr),
 }
-"""Every setting that may be one for each group."""
+"""The methods, with all settings that may be one number for each group."""
 
 
 @pytest.mark.parametrize("method", MADE)
@@ -91,12 +92,14 @@ MINIMISATION = {
 @pytest.mark.parametrize("problem", [Quadratic(), NOISY], ids=["one group", "two"])
 @pytest.mark.parametrize("method", MINIMISATION)
 def test_it_is_its_minimisation(method, problem):
-    """With one number for both groups, and the sign in the workload, to the bit."""
+    """With one number for both groups and the sign in the workload, a min-max method equals its minimisation to the
+    bit."""
     equal(*MINIMISATION[method], problem)
 
 
 def test_norms_are_of_a_group():
-    """Normalised moves each group by its own step size; per tensor, each tensor."""
+    """The rule Normalised moves each group by the group's step size; with over = "tensor", it moves each tensor by
+    that."""
     y, v = (tree(Saddle(seed=seed).start) for seed in (0, 1))
     moved = Normalised(LR).step(y, v, ())[0] - y
     primal = torch.cat([leaf.reshape(-1) for name, leaf in moved.items() if name.startswith("primal.")])
@@ -110,7 +113,7 @@ def test_norms_are_of_a_group():
 # --- methods with a frozen momentum -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recording(Rule):
-    """Another rule; keeps what it was given."""
+    """A wrapped rule that records the directions that it gets."""
 
     rule: Rule
     seen: list = field(default_factory=list)
@@ -129,7 +132,7 @@ RULES = {
 
 @pytest.mark.parametrize("method", RULES)
 def test_t2_the_mean_of_all_directions_is_the_next_momentum(method):
-    """With everyone there: mean over clients and steps of u_k = u_t; and the controls sum to nothing."""
+    """With all clients: the mean of u_k over clients and steps is u_t, and the control variates sum to zero."""
     rule = Recording(RULES[method]())
     result = run(ControlledMomentum(rule, 0.3, 2.0), NOISY, *ALL)
     for r, (server, clients) in enumerate(zip(result.servers, result.clients, strict=True)):
@@ -140,7 +143,7 @@ def test_t2_the_mean_of_all_directions_is_the_next_momentum(method):
 
 
 def lengths(method, problem, timetable):
-    """(primal, dual) length of every round's move."""
+    """The lengths (primal, dual) of the server's step in every round."""
     models = [tree(problem.start), *run(method, problem, *timetable).models()]
     for before, after in pairwise(models):
         moved = after - before
@@ -167,14 +170,16 @@ def test_t3_with_muon_by_the_root_of_the_ranks():
 
 @pytest.mark.parametrize("method", [fed_nsgda_m, fedmuon_da], ids=lambda method: method.__name__)
 def test_t4_the_gradients_size_has_no_effect(method):
-    """Times 1024, which rounds nothing; Newton-Schulz divides by the norm at first."""
+    """Gradients are multiplied by 1024, which causes no rounding; Newton-Schulz iterations begin by dividing by the
+    norm."""
     made = method(LR, GAMMA, 0.3)
     one, other = (torch.stack([m.flat for m in run(made, p, *ALL).models()]) for p in (NOISY, Descent(factor=1024.0)))
     torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_t5_columns_and_numbers():
-    """One m x 1 tensor a group: Muon's step is the normalised one; 1 x 1: the sign of the gradient."""
+    """With one m x 1 tensor per group, Muon's step is the normalised step; with a 1 x 1 tensor it is the sign of the
+    gradient."""
     columns = Descent(shapes=(("primal.x", (4, 1)), ("dual.y", (3, 1))))
     close(fedmuon_da(LR, GAMMA, 0.3, Svd()), fed_nsgda_m(LR, GAMMA, 0.3), columns)
     numbers = Descent(clients=1, noise=0.0, shapes=(("primal.x", (1, 1)), ("dual.y", ())))
@@ -187,14 +192,14 @@ def test_t5_columns_and_numbers():
 
 
 def test_t5_a_lone_dual_moves_alike():
-    """Of scalar dual, the first round's update is the same for Fed-NSGDA-M and FedMuon-DA, as are all of a primal
-    without matrices."""
+    """With a scalar dual, the first update of the dual is the same for Fed-NSGDA-M and FedMuon-DA; so are all updates
+    of a primal without matrices."""
     lone = Descent(shapes=(("primal.x", (4,)), ("dual.y", ())))
     close(fedmuon_da(LR, GAMMA, 0.3), fed_nsgda_m(LR, GAMMA, 0.3), lone)
 
 
 def test_t6_without_clipping_and_memory_it_is_sagda():
-    """gamma = server_lr lr K; all clients, and a cohort too."""
+    """With gamma = server_lr lr K, both for all clients and for a cohort."""
     clip = fed_sgda_clip(LR, LR * 3 * 0.8, 1.0, float("inf"))
     close(clip, sagda(LR, 0.8), timetable=ALL)
     cohorts, steps = partial()
@@ -202,13 +207,13 @@ def test_t6_without_clipping_and_memory_it_is_sagda():
 
 
 def test_t7_always_clipped_it_is_normalised():
-    """Norms here are above 1e-3, the radius."""
+    """All norms are larger than the radius, 1e-3."""
     close(fed_sgda_clip(LR, GAMMA, 0.3, 1e-3), fed_nsgda_m(LR * 1e-3, GAMMA * 1e-3, 0.3))
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
 def test_t8_without_controls_and_without_smoothing():
-    """In the first round SAGDA's controls are zero."""
+    """In the first round SAGDA's control variates are zero."""
     first = ([[0, 2, 3]], {(0, i): 2 + i % 2 for i in range(5)})
     equal(sagda(LR, 0.8), local_sgda(LR, 0.8), timetable=first)
     unlike(sagda(LR, 0.8), local_sgda(LR, 0.8))
@@ -217,8 +222,9 @@ def test_t8_without_controls_and_without_smoothing():
 
 
 def test_t9_t10_one_client_with_nothing_but_the_new_gradient():
-    """LocalSGDAM with beta = 1 and FedSGDA-M with a = 1 step along the gradient at the current point: LocalSGDA. With
-    more clients a round's first step is along the mean of gradients at the clients' own points, which differs."""
+    """LocalSGDAM with beta = 1 and FedSGDA-M with a = 1 step along the gradient at the current point, as LocalSGDA
+    does. With more clients the first step of a round would be along the mean of the gradients at the clients' own
+    points, which differs."""
     one = Descent(clients=1, noise=0.0)
     for method in (local_sgdam(LR, 1.0, "gradient"), fed_sgda_m(LR, 1.0, "gradient")):
         close(method, local_sgda(LR), one, everyone(1, 6, 3))
@@ -226,7 +232,7 @@ def test_t9_t10_one_client_with_nothing_but_the_new_gradient():
 
 
 def test_t10_with_a_zero_the_estimate_is_the_gradient():
-    """One client, exact gradients: the differences telescope."""
+    """With one client and exact gradients, the differences of gradients form a telescoping sum."""
     one = Descent(clients=1, noise=0.0)
     result = run(fed_sgda_m(LR, 0.0, "gradient"), one, *everyone(1, 6, 3))
     for server in result.servers:
@@ -246,7 +252,7 @@ CONTROLLED = {
 
 @pytest.mark.parametrize("method", CONTROLLED)
 def test_t11_equal_clients_are_one(method):
-    """Corrections cancel between clients that meet the same data and draws."""
+    """The corrections cancel between clients with the same data and draws."""
     made = CONTROLLED[method]
     together = torch.stack([m.flat for m in run(made, Descent(clients=3, alike=True), *everyone(3, 6, 2)).models()])
     alone = torch.stack([m.flat for m in run(made, Descent(clients=1, alike=True), *everyone(1, 6, 2)).models()])
@@ -259,7 +265,8 @@ def test_t11_one_client_has_no_correction():
 
 
 def test_t12_sagdas_controls_from_the_displacement():
-    """v_i+ = v_i - v - delta_i / (K lr), in both groups as the sign is the workload's; a cohort of one shows delta."""
+    """v_i+ = v_i - v - delta_i / (K lr) in both groups, since the sign is in the workload. With a cohort of one client,
+    delta can be read off the server's model."""
     cohorts = [[i] for i in (0, 3, 1, 0, 4, 3, 0)]
     steps = {(r, i): 1 + (r + i) % 4 for r in range(7) for i in range(5)}
     result = run(sagda(LR), NOISY, cohorts, steps)
@@ -272,7 +279,8 @@ def test_t12_sagdas_controls_from_the_displacement():
 
 
 def test_t13_the_smoothing_contracts():
-    """Without gradients x - z shrinks by (1 - beta)(1 - pull) a round in the primal; the dual stays."""
+    """Without gradients, x - z is multiplied by (1 - beta)(1 - pull) in every round in the primal; the dual does not
+    move."""
     x, z = (tree(Saddle(seed=seed).start) for seed in (0, 1))
     rule = Smoothed(1.0, pull=0.3, beta=0.4)
     new, centre = rule.step(x, x.zeros(), x.norm2(), z, Round(1, 1, 1, 1))
@@ -293,7 +301,7 @@ def test_fess_gda_needs_the_number_of_steps():
     ("ball", "low", "high"), [(Svd(), 1 - 1e-12, 1 + 1e-12), (NewtonSchulz(5, "jordan"), 0.5, 1.5)]
 )
 def test_t15_polar_factors(ball, low, high):
-    """A step's singular values; an orthogonal matrix is its own factor, here to the scheme's accuracy."""
+    """The singular values of a step; an orthogonal matrix is its own polar factor, up to the scheme's accuracy."""
     spectral = Spectral(1.0, Normalised(1.0, over="tensor"), ball, "none")
     y, v = tree(Saddle().start), tree(Saddle(seed=1).start)
     for name in ("primal.W", "dual.Y"):
@@ -309,7 +317,8 @@ def test_t15_polar_factors(ball, low, high):
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
 class Hand:
-    """f_1 = x^2/2 + x y - y^2/2, f_2 = (x - 2)^2 - (y - 1)^2/2, from (1, 0); the dual's gradients flipped."""
+    """f_1 = x^2/2 + x y - y^2/2, f_2 = (x - 2)^2 - (y - 1)^2/2, from (1, 0); the sign of the dual's gradients is
+    reversed."""
 
     clients, start = 2, {"primal.x": np.array(1.0), "dual.y": np.array(0.0)}
 

@@ -35,7 +35,7 @@ SADDLE = Saddle()
 
 @dataclass(frozen=True)
 class Descent:
-    """The saddle as a workload shows it: every direction one of descent."""
+    """The saddle as a workload has it: the sign of the dual's gradient is reversed."""
 
     of: Saddle = SADDLE
 
@@ -66,7 +66,7 @@ def same(tree, expected, within=TOLERANCE):
 
 
 def models(method, expected, steps=STEPS, within=TOLERANCE):
-    """The method's run; its models are those of the reference, and moved."""
+    """Run the method; check that its models are those of the reference, and that they move."""
     fast = run(method, Descent(), COHORTS, steps)
     for model, point in zip(fast.models(), expected.x, strict=True):
         same(model, point, within)
@@ -81,7 +81,7 @@ def test_local_sgda():
 
 @pytest.mark.parametrize("start", ["gradient", "zeros"])
 def test_local_sgdam(start):
-    """Rates are alpha lr, weights alpha b."""
+    """The method's lr and beta are the products alpha lr and alpha b of the paper."""
     expected = slow(minimax.local_sgdam, lr=both(LR), alpha=0.5, b=(0.6, 1.4), start=start)
     fast = models(local_sgdam(LR * 0.5, BETA, start), expected)
     for server, shared in zip(fast.servers, expected.shared, strict=True):
@@ -108,7 +108,7 @@ def test_sagda():
 
 @pytest.mark.parametrize("rho", [0.0, 2.0])
 def test_fess_gda(rho):
-    """Three steps each: the pull is scaled by the plan's number of steps."""
+    """All clients take three steps, because the pull is scaled by the configured number of steps."""
     expected = slow(minimax.fess_gda, EQUAL, rho=rho, beta=0.4, **PAIRS)
     fast = models(fess_gda(LR, SERVER, rho, 0.4 if rho else None).build(RunContext(3, 5, 6, 3)), expected, EQUAL)
     for server, shared in zip(fast.servers, expected.shared, strict=True):
@@ -128,7 +128,8 @@ FROZEN = {
 @pytest.mark.parametrize("gamma", [None, GAMMA], ids=["mean", "gamma"])
 @pytest.mark.parametrize("method", FROZEN)
 def test_frozen_momentum(method, gamma, fused):
-    """T14 too: the reference forms u_k from h, h_i and u, or from their sum c as the engine's clients do."""
+    """This includes T14: the reference forms u_k from h, h_i and u, or from h_i and c as the clients of the fast
+    version do."""
     make, own, there = FROZEN[method]
     reference = getattr(minimax_corrected, make.__name__)
     pair = None if gamma is None else both(gamma)

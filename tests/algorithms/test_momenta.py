@@ -1,4 +1,4 @@
-"""Methods with momenta that all share, proximal terms, momenta that travel: against the slow reference, and identities.
+"""Methods with shared momenta, averaged momenta or proximal terms: against the slow reference, and identities.
 
 Tolerances as in `test_trajectories` (TOLERANCE, trajectories) and `test_identities` (ROUNDING).
 """
@@ -46,7 +46,8 @@ def same(fast, expected, what):
 
 
 def agree(result, expected, shared, own):
-    """shared: name -> what of the public state it is; own: a client's state -> its tree, or None."""
+    """Compare a run with the reference. shared: name -> function that reads it from the public state; own: function
+    from a client's state to its tree, or None."""
     for model, x in zip(result.models(), expected.x, strict=True):
         same(model, x, "x")
     first = next(iter(expected.x[0]))
@@ -77,7 +78,7 @@ def test_fedprox(problem, fast, plain):
 
 
 def vectors(name):
-    """Where the public state has what the reference has."""
+    """Name in the reference -> function that reads the same vector from the public state."""
     found = {"momentum": lambda public: public.momentum}
     if "scaffold" in name:
         found["control"] = lambda public: public.control
@@ -132,7 +133,8 @@ def test_local_sgdm_with_one_step_is_minibatch_momentum_sgd(nesterov):
 
 
 def test_local_sgdm_of_one_client_is_momentum_sgd():
-    """Three rounds of four steps are twelve steps: FedAvg's client that keeps its momentum takes the same."""
+    """Three rounds of four steps are twelve steps of momentum SGD, which a client of FedAvg that keeps its momentum
+    takes too."""
     problem = Quadratic(clients=1, noise=0.0)
     split = run(local_sgdm(0.1, 0.8), problem, *everyone(1, 3, 4)).models()[-1].flat
     whole = run(fedavg(Momentum(0.1, 0.8)), problem, *everyone(1, 1, 12)).models()[-1].flat
@@ -140,7 +142,7 @@ def test_local_sgdm_of_one_client_is_momentum_sgd():
 
 
 def test_averaging_commutes_with_steps_on_a_common_hessian():
-    """F_i with one second derivative: 12 steps end at one model, however rounds cut them."""
+    """All F_i have the same second derivative: 12 steps end at the same model, however they are divided into rounds."""
     line = Line(h=(0.7, 0.7), a=(0.0, 2.0), at=5.0)
     ends = [run(local_sgdm(0.1, 0.8), line, *everyone(2, 12 // k, k)).models()[-1].flat for k in (1, 3, 12)]
     torch.testing.assert_close(ends[0], ends[1], rtol=ROUNDING, atol=ROUNDING)
@@ -150,7 +152,7 @@ def test_averaging_commutes_with_steps_on_a_common_hessian():
 @pytest.mark.parametrize("server_lr", [1.0, 0.6])
 @METHODS
 def test_all_weight_on_the_new_gradient(name, server_lr):
-    """beta = 1: FedAvg or SCAFFOLD with the same server step, gamma / (lr K)."""
+    """With beta = 1 the methods equal FedAvg or SCAFFOLD with the server step gamma / (lr K)."""
     plain = scaffold(Sgd(0.1), server_lr) if "scaffold" in name else fedavg(Sgd(0.1), server_lr)
     close(SHARED_MOMENTUM[name](Sgd(0.1), 1.0, server_lr=server_lr), plain, timetable=even())
     close(SHARED_MOMENTUM[name](Sgd(0.1), 1.0, gamma=server_lr * 0.1 * 3), plain, timetable=even())
@@ -158,7 +160,7 @@ def test_all_weight_on_the_new_gradient(name, server_lr):
 
 @pytest.mark.parametrize(("simple", "controlled"), [(fedavg_m, scaffold_m), (fedavg_vr, scaffold_vr)])
 def test_controls_cancel(simple, controlled):
-    """With one client c_i = c; with one step and everyone the corrections cancel in the mean."""
+    """With one client, c_i = c. With one local step and all clients, the corrections cancel in the mean."""
     close(simple(Sgd(0.1), 0.3), controlled(Sgd(0.1), 0.3), Quadratic(clients=1), everyone(1, 6, 3))
     for start in ("zeros", "gradient"):
         close(simple(Sgd(0.1), 0.3, start=start), controlled(Sgd(0.1), 0.3, start=start), timetable=everyone(5, 8, 1))
@@ -176,7 +178,7 @@ def ends_at(method, x, problem=Quadratic(), rounds=8):
 
 @pytest.mark.parametrize("lr", [0.001, 0.1, 10.0])
 def test_fedavg_m_with_one_step_is_averaged_momentum_sgd(lr):
-    """And does not depend on the local step size; in heavy-ball form too."""
+    """The method does not depend on the local step size then, and it also equals the heavy-ball form."""
     problem = Quadratic()
     x = ball = before = tree(problem.start)
     g = x.zeros()
@@ -201,7 +203,8 @@ def test_fedavg_vr_with_one_step_is_storm():
 
 
 def test_fedavg_vr_keeps_the_exact_gradient():
-    """Deterministic gradients, one step, G warm: G is the gradient at x_prev for ever, x takes gradient descent."""
+    """With exact gradients, one step and a warm start, G is always the gradient at x_prev, and x makes gradient
+    descent."""
     problem = Quadratic(noise=0.0)
     x = tree(problem.start)
     for r in range(8):
@@ -231,7 +234,7 @@ def test_c_is_the_mean_of_all_c_i(name, start):
 
 @METHODS
 def test_displacements_and_directions_give_one_momentum(name):
-    """The rule Momentum with mu = 0 takes plain steps, but has the mean direction sent."""
+    """The rule Momentum with mu = 0 takes plain steps, but with it clients send the mean direction."""
     close(SHARED_MOMENTUM[name](Sgd(0.1), 0.3), SHARED_MOMENTUM[name](Momentum(0.1, 0.0), 0.3))
 
 
@@ -254,12 +257,12 @@ def test_fedavg_vr_rests_at_fedavgs_biased_point(beta):
 
 
 def test_fedavg_m_rests_at_the_biased_point_of_a_smaller_step():
-    """Steps beta lr, as G = 0 there: the bias shrinks with beta."""
+    """G = 0 at rest, so local steps have the size beta lr, and the bias is smaller for smaller beta."""
     x = run(fedavg_m(Sgd(0.2), 0.5), SMALL, *everyone(3, 500, 4)).models()[-1].flat.numpy()
     np.testing.assert_allclose(x, biased_point(SMALL, [4, 4, 4]), rtol=0, atol=1e-12)
 
 
-# By hand, numbers dyadic: F_1 = x^2/2, F_2 = (x - 2)^2, so g_1 = x, g_2 = 2 (x - 2), from x = 1.
+# By hand; all numbers are dyadic: F_1 = x^2/2, F_2 = (x - 2)^2, so g_1 = x, g_2 = 2 (x - 2), from x = 1.
 HAND = Line(h=(1.0, 2.0), a=(0.0, 2.0), at=1.0)
 
 

@@ -30,7 +30,7 @@ def rotation(n, seed):
 
 
 def operators(iterations=5):
-    """name -> orthogonalisation, the exact one among them."""
+    """name -> function that orthogonalises, including the exact one."""
     made = {scheme: lambda m, s=scheme: newton_schulz(m, s, iterations) for scheme in SCHEMES}
     return {**made, "svd": svd}
 
@@ -50,7 +50,8 @@ def test_equals_the_reference(scheme, iterations, shape):
 @SCHEME
 @pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-7, 1e-9])
 def test_a_small_matrix_is_divided_as_the_scheme_s_source_has_it(scheme, size):
-    """Here the guard against zero is felt: added to the norm in Polar Express, a lower bound of it in torch."""
+    """On small matrices the guard against division by zero has an effect: Polar Express adds it to the norm, torch uses
+    it as a lower bound."""
     m = draw(4, 7)
     m = m * (size / m.norm())
     expected = reference.orthogonalise(m.numpy(), scheme, 5)
@@ -84,7 +85,7 @@ def test_svd_drops_what_is_below_1e_7_of_the_largest():
     ("scheme", "safety", "cushion"), [("polar_express", 0.0, None), ("polar_express_5", 0.02, 0.02)]
 )
 def test_tables_come_from_the_generator(scheme, safety, cushion):
-    """To 1e-13 relative; the raw rows 7 and 8 to 1e-10 and 1e-8, where the interval has almost closed."""
+    """The relative tolerance is 1e-13, but 1e-10 and 1e-8 for the raw rows 7 and 8, whose intervals are very short."""
     table = np.array(SCHEMES[scheme].triples)
     if scheme == "polar_express":  # the table in use is divided for safety, all but its last row
         table[:-1] *= 1.01 ** np.array([1, 3, 5])
@@ -146,7 +147,8 @@ def test_zero_maps_to_zero(scheme, shape, dtype, iterations):
 @SHAPE
 @SCHEME
 def test_no_iteration_normalises(scheme, shape):
-    """By |M|, or by 1.01 |M| + 1e-7 and 1.02 |M| + 1e-6 of Polar Express."""
+    """Without iterations the result is M divided by |M|, or by 1.01 |M| + 1e-7 and 1.02 |M| + 1e-6 in the two forms of
+    Polar Express."""
     m = draw(*shape)
     expected = m / reference.divisor(float(m.norm()), scheme)
     torch.testing.assert_close(newton_schulz(m, scheme, 0), expected, **CLOSE)
@@ -172,7 +174,8 @@ def test_orthogonal_input_starts_at_one_over_root_n():
 @pytest.mark.parametrize(("dtype", "least"), [(None, 0.96), (torch.bfloat16, 0.95)])
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8)], ids=str)
 def test_jordan_points_along_the_exact_factor(shape, dtype, least):
-    """Singular values in [0.68, 1.14] are within arccos(0.96) of equal ones, where all begin above 0.01 |M|."""
+    """If all singular values are above 0.01 |M|, they end in [0.68, 1.14], which is an angle of at most arccos(0.96) to
+    equal ones."""
     rank, rng = min(shape), np.random.default_rng(8)
     for seed in range(5):
         s = torch.from_numpy(rng.uniform(0.05, 1.0, rank))
@@ -185,7 +188,7 @@ def test_jordan_points_along_the_exact_factor(shape, dtype, least):
 @SHAPE
 @OPERATOR
 def test_together_equals_alone(name, shape):
-    """A stack, vmap, and vmap over stacks (clients x layers) do what one matrix at a time does."""
+    """A stack of matrices, vmap, and vmap over stacks (clients x layers) give the same as one matrix at a time."""
     orth, m = operators()[name], draw(4, 3, *shape)
     alone = torch.stack([torch.stack([orth(layer) for layer in client]) for client in m])
     torch.testing.assert_close(orth(m), alone, **CLOSE)

@@ -64,7 +64,8 @@ def test_pooled_prior():
 
 
 def test_descent_ascent_finds_the_saddle(scored):
-    """Two clients of equal size and unequal shares under one prior: the saddle of all data. Slowest curvature 0.32."""
+    """Two clients of equal size with different shares of positives and one prior reach the saddle of all data. The
+    smallest curvature is 0.32."""
     h, positive = scored
     chosen = np.isin(np.arange(40), [*np.flatnonzero(positive)[:6], *np.flatnonzero(~positive)[:14]])
     blocks = (chosen, ~chosen)

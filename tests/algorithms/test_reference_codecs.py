@@ -1,4 +1,4 @@
-"""The slow references of EF21-P and FedBAT, and their codes, against themselves. Tolerances as in `keyed`.
+"""Identities of the slow references of EF21-P and FedBAT and of their codes. Tolerances as in `keyed`.
 
 DIFFERENCE: a central difference of width 1e-6 is off by 1e-10 for rounding, 1e-12 times a third derivative for
 curvature.
@@ -23,7 +23,7 @@ MAKE = functools.partial(play, codecs.ef21_p)
 
 @pytest.mark.parametrize("shift", [None, 0.5, 1.0])
 def test_ef21p_with_all_entries_is_fedavg(shift):
-    """L10: k = d, and with shifts under full participation, where they cancel in the mean."""
+    """L10: for k = d; with shifts this holds under full participation, where they cancel in the mean."""
     where = (COHORTS, STEPS) if shift is None else everyone(5, len(COHORTS), [1, 2, 3, 4, 1])
     path = MAKE(LAYERS, 1, None, shift=shift, where=where)
     same_paths(path.x, play(methods.fedavg, where=where).x)
@@ -32,7 +32,7 @@ def test_ef21p_with_all_entries_is_fedavg(shift):
 
 @pytest.mark.parametrize("shift", [0.5, 1.0])
 def test_shifts_follow_the_changes(shift):
-    """All entries, all clients: mean h <- (1 - shift) mean h + shift (what x moved by)."""
+    """With all entries and all clients: mean h <- (1 - shift) mean h + shift * (the change of x)."""
     path = MAKE(LAYERS, 1, None, shift=shift, where=everyone(5, 4, 2))
     before, h = PROBLEM.start, dict.fromkeys(LAYERS, 0.0)
     for x, shifts in zip(path.exact, path.shifts, strict=True):
@@ -64,7 +64,7 @@ def test_ef21p_lags_by_no_more_than_top_k_allows(scope):
 
 
 def test_rand_k_scaled_has_the_right_mean():
-    """Over all choices of one entry."""
+    """The mean over all choices of one entry is the vector itself."""
     v = np.arange(1.0, 8.0)
     mean = sum(codecs.rand_k(v, np.array([j]), scaled=True) for j in range(7)) / 7
     np.testing.assert_allclose(mean, v, rtol=TOLERANCE)
@@ -76,13 +76,13 @@ def test_top_k_keeps_the_largest_and_of_equals_the_first():
 
 
 def test_budget_of_the_whole_model():
-    """What is sent whole comes off first: 1/4 of 63 entries is 15, of which b takes 3."""
+    """What is sent in full is subtracted from the budget first: 1/4 of 63 entries is 15, of which b takes 3."""
     size = PROBLEM.size
     assert codecs.budgets(PROBLEM.start, LAYERS, Fraction(1, 4), of="model") == [(LAYERS, size // 4 - 3)]
 
 
 def test_binary_mean_and_values():
-    """L11: over an even grid of n numbers the share of +alpha is right to 1/n, the mean to 2 alpha/n."""
+    """L11: on a uniform grid of n numbers, the share of +alpha is right up to 1/n, and the mean up to 2 alpha/n."""
     n, alpha, u = 2000, 0.4, np.array([-1.0, -0.4, -0.31, 0.0, 0.2, 0.4, 3.0])
     draws = np.stack([codecs.binary(u, alpha, np.full(7, (j + 0.5) / n)) for j in range(n)])
     assert set(np.unique(draws)) == {-alpha, alpha}
@@ -126,7 +126,7 @@ def test_fedbat_sends_two_values_a_layer():
 
 
 def test_fedbat_both_ways_with_feedback_loses_nothing():
-    """The broadcasts add up to the means, up to the error still held."""
+    """The sum of the broadcasts equals the sum of the means, up to the error that the server still holds."""
     path = play(fedbat.fedbat, LAYERS, BELOW_ONE, down="binary", feedback=True)
     total = {name: PROBLEM.start[name] + path.error[-1][name] * -1 for name in LAYERS}
     for sent in path.sent:
@@ -136,7 +136,7 @@ def test_fedbat_both_ways_with_feedback_loses_nothing():
 
 
 def test_bytes_of_codes():
-    """Bits are filled up to bytes once; 13 indices below 52 take 6 bits each."""
+    """The last byte of the bits is padded once; each of 13 indices below 52 takes 6 bits."""
     signs = np.array([1.0, -1, 1, 1, -1, -1, -1, 1, 1])
     assert codecs.pack_signs(signs) == bytes([0b10110001, 0b10000000])
     assert len(codecs.pack_binary({"a": signs, "c": signs, "b": np.zeros(3)}, ["a", "c"])) == 3 + 2 * 4 + 3 * 4

@@ -1,7 +1,7 @@
-"""The slow reference of the low-rank methods against itself: identities that follow from its equations alone.
+"""The slow reference of the low-rank methods: identities that follow from its equations alone.
 
 TOLERANCE as in `keyed`. DIFFERENCE: central differences of width 1e-6 of values near 1 are off by 1e-10 for rounding
-and by 1e-12 times a third derivative for curvature; 1e-6 stands far above both.
+and by 1e-12 times a third derivative for curvature; 1e-6 is far above both.
 """
 
 from fractions import Fraction
@@ -93,7 +93,7 @@ COUPLED = [("mud", False), ("aad", True), ("frozen", True)]
 @pytest.mark.parametrize("forms", [matrices(), kroneckers(), kroneckers("grid")], ids=["matrix", "blocks", "grid"])
 @pytest.mark.parametrize(("couple", "exact"), COUPLED)
 def test_mean_of_factors_against_mean_of_changes(couple, exact, forms):
-    """L2, with unequal weights; plain products are off by the covariance of the factors."""
+    """L2, with unequal weights; plain products differ by the covariance of the factors."""
     path = play(compression.fedmud, forms, DRAW, couple=couple, weights=lambda r, i: i + 1)
     _, fixed = compression.redraw(DRAW, 0, PROBLEM.start, forms, couple, "zero")
     parts = [(i + 1) / sum(j + 1 for j in COHORTS[0]) for i in COHORTS[0]]
@@ -111,7 +111,7 @@ def test_mean_of_factors_against_mean_of_changes(couple, exact, forms):
 
 @pytest.mark.parametrize("couple", ["mud", "aad", "frozen"])
 def test_merge_leaves_the_model(couple):
-    """L3: W after a merge is the model before it; between merges W stays."""
+    """L3: W after a merge is the model before it; between merges W does not change."""
     path = play(compression.fedmud, matrices(), DRAW, couple=couple, reset=2)
     for r in range(len(COHORTS)):
         if r % 2:
@@ -122,7 +122,7 @@ def test_merge_leaves_the_model(couple):
 
 
 def test_one_block_is_the_kronecker_product():
-    """L4: and rank(U (x) V) = rank U rank V."""
+    """L4; in addition, rank(U (x) V) = rank U rank V."""
     rng = np.random.default_rng(2)
     u, v = rng.normal(size=(1, 3, 3)), rng.normal(size=(1, 3, 3))
     u[0] = np.outer(u[0, 0], u[0, 1]) + np.outer(u[0, 1], u[0, 0])
@@ -151,7 +151,7 @@ def orthogonal(r, i, layer, name, shape):
 
 
 class Square:
-    """A problem of square matrices and a vector; the matrices' gradients come `times` over."""
+    """A problem with square matrices and a vector; the gradients of the matrices are multiplied by `times`."""
 
     def __init__(self, times=1.0):
         self.inner, self.times, self.clients = Quadratic(small=True), times, 5
@@ -173,7 +173,8 @@ def test_square_orthogonal_factors_are_plain_sgd(couple, times, reset):
 @pytest.mark.parametrize("forms", [matrices(), kroneckers()], ids=["matrix", "blocks"])
 @pytest.mark.parametrize("couple", ["aad", "frozen"])
 def test_only_rate_times_width_squared_counts(couple, forms):
-    """L6: factors 3 times as wide and a rate 9 times as small; b would see the rate alone and is held."""
+    """L6: factors with 3 times the spread and a ninth of the rate. The vector b, for which only the rate matters, is
+    kept fixed."""
 
     class Held(Quadratic):
         def gradient(self, i, x, r, k):
@@ -201,7 +202,7 @@ def test_frobenius_decay_is_the_derivative():
 
 
 def test_fedhm_without_steps_truncates():
-    """L7: full rank keeps W; rank 1 leaves exactly the other singular values."""
+    """L7: full rank keeps W; with rank 1 the difference has exactly the other singular values."""
     still = (COHORTS, dict.fromkeys(STEPS, 0))
     for layer, least in {"W": 3, "V": 3, "U": 3, "kernel": 4}.items():
         form = lowrank.Matrix(least, "permuted")
@@ -221,7 +222,7 @@ def test_fedhm_averages_products():
 
 
 def test_fedpara_with_ones_is_low_rank():
-    """L8: X2 Y2^T all ones leaves X1 Y1^T; ranks and counts."""
+    """L8: if X2 Y2^T is all ones, the weight is X1 Y1^T; also the ranks and the numbers of parameters."""
     rng, shape = np.random.default_rng(3), (10, 12)
     form = lowrank.HadamardMatrix(2)
     x1, y1, x2, y2 = unflatten(rng.normal(size=500), form.shapes(shape)).values()

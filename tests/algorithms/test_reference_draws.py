@@ -85,7 +85,7 @@ def test_fedlmt_draws_as_torch_draws_the_two_layers(mode):
 
 @pytest.mark.parametrize("mode", ["fan_in", "fan_out"])
 def test_fedlmt_layers_together_are_the_weight(mode):
-    """V and U of a convolution, put into two convolutions of torch, map an image as the weight W = U V^T does."""
+    """Two convolutions of torch with the weights V and U map an image as one convolution with W = U V^T does."""
     algorithm, x = build(fedlmt(ratio=RATIO, draw=mode))
     server = algorithm.server_init(x)
     unpacked, model = algorithm.unpack(server.public), algorithm.model(server)

@@ -1,4 +1,4 @@
-"""The slow minimax reference by itself: it finds saddles, and its methods are each other where equations say so.
+"""The slow minimax reference: it finds saddles, and its methods equal each other where their equations say so.
 
 ROUNDING: float64 rounds at 1e-16, a path of 6 rounds of up to 4 steps adds about 1e3 roundings of values near 1, and a
 division by the norm of a direction (above 1e-2 here) or an SVD amplifies them by up to 1e2: 1e-10.
@@ -69,7 +69,8 @@ def test_saddle_without_noise(name):
 
 @pytest.mark.parametrize(("method", "width"), [(fed_nsgda_m, 2), (fedmuon_da, 5)])
 def test_steps_of_fixed_length_circle_at_their_own_scale(method, width):
-    """A round moves x by at most gamma sqrt(sum of ranks): the end stays within a few such moves of the saddle."""
+    """A round moves x by at most gamma sqrt(sum of ranks), so the last models stay within a few such lengths of the
+    saddle."""
     far = np.linalg.norm(flatten(QUIET.start) - QUIET.saddle)
     for gamma in (0.05, 0.0125):
         path = play(method, QUIET, everyone(5, 600, 2), lr=(gamma / 2,) * 2, gamma=(gamma,) * 2)
@@ -94,7 +95,8 @@ def test_plain_cases_are_local_sgda(server_lr):  # T8, T11
 
 
 def one_sample_later(problem, steps):
-    """The same problem, whose step k in round r sees the sample before: (r, k - 1), or the opening one at first."""
+    """The same problem, in which step k of round r gets the sample before its own: (r, k - 1), or that of the warm
+    start at first."""
 
     def gradient(i, z, r, k):
         before = (r, k - 1) if k else (r - 1, steps - 1 if r else 0)
@@ -113,7 +115,7 @@ def test_momentum_of_the_last_gradient_is_local_sgda():  # T9, T10
 
 
 def test_starts_and_previous_points_of_alike_clients():
-    """One client, or all alike: whose gradient and whose point it was does not matter."""
+    """With one client, or equal clients, it does not matter which client a gradient or a point comes from."""
     for problem, timetable in ((ONE, SOLE), (Saddle(alike=True), FULL)):
         momentum = fixed(play, local_sgdam, problem, timetable, lr=LR, alpha=0.5, b=(0.4, 1.2))
         same(momentum(start="own"), momentum())
@@ -124,8 +126,9 @@ def test_starts_and_previous_points_of_alike_clients():
 
 @pytest.mark.parametrize("momentum", [local_sgdam, fed_sgda_m])
 def test_averaged_directions_lag_by_one_exchange(momentum):  # T9, T10 for N > 1
-    """By hand, one step a round, weight 1 on the new gradient, no noise: z2 moves along the mean of g_i(z1), and so on;
-    with two steps the first of round 1 follows gradients taken at the clients' own points, not at their mean."""
+    """By hand, with one step per round, weight 1 on the new gradient and no noise: z2 moves along the mean of g_i(z1),
+    and so on. With two steps, the first step of round 1 is along gradients at the clients' own points, not at their
+    mean."""
     weights = {"alpha": 1.0, "b": (1.0, 1.0)} if momentum is local_sgdam else {"a": (1.0, 1.0)}
     plain = play(local_sgda, QUIET, everyone(5, 3, 1), lr=LR)
     same(play(momentum, QUIET, everyone(5, 3, 1), lr=LR, **weights), plain)
@@ -200,7 +203,8 @@ def test_smoothing_by_hand():
 
 
 def test_control_variates_from_a_second_cohort():
-    """Asked at the server's point all clients give v = mean g: the first of one step each is the server's own step."""
+    """All clients take their gradients at the server's point, so v = mean g, and one local step of each client is the
+    server's own step."""
     cohorts, steps = everyone(5, 1, 1)
     path = play(sagda, NOISY, ([[2]], steps), lr=LR, controls=cohorts)
     g = [NOISY.gradient(i, NOISY.start, 0, 0) for i in range(5)]
@@ -229,7 +233,7 @@ def test_without_dual(timetable):
 
 @pytest.mark.parametrize(("previous", "prev"), [("own", "own"), ("averaged", "server")])
 def test_without_dual_storm_is_stem(previous, prev):
-    """Both orders: with the estimate first it is STEM, here with rates that change."""
+    """Both orders; if the estimate comes first it is STEM, here with changing rates."""
 
     def rates(t):
         return 0.3 / t**0.5, 0.1 / t**0.3

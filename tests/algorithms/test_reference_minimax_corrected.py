@@ -1,4 +1,5 @@
-"""Identities of the slow minimax methods with control variates and a frozen momentum. ROUNDING as in its sibling."""
+"""Identities of the slow minimax methods with control variates and a frozen momentum. ROUNDING as in
+`test_reference_minimax`."""
 
 import numpy as np
 import pytest
@@ -114,9 +115,9 @@ def test_plain_averaging_is_gamma_of_k_steps(method):
 
 
 def test_a_client_with_more_steps_counts_as_much_or_more():
-    """Two clients whose slopes are 3 and -0.5 everywhere, 1 and 3 steps of 0.1: unit steps end at -0.1 and 0.3.
-
-    Each by its own K: 0.2 / 0.1 * (-0.1 / 1 + 0.3 / 3) / 2 = 0. By the mean, 2: 0.2 / 0.1 * (-0.05 + 0.15) / 2 = 0.1.
+    """Two clients have the constant slopes 3 and -0.5, and take 1 and 3 normalised steps of 0.1, which end at -0.1 and
+    0.3. Divided by each client's own K: 0.2 / 0.1 * (-0.1 / 1 + 0.3 / 3) / 2 = 0. Divided by the mean K, which is 2:
+    0.2 / 0.1 * (-0.05 + 0.15) / 2 = 0.1.
     """
     timetable = ([[0, 1]], {(0, 0): 1, (0, 1): 3})
     for per, end in (("own", 0.0), ("mean", 0.1)):
@@ -134,7 +135,8 @@ def test_a_client_with_more_steps_counts_as_much_or_more():
 
 @FROZEN
 def test_steps_of_line_11(method):
-    """K each client's own or the mean: one with equal steps, two with unequal; never a matter of eta alone."""
+    """K is each client's own or the mean: the same with equal steps, different with unequal ones; eta alone never
+    matters."""
     for timetable, alike in ((EVEN, True), (SOME, False)):
         one, other = (points(play(method, NOISY, timetable, per=per, **SIZES)) for per in ("own", "mean"))
         assert np.allclose(one, other, rtol=ROUNDING, atol=ROUNDING) == alike

@@ -65,7 +65,7 @@ def test_golden_sensitivities_of_trees(rounds, b, expected):
 
 
 def test_trees_carry_the_noise_of_their_nodes():
-    """The noise of the sum over t rounds is unbiased: without other noise a tree gives back prefix sums."""
+    """The estimates of a tree are unbiased: with no other noise, they give the prefix sums of the nodes' values."""
     for honaker in (False, True):
         noise = privacy.tree(13, honaker)
         near(np.cumsum(noise @ privacy.tree_encoder(13), axis=0), np.tril(np.ones((13, 13))))

@@ -1,4 +1,4 @@
-"""Ranks, blocks and real ratios of the paper's networks as the authors' program finds them."""
+"""Ranks, blocks and real ratios of the paper's networks, compared with those that the authors' program prints."""
 
 from fractions import Fraction
 

@@ -24,7 +24,7 @@ def near(value, expected, tol=1e-9):
 
 
 def printed(value, expected):
-    """Equal to the 8 decimals that are printed."""
+    """Compare to 8 decimals, the precision in which the expected values are printed."""
     near(value, expected, 0.51e-8)
 
 

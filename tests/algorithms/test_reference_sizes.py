@@ -1,7 +1,7 @@
 """Ranks, blocks and inner ranks of the engine equal the reference's, which computes in exact fractions.
 
-A ratio is what the user writes: 0.07 is 7 / 100 and not the nearest binary number. So sizes must not jump where a
-product of floating-point numbers lies a rounding error beside a whole number.
+A ratio is the decimal that the user writes: 0.07 is 7 / 100 and not the nearest binary number. So a size must not
+change because a product of floating-point numbers differs from a whole number by a rounding error.
 """
 
 import random
@@ -21,7 +21,7 @@ RATIOS = [Fraction(k, 100) for k in range(1, 100)] + [Fraction(1, 2**k) for k in
 
 
 def shapes():
-    """Sides that decimal ratios divide, beside ordinary ones."""
+    """Shapes whose sides are divisible by decimal ratios, and ordinary ones."""
     drawn = random.Random(0)
     convolutions = [(drawn.choice([10, 20, 50, 64]), drawn.choice([3, 25, 32, 40]), 3, 3) for _ in range(6)]
     return [*convolutions, (100, 100), (200, 50), (400, 120), (84, 30), (1000, 10), (300, 300), (7, 11)]
@@ -58,7 +58,7 @@ def test_sizes(name):
     "network", [("CNN4", 1, 28, 10), ("CNN4", 3, 32, 10), ("CNN10", 3, 32, 10), ("CNN10", 3, 32, 100)]
 )
 def test_budgets_of_the_papers_networks(name, network):
-    """The engine's sizes and ratio of a whole model, lowered step by step to what was asked for."""
+    """The sizes and the ratio of a whole model, which is lowered step by step to the requested ratio."""
     form, wanted = FORMS[name]
     made, norms = ranks.network(*network)
     layout = Layout((*(f"w{k}" for k in range(len(made))), "norms"), (*map(tuple, made), (norms,)))

@@ -1,9 +1,10 @@
 """Where every method comes to rest on noiseless heterogeneous quadratics, or around which point it must go on moving.
 
-Three clients, all of them every round, K = 3 steps. A resting point is computed here: the fixed point of one round,
-written down in numpy in the paper's letters and solved by scipy, which knows nothing of the trajectory. Methods whose
-local steps have a fixed length cannot rest: they stay within a few such lengths of the point, ten times as near with a
-tenth of the length. `test_stationary` and `test_momenta` have the methods that are not in this table.
+All of three clients take part in every round, with K = 3 steps. The resting point is computed here as the fixed point
+of one round, which is written in numpy in the paper's letters and solved by scipy, independently of the trajectory.
+Methods whose local steps have a fixed length cannot rest: they stay within a few such lengths of the point, and ten
+times nearer with a tenth of the length. `test_stationary` and `test_momenta` have the methods that are not in this
+table.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ from tests.algorithms.problems import Line, Quadratic, everyone
 PROBLEM = Quadratic(clients=3, noise=0.0, small=True)
 N, K, LR, MU, PULL = 3, 3, 0.1, 0.5, 5.0
 CUT = 0.3
-"""BiClip's upper threshold: below some entries of the gradients at rest, so that it is active there."""
+"""BiClip's upper threshold. It is smaller than some entries of the gradients at the resting point, so that it has an
+effect there."""
 
 
 def gradients(y):
-    """(N, d) at the clients' own points y (N, d)."""
+    """(N, d): each client's gradient at its own point; y: (N, d)."""
     return np.stack([h @ (point - a) for (h, a), point in zip(PROBLEM.parts, y, strict=True)])
 
 
@@ -118,7 +120,8 @@ def preconditioned_storm(z):
 
 
 def rest(round_of, parts=1):
-    """(d,): x of the fixed point of a round on a state of so many vectors, x first; some rounds bring root near it."""
+    """(d,): x of the fixed point of a round. The state has `parts` vectors, of which x is the first; some rounds are
+    made first, so that the solver starts near the fixed point."""
     z = np.full(parts * PROBLEM.size, 0.5)
     for _ in range(30):
         z = round_of(z)
@@ -134,13 +137,14 @@ RESTS = {
     "local_sgdm": (local_sgdm(LR, MU), rest(averaged_momenta, 2)),
     "stem": (stem(LR, MU), rest(storm, 2 + N)),
     "fafed": (fafed(LR, MU, MU, 1.0), rest(preconditioned_storm, 3 + N)),
-    # The server does what it likes with the mean displacement: it rests where that is 0, at FedAvg's point.
+    # Whatever the server does with the mean displacement, it rests where the displacement is 0, at FedAvg's point.
     "fedavgm": (fedavgm(Sgd(LR), beta=MU), PLAIN),
     "fedadagrad": (fedadagrad(Sgd(LR), 1.0, tau=0.1), PLAIN),
     "fedadam": (fedadam(Sgd(LR), 0.1, (MU, 0.9), tau=0.1), PLAIN),
     "fedyogi": (fedyogi(Sgd(LR), 0.1, (MU, 0.9), tau=0.1), PLAIN),
     "diloco": (diloco(Sgd(LR), 0.7, MU), PLAIN),
-    # Clients that disagree make FedExP's and FedDuA's steps long, A / (2 epsilon) at rest: epsilon must be of A's size.
+    # Where clients disagree, the steps of FedExP and FedDuA are long, A / (2 epsilon) at rest: epsilon must be as large
+    # as A.
     "fedexp": (fedexp(Sgd(LR), epsilon=0.3), PLAIN),
     "fedexp_m": (fedexp_m(Sgd(LR), 0.3, MU), PLAIN),
     "feddu_adagrad": (feddu_adagrad(Sgd(LR), epsilon=0.01, epsilon_g=0.5), PLAIN),
@@ -159,7 +163,7 @@ def ends(method, rounds, problem=PROBLEM):
 
 @pytest.mark.parametrize("name", RESTS)
 def test_rests_at_its_point(name):
-    """Linear convergence: the slowest is at 1e-11 after 200 rounds; the point is not the optimum."""
+    """Convergence is linear, and the slowest method is within 1e-11 after 200 rounds. The point is not the optimum."""
     method, point = RESTS[name]
     x = ends(method, 250).models()[-1].flat.numpy()
     np.testing.assert_allclose(x, point, rtol=0, atol=1e-10)
@@ -184,7 +188,8 @@ AGREEING = {
 
 @pytest.mark.parametrize("name", AGREEING)
 def test_with_scaffolds_local_work_the_server_rules_reach_the_optimum(name):
-    """The clients agree at the optimum: FedExP's and FedDuA's steps, A over |delta|, shrink with the distance."""
+    """The clients agree at the optimum, so the steps of FedExP and FedDuA, which depend on A / |delta|, shrink with the
+    distance."""
     x = ends(AGREEING[name], 300).models()[-1].flat.numpy()
     np.testing.assert_allclose(x, PROBLEM.optimum, rtol=0, atol=1e-6)
 
@@ -198,14 +203,15 @@ def farthest(method, rounds, problem, point):
 
 @pytest.mark.parametrize("build", [padamfed, padamfed_vr])
 def test_padamfed_circles_the_optimum(build):
-    """A client's round has length K lr at most. Steps a tenth as long end ten times as near, whatever the clients'
-    optima: no bias but that of the steps."""
+    """A client moves by at most K lr in a round. With a tenth of the step size the model ends ten times nearer,
+    whatever the clients' optima are: there is no bias except that of the step size."""
     ends_near(lambda lr, rounds: build(lr=lr, beta=0.5, server_lr=1.0).build(RunContext(N, N, rounds, K)))
 
 
 def test_fedmuon_ma_circles_the_optimum():
-    """The same for Muon's steps on the 2 x 2 matrix, of Frobenius norm sqrt(2) lr; the vector's are normalised too.
-    With classic iterations, which converge: Jordan's leave singular values of 0.68 to 1.13, a bias of their own."""
+    """The same for Muon's steps on the 2 x 2 matrix, of Frobenius norm sqrt(2) lr; steps of the vector are normalised
+    too. The iterations are the classic ones, which converge; Jordan's leave singular values between 0.68 and 1.13,
+    which is a bias of its own."""
     ends_near(lambda lr, rounds: fedmuon_ma(lr, Normalised(lr), beta=0.5, ball=NewtonSchulz(scheme="classic")))
 
 
@@ -215,14 +221,15 @@ def ends_near(build):
 
 
 def test_normalised_steps_without_a_correction_have_a_bias_that_stays():
-    """Where the means of unit vectors cancel is not where the gradients do, however short the steps."""
+    """The point where the mean of normalised gradients is zero is not the point where the mean of gradients is zero,
+    however short the steps are."""
     for lr, rounds in ((0.05, 80), (0.005, 250)):
         assert farthest(fedavg(Normalised(lr)), rounds, PROBLEM, PROBLEM.optimum) > 0.3
 
 
 @dataclass(frozen=True)
 class Alike(Quadratic):
-    """All clients have the first one's function."""
+    """A problem in which all clients have the function of the first one."""
 
     @cached_property
     def parts(self):
@@ -231,14 +238,15 @@ class Alike(Quadratic):
 
 @pytest.mark.parametrize(("lr", "rounds"), [(0.05, 80), (0.005, 250)])
 def test_muloco_of_like_clients_circles_the_optimum(lr, rounds):
-    """Outer momentum mu makes a step 1 / (1 - mu) times as long: 2 K lr, on matrices (norm sqrt(2)) and vectors."""
+    """Outer momentum mu makes a step 1 / (1 - mu) times as long, which is 2 K lr, on matrices (of norm sqrt(2)) and
+    vectors."""
     problem = Alike(clients=3, noise=0.0, small=True)
     inner = muon_adamw(lr, mu=0.5, weight_decay=0.0, rest=Normalised(lr))
     assert farthest(muloco(inner, 1.0, 0.5), rounds, problem, problem.optimum) < 2 * K * lr
 
 
 class Matrix(Line):
-    """The line's x as a matrix of one entry."""
+    """The problem `Line` with x as a matrix of one entry."""
 
     @property
     def start(self):

@@ -1,4 +1,5 @@
-"""Local rules: torch.optim's bits, many clients at once, layer scales, refused settings."""
+"""Local rules: they have the bits of torch.optim, many clients at once give the same as one at a time, layer scales,
+and settings that are refused."""
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def torch_walk(optimiser, leaves, gradients):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("scale", TORCH)
 def test_muon_has_the_bits_of_torch(scale, weight_decay, nesterov):
-    """Five steps, square, wide and tall matrices, float32 parameters and bfloat16 iterations."""
+    """Five steps on square, wide and tall matrices, with float32 parameters and bfloat16 iterations, have the bits of
+    torch."""
     shapes = {"square": (16, 16), "wide": (8, 24), "tall": (24, 8)}
     x = Tree.of({name: draw(*shape, seed=n).float() for n, (name, shape) in enumerate(shapes.items())})
     gradients = [x.map(lambda _, leaf, s=s: draw(*leaf.shape, seed=s).float()) for s in range(10, 15)]
@@ -65,8 +67,8 @@ TORCH_RULES = {
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", TORCH_RULES)
 def test_rules_are_torchs(name, dtype, tolerance):
-    """Twenty steps. float64: rounding. float32: 20 roundings of 6e-8, and Adam's 1 - 0.999^t, which is 1e-3 at first
-    and in float32 has a relative error of 1e-5, of which a step of 0.01 shows 1e-7."""
+    """Twenty steps agree with torch's. Tolerances: rounding in float64; in float32, 20 roundings of 6e-8, and Adam's 1
+    - 0.999^t, which is 1e-3 at first and has a relative error of 1e-5, so that a step of 0.01 has an error of 1e-7."""
     rule, optimiser, settings = TORCH_RULES[name]
     x, gradients = random_tree(0).to(dtype), [random_tree(s).to(dtype) for s in range(1, 21)]
     leaves = {name: torch.nn.Parameter(leaf.clone()) for name, leaf in x.items()}
@@ -96,8 +98,9 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_many_clients_at_once_equal_one_at_a_time(name):
-    """Three steps under vmap, x common to all; 1e-12: float64 rounding in another order, times the slope at 0 of the
-    iterations on these well-conditioned matrices."""
+    """Three steps under vmap, with the same x for all clients, equal those of one client at a time. The tolerance of
+    1e-12 is float64 rounding in another order, times the slope of the iterations at 0 on these well-conditioned
+    matrices."""
     rule, x, clients = RULES[name], random_tree(0), 4
     gradients = [[random_tree(10 * i + k) for k in range(1, 4)] for i in range(clients)]
 
@@ -123,7 +126,7 @@ def test_state_keeps_structure_shapes_and_types(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_zero_direction_does_not_move(name):
-    """Nor give NaN; weight decay apart."""
+    """A zero direction gives neither a move nor NaN, except for weight decay."""
     rule, x = RULES[name], random_tree(0)
     if name not in ("adamw", "muon, adam on vectors"):
         assert torch.equal(walk(rule, x, [x.zeros()] * 2).flat, x.flat)
@@ -132,7 +135,7 @@ def test_a_zero_direction_does_not_move(name):
 
 @pytest.mark.parametrize("scale", ["none", "jordan", "moonlight", "spectral"])
 def test_scale_of_the_flattened_matrix(scale):
-    """With the exact factor the step of a (2, 3, 2, 2) kernel is that of its 2 x 12 matrix."""
+    """With the exact polar factor, the step of a (2, 3, 2, 2) kernel is that of its 2 x 12 matrix."""
     factor = {"none": 1.0, "jordan": 1.0, "moonlight": 0.2 * 12**0.5, "spectral": (2 / 12) ** 0.5}[scale]
     v = draw(2, 3, 2, 2)
     moved = walk(Spectral(1.0, ball=Svd(), scale=scale), Tree.of({"w": torch.zeros_like(v)}), [Tree.of({"w": v})])
@@ -153,7 +156,7 @@ def test_moonlight_gives_an_rms_of_one_fifth(shape):
 
 
 def test_norms_that_see_one_vector():
-    """euclidean has length lr over all leaves together, max moves each number by lr."""
+    """A step with norm euclidean has length lr over all leaves together; with norm max, each number moves by lr."""
     x, v = random_tree(0), random_tree(1)
     assert float((walk(lmo("euclidean", 0.3), x, [v]) - x).norm()) == pytest.approx(0.3, rel=1e-12)
     step = walk(lmo("max", 0.3), x, [v]).flat - x.flat

@@ -1,6 +1,7 @@
-"""What the server-adaptive methods must do on their own: identities of the papers and of their differences.
+"""Identities of the server-adaptive methods, from their papers and from the differences between these.
 
-Most are asked of the server's rule alone, fed with displacements. ROUNDING: float64, a few dozen roundings; 1e-12.
+Most of them concern the server's rule alone, which gets given displacements. ROUNDING: float64, a few dozen roundings;
+1e-12.
 """
 
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class Path(NamedTuple):
 
 
 def serve(rule, deltas=DELTAS):
-    """The rule from x = 0, fed with every round's displacements."""
+    """The models of a server's rule from x = 0. deltas: the displacements of every round."""
     x = vector(torch.zeros_like(deltas[0, 0]))
     path, state = Path([], []), rule.init(x)
     for number, moved in enumerate(deltas, 1):
@@ -92,12 +93,12 @@ def test_first_adagrad_round_from_zero_is_signs():
 
 
 LARGE = 1e9
-"""tau; what is left of v beside it is of relative size 1e-9."""
+"""tau, beside which the square root of v has a relative size of 1e-9."""
 
 
 @pytest.mark.parametrize("kind", [AdamServer, Yogi])
 def test_large_tau_from_zero_is_server_momentum(kind):
-    """m, of interpolating form, over tau: FedAvgM with (1 - beta1) / tau of its step."""
+    """The step is m / tau, where m interpolates: it is FedAvgM with (1 - beta1) / tau times its step size."""
     same_path(kind(LARGE, (0.9, 0.99), LARGE, 0.0), ServerMomentum(0.1, 0.9), 1e-8)
 
 
@@ -107,7 +108,7 @@ def test_large_tau_from_its_square_is_half_of_that(kind):
 
 
 def test_large_tau_from_its_square_in_adam():
-    """Steps of m / (tau (1 + beta2^(t/2))), t = 1, 2, ..."""
+    """The steps are m / (tau (1 + beta2^(t/2))), t = 1, 2, ..."""
     m, x = torch.zeros(8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
     for t, (moved, got) in enumerate(zip(DELTAS, serve(AdamServer(LARGE, (0.9, 0.8), LARGE)).x, strict=True), 1):
         m = 0.9 * m + 0.1 * moved.mean(0)
@@ -161,14 +162,15 @@ def test_what_does_not_move_on_the_clients_does_not_move(rule):
 
 
 def test_bias_correction_undoes_the_start_at_zero():
-    """Equal displacements: the corrected moments are delta and delta^2 in every round."""
+    """If all displacements are equal, the corrected moments are delta and delta^2 in every round."""
     equals = DELTAS[:1].expand(6, -1, -1)
     steps = torch.stack(serve(AdamServer(0.1, (0.8, 0.9), 1e-12, 0.0, True), equals).x).diff(dim=0)
     alike(steps, (0.1 * equals[1:].mean(1).sign()), 1e-9)
 
 
 def test_scale_of_all_displacements():
-    """FedOpt's step does not know it; FedExP's and FedDuA's are proportional (epsilons 0)."""
+    """FedOpt's step does not depend on the scale of the displacements; the steps of FedExP and FedDuA are proportional
+    to it (with epsilon 0)."""
     for name, rule in RULES.items():
         one, other = serve(rule), serve(rule, 100.0 * DELTAS)
         factor = 1.0 if name in ("adagrad", "adam") else 100.0
@@ -218,7 +220,7 @@ def test_first_feddu_adagrad_round():
 
 
 def test_feddua_moves_by_m_in_its_metric():
-    """eta sum v^2 / G = m, that is <v, step> = m."""
+    """eta sum v^2 / G = m, which means <v, step> = m."""
     path = serve(DoublyAdaptiveAdam())
     for before, after, state in zip(path.x, path.x[1:], path.states[1:], strict=False):
         alike(state.v.flat @ (after - before), state.m)
@@ -228,7 +230,8 @@ def test_feddua_moves_by_m_in_its_metric():
     "rule", [Extrapolated(0.0, floor=False), DoublyAdaptiveAdagrad(0.0)], ids=["fedexp", "feddu_adagrad"]
 )
 def test_projections_on_systems_with_a_common_solution_come_nearer(rule):
-    """Clients project on {A_i x = b_i}, all of which hold z: each round shrinks |x - z|, in FedDuAdagrad in its G."""
+    """Clients project on {A_i x = b_i}, and z lies in all of these sets: every round reduces |x - z|, for FedDuAdagrad
+    in the norm of its G."""
     a = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     z = torch.arange(8.0, dtype=torch.float64)
     x = vector(torch.zeros_like(z))

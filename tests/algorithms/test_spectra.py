@@ -1,7 +1,7 @@
-"""What the published schemes do to singular values.
+"""The published Newton-Schulz schemes map singular values as their papers say.
 
-Ranges and factors are those of the schemes' published tables, printed to three or four digits: half a unit of the last
-digit is the tolerance.
+Ranges and factors are from the published tables, which have three or four digits: the tolerance is half a unit of the
+last digit.
 """
 
 import numpy as np
@@ -29,7 +29,8 @@ def test_rank_one(scheme, iterations, factor):
 
 
 def spectrum(scheme, iterations, low):
-    """Values to which singular values s / |M| in [low, 1] are mapped: diag(cos, sin) has |M| = 1, keeps its form."""
+    """The values to which singular values s / |M| in [low, 1] are mapped. The matrix diag(cos, sin) has |M| = 1 and
+    stays diagonal."""
     angle = torch.linspace(np.arcsin(low), np.pi / 4, 20001, dtype=torch.float64)
     out = newton_schulz(torch.diag_embed(torch.stack([angle.cos(), angle.sin()], -1)), scheme, iterations)
     return torch.cat([out[:, 0, 0], out[:, 1, 1]])

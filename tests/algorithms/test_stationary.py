@@ -1,4 +1,5 @@
-"""Where methods come to rest on small noiseless heterogeneous problems, against closed forms and by hand."""
+"""The points at which methods come to rest on small noiseless heterogeneous problems, against closed forms and by
+hand."""
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def test_fedavg_rests_at_its_biased_point(counts):
 @pytest.mark.parametrize("control", ["mean", "last"])
 @pytest.mark.parametrize("counts", [[4, 4, 4], [1, 3, 5]])
 def test_scaffold_reaches_the_optimum(counts, control, rule):
-    """Linear convergence down to rounding, though the clients' optima differ and so do their steps."""
+    """Convergence is linear down to rounding, although the clients have different optima and numbers of steps."""
     x = run(scaffold(rule, control=control), QUADRATIC, *everyone(3, ROUNDS, counts)).models()[-1].flat.numpy()
     np.testing.assert_allclose(x, QUADRATIC.optimum, rtol=0, atol=1e-13)
 
@@ -51,7 +52,7 @@ def test_scaffold_reaches_the_optimum_with_two_of_three_clients():
 
 
 class Resting(Quadratic):
-    """Starts at the optimum, so that the opening pass gives c_i = grad F_i(x*) and c = 0."""
+    """A problem that starts at its optimum, so that the warm start gives c_i = grad F_i(x*) and c = 0."""
 
     @property
     def start(self):
@@ -61,7 +62,7 @@ class Resting(Quadratic):
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("lr", [0.01, 0.3])
 def test_scaffold_stays_at_the_stationary_point(lr, steps):
-    """All corrected gradients are 0 there up to 1e-15; FedAvg leaves as soon as it takes two local steps."""
+    """All corrected gradients are 0 there up to 1e-15; FedAvg leaves the point as soon as it takes two local steps."""
     problem = Resting(clients=3, noise=0.0, small=True)
     timetable = everyone(3, 5, steps)
     stays = run(scaffold(Sgd(lr), start="gradient"), problem, *timetable).models()[-1].flat.numpy()
@@ -70,8 +71,9 @@ def test_scaffold_stays_at_the_stationary_point(lr, steps):
     assert (np.linalg.norm(leaves - problem.optimum) > 1e-5) == (steps > 1)
 
 
-# Two clients on the line: F_1 = x^2/2, F_2 = (x + a)^2/2, from x0 = -a/4. The optimum is -a/2. Theorem 1 of Takezawa et
-# al. 2025: at x0 the gradients are -a/4 and 3a/4, so LocalMuon's clients take steps +lr and -lr, which cancel.
+# Two clients in one dimension: F_1 = x^2/2, F_2 = (x + a)^2/2, from x0 = -a/4. The optimum is -a/2. Theorem 1 of
+# Takezawa et al. 2025: at x0 the gradients are -a/4 and 3a/4, so LocalMuon's clients take steps +lr and -lr, which
+# cancel.
 A = 4.0
 TWO = Line(h=(1.0, 1.0), a=(0.0, -A), at=-A / 4)
 
@@ -83,7 +85,8 @@ def positions(method, rounds):
 @pytest.mark.parametrize("lr", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.5, 1.0])
 def test_local_muon_never_moves_on_the_counterexample(alpha, lr):
-    """Both steps have length lr up to one rounding of x0 +- lr, 2e-16 a round; 300 rounds stay below 1e-13."""
+    """Both steps have length lr up to one rounding of x0 +- lr, 2e-16 per round, so that 300 rounds move x by less than
+    1e-13."""
     x = positions(local_muon(lr, alpha=alpha, norm="euclidean"), 300)
     assert (x + A / 4).abs().max() < 1e-13
 
@@ -91,9 +94,8 @@ def test_local_muon_never_moves_on_the_counterexample(alpha, lr):
 @pytest.mark.parametrize("lr", [0.01, 0.1])
 @pytest.mark.parametrize(("alpha", "cycle"), [(1.0, 1), (0.5, 1), (0.1, 2), (0.05, 5)])
 def test_fedmuon_circles_the_optimum_of_the_counterexample(alpha, cycle, lr):
-    """It walks to the optimum in a/4 / lr rounds and then never strays further than `cycle` step sizes.
-
-    Or 1 % more: a direction that ought to be 0 may be 1e-15 and moves by 1e-15 / eps = 1e-3 step sizes.
+    """It reaches the optimum in a/4 / lr rounds, and then its distance is never more than `cycle` step sizes, plus 1 %:
+    a direction that should be 0 may be 1e-15, and then moves by 1e-15 / eps = 1e-3 step sizes.
     """
     method = fedmuon_bc(lr, alpha=alpha, norm="euclidean", start="gradient")
     x = positions(method, 1000)
@@ -131,7 +133,8 @@ def test_scaffold_by_hand():
 
 
 def test_fedavg_by_hand():
-    """Round 1 as SCAFFOLD's. Round 2 from 9/8: client 1 halves twice to 9/32; client 2 jumps to 2; x = 73/64."""
+    """Round 1 is that of SCAFFOLD. Round 2 starts from 9/8: client 1 halves it twice, to 9/32; client 2 goes to 2; x =
+    73/64."""
     assert numbers(run(fedavg(Sgd(0.5)), HAND, *everyone(2, 2, 2)).models()) == [9 / 8, 73 / 64]
 
 

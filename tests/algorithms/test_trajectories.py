@@ -39,7 +39,7 @@ def same(tree, expected):
 
 
 def agree(fast, expected):
-    """x of every round; c and every client's own tree, where the reference has them."""
+    """Compare x of every round, and c and every client's own tree if the reference has them."""
     for model, x in zip(fast.models(), expected.x, strict=True):
         same(model, x)
     assert not np.allclose(expected.x[0]["W"], expected.x[-1]["W"], atol=1e-4), "nothing moved"
@@ -53,7 +53,7 @@ def agree(fast, expected):
 
 
 def pair(mu, nesterov, scheme, scale, weight_decay):
-    """Muon here and there; vectors take plain steps of 0.1 along the same momentum."""
+    """(the rule Muon, the reference's Muon); vectors take plain steps of 0.1 along the same momentum."""
     fast = muon(0.02, 0.1, mu, nesterov, NewtonSchulz(5, scheme), scale, weight_decay)
     vectors = rules.EmaMomentum(0.1, mu, nesterov)
     return fast, rules.Muon(0.02, mu, vectors, nesterov, weight_decay, scheme=scheme, iterations=5, scaling=scale)
@@ -74,7 +74,7 @@ RULES = {
 
 
 STATELESS = ("sgd", "normalised", "clip")
-"""Rules that keep nothing: of these only the reset may be asked for."""
+"""Rules without a state, for which only carry = "reset" is allowed."""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_scaffold_server_step(problem, over):
 
 
 def ball(matrices, vectors, scheme, iterations, scale):
-    """Settings of the spectral norm here, and the rule there."""
+    """(settings of the spectral norm, the reference's rule)."""
     exact = Svd() if scheme == "svd" else NewtonSchulz(iterations, scheme)
     fast = {"matrix_lr": matrices, "vector_lr": vectors, "norm": "spectral", "ball": exact, "scale": scale}
     norms = {"scheme": scheme, "iterations": iterations, "scaling": scale}

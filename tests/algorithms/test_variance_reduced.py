@@ -1,4 +1,4 @@
-"""PAdaMFed, STEM and FAFED against the slow reference, and what they must equal.
+"""PAdaMFed, STEM and FAFED: against the slow reference, and identities.
 
 Tolerances as in `test_trajectories` (TOLERANCE, trajectories) and `test_identities` (ROUNDING).
 """
@@ -97,7 +97,7 @@ def test_server_lr_applies_the_mean_displacement(kind):
 
 @dataclass(frozen=True)
 class Louder(Quadratic):
-    """Every loss times 16, a power of two: gradients scale exactly."""
+    """A problem whose losses are multiplied by 16, a power of two, so that gradients scale exactly."""
 
     def gradient(self, i, x, r, k):
         return {name: 16.0 * value for name, value in super().gradient(i, x, r, k).items()}
@@ -131,7 +131,7 @@ def test_a_client_moves_by_lr_k_at_most(kind):
 
 @pytest.mark.parametrize("start", ["zeros", "gradient"])
 def test_padamfed_of_one_client_and_step_is_normalised_momentum_sgd(start):
-    """The step is along the new momentum: u = beta g + (1 - beta) G is the next G."""
+    """The direction u = beta g + (1 - beta) G is the next G, so a step is along the new momentum."""
     problem = Quadratic(clients=1)
     x = tree(problem.start)
     g = mean_gradient(problem, x, -1) if start == "gradient" else x.zeros()
@@ -231,11 +231,11 @@ def test_fafed(problem, first, previous, start):
 
 
 FLAT = {"rho": 1.0, "beta": 1.0, "start": "zeros"}
-"""v stays 0, so A = 1."""
+"""With these settings v stays 0, so A = 1."""
 
 
 def test_all_weight_on_the_new_gradient_is_fedavg():
-    """No step before the first round: start = "zeros"."""
+    """With start = "zeros", which takes no step before the first round."""
     close(stem(0.1, 1.0, start="zeros"), fedavg(Sgd(0.1)))
     close(fafed(0.1, 1.0, **FLAT), fedavg(Sgd(0.1)))
 
@@ -256,7 +256,7 @@ def test_all_weight_on_the_new_gradient_is_fedavg_after_the_first_step():
 
 @dataclass(frozen=True)
 class Unit(Step):
-    """No preconditioner: A = 1 whatever v is."""
+    """A step without a preconditioner: A = 1 whatever v is."""
 
     def along(self, m: Tree, v: Tree) -> Tree:
         return m * self.lr
@@ -272,7 +272,8 @@ def test_fafed_without_the_preconditioner_is_stem(weight, start):
 
 @pytest.mark.parametrize("counts", [(8, 1), (2, 4)])
 def test_stem_of_one_client_is_storm(counts):
-    """Eight steps, whatever K: d <- g(x) + (1 - a) (d - g(x_prev)) on one batch, x <- x - lr d."""
+    """Eight steps d <- g(x) + (1 - a) (d - g(x_prev)) on one batch, x <- x - lr d, however they are divided into
+    rounds."""
     problem, (rounds, k) = Quadratic(clients=1), counts
     before = tree(problem.start)
     d = mean_gradient(problem, before, -1)
@@ -287,7 +288,7 @@ def test_stem_of_one_client_is_storm(counts):
 
 
 def test_fafed_of_one_client_is_preconditioned_storm():
-    """v frozen by beta = 1 at the squared first gradient."""
+    """With beta = 1, v stays the square of the first gradient."""
     problem = Quadratic(clients=1)
     before = tree(problem.start)
     d = mean_gradient(problem, before, -1)
@@ -302,7 +303,8 @@ def test_fafed_of_one_client_is_preconditioned_storm():
 
 
 def test_stem_that_only_corrects_is_gradient_descent():
-    """a = 0, one client, no noise: d telescopes to the exact gradient."""
+    """With a = 0, one client and no noise, the differences of gradients form a telescoping sum, so that d is the exact
+    gradient."""
     problem = Quadratic(clients=1, noise=0.0)
     x = tree(problem.start)
     for _ in range(9):
@@ -312,7 +314,8 @@ def test_stem_that_only_corrects_is_gradient_descent():
 
 
 def test_stem_with_one_step_has_one_point_for_all():
-    """p_i is then x before the last step, the same for all: where it is kept does not matter."""
+    """With one local step p_i is x before the last step, the same for all clients: it does not matter where it is
+    kept."""
     close(stem(0.1, 0.3, previous="own"), stem(0.1, 0.3, previous="server"), timetable=everyone(5, 8, 1))
     one, two = paths(stem(0.1, 0.3, previous="own"), stem(0.1, 0.3, previous="server"), timetable=everyone(5, 8, 3))
     assert (one - two).abs().max() > 1e-4
@@ -320,12 +323,14 @@ def test_stem_with_one_step_has_one_point_for_all():
 
 @pytest.mark.parametrize("method", [stem(), fafed()], ids=["stem", "fafed"])
 def test_rounds_are_counted_in_integers(method):
-    """States may be stored as bfloat16, whose 256 + 1 is 256: a client would never again be of the round before."""
+    """States may be stored as bfloat16, in which 256 + 1 is 256: after round 256, no client would count as one that
+    took part in the round before."""
     assert method.client_init(method.server_init(tree(Quadratic().start)).public).number.dtype == torch.int64
 
 
 def test_a_client_that_returns_begins_at_x():
-    """p_i = x: its first direction is a g + (1 - a) d. Client 0 is away in round 2; in round 3 it is alone."""
+    """Then p_i = x, so its first direction is a g + (1 - a) d. Client 0 does not take part in round 2, and is alone in
+    round 3."""
     problem, (cohorts, steps) = Quadratic(), ([[0, 1], [1, 2], [0]], {(r, i): 1 for r in range(3) for i in range(5)})
     result = run(stem(0.1, 0.3), problem, cohorts, steps)
     before, after = result.servers[1].public, result.servers[2].public
@@ -335,7 +340,7 @@ def test_a_client_that_returns_begins_at_x():
     torch.testing.assert_close(after.x.flat, (before.x - 0.1 * d).flat, rtol=ROUNDING, atol=ROUNDING)
 
 
-# By hand, numbers dyadic: F_1 = x^2/2, F_2 = (x - 2)^2, so g_1 = x, g_2 = 2 (x - 2), from x = 1.
+# By hand; all numbers are dyadic: F_1 = x^2/2, F_2 = (x - 2)^2, so g_1 = x, g_2 = 2 (x - 2), from x = 1.
 HAND = Line(h=(1.0, 2.0), a=(0.0, 2.0), at=1.0)
 
 

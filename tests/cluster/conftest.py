@@ -1,5 +1,5 @@
-"""Real clusters on this machine: a process of Ray's for each node. Runs are started by the command line, in processes
-of their own, since this one may hold another Ray."""
+"""Real clusters on this machine, with the processes of a Ray node for each of their nodes. Runs are started by the
+command line in separate processes, because the process of the tests may use another Ray."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STORE = 100 * 2**20
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two nodes with a logical processor each; tests take and add nodes."""
+    """Two nodes with one logical processor each; tests remove and add nodes."""
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
-    folder = tempfile.mkdtemp(prefix="ff-ray-")  # in its usual one, whoever starts a Ray here would find this
-    monkeypatch.setattr("ray._private.utils.write_ray_address", lambda *told: None)  # there, too
+    folder = tempfile.mkdtemp(prefix="ff-ray-")  # other programs must not find this cluster
+    monkeypatch.setattr("ray._private.utils.write_ray_address", lambda *told: None)  # for the same reason
     made = Cluster(
         initialize_head=True,
         head_node_args={
@@ -49,7 +49,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(cluster: Any, tmp_path: Path) -> Iterator[Start]:
-    """start(setting, name): a run of these settings on the cluster, its files in the folder of that name."""
+    """start(setting, name): starts a run with these settings on the cluster; its files are in the folder `name`."""
     running = []
 
     def run(data: dict[str, Any], name: str = "out") -> subprocess.Popen[str]:
@@ -66,15 +66,15 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Start]:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 240) -> dict[str, Any]:
-    """What `--json` printed."""
+    """The object that `--json` printed, after the process has ended."""
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of clusters come first, because a Cluster that ends takes along what its process knows of another Ray
-    (`ray_here`). All of them are long: each starts nodes of Ray."""
+    """Tests of clusters come first, because a Cluster that ends also removes the connection of this process to another
+    Ray (`ray_here`). All of them are marked long, because each starts nodes of Ray."""
     here = Path(__file__).parent
     items.sort(key=lambda item: here not in item.path.parents)
     for item in items:

@@ -1,4 +1,4 @@
-"""What answers at an address and is no Ray is told soon, by whichever command."""
+"""If a server that is not Ray answers at an address, every command says so soon."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fedfleet.tune.cluster.submit import client
 from ..tune.commands import invoke
 
 BOUND = 30.0
-"""Seconds within which it must be said."""
+"""Seconds within which the message must come."""
 
 
 def silent(line: socket.socket) -> None:
-    """Takes what comes, and says nothing."""
+    """A server that reads everything and never answers."""
     while line.recv(1024):
         pass
 
 
 def closing(line: socket.socket) -> None:
-    """Hangs up at once."""
+    """A server that closes every connection at once."""
 
 
 def garbling(line: socket.socket) -> None:
-    """Says something else, a byte at a time and without end."""
+    """A server that sends bytes of another protocol, one at a time and without end."""
     while True:
         line.sendall(b"\x00")
         time.sleep(0.05)
@@ -83,7 +83,7 @@ def test_what_is_no_ray_is_told_soon(kind, address):
 
 
 def test_by_every_command(address):
-    """Within the bound each, one sentence and status 2; the doctor says it among what it finds."""
+    """Every command ends in time with one sentence and status 2; the doctor has the sentence among its findings."""
     for command in (("run", "digits"), ("attach",), ("attach", "some-run")):
         began = time.monotonic()
         done = invoke(*command, "--address", address)
@@ -103,7 +103,8 @@ def test_a_dashboard_that_is_none(address):
 
 
 def test_a_ray_is_one(ray_here):
-    """Its head is; another of its servers is none. A process of a cluster knows which cluster that is."""
+    """The head of a cluster counts as Ray, and its other servers do not. A process of a cluster knows the address of
+    its cluster."""
     head = ray.get_runtime_context().gcs_address
     assert speaks_http2(head)
     assert is_head(head)

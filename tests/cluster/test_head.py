@@ -1,4 +1,5 @@
-"""A head as `ray start` makes it, that wants a token: jobs, detached runs, the doctor, and being turned away."""
+"""A head that `ray start` has started and that requires a token: jobs, detached runs, the doctor, and users without the
+token."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Head(NamedTuple):
     env: dict[str, str]
 
     def __call__(self, folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command of a user who has the token, unless env says otherwise."""
+        """Run a command as a user who has the token, unless env says otherwise."""
         done = subprocess.run(
             [*COMMAND, *args], cwd=folder, env=self.env | env, capture_output=True, text=True, timeout=240
         )
@@ -78,7 +79,8 @@ def head() -> Iterator[Head]:
 
 
 def test_a_job_runs_what_was_sent(head, tmp_path):
-    """The same model as here; its plug-in went with it, and nothing of it is in this folder afterwards."""
+    """The job has the same model as a run in this process. Its plug-in was sent with it, and it leaves nothing in this
+    folder."""
     plan(tmp_path / "faults")
     data = setting(tmp_path / "faults", rounds=2, backend="ray", workers=1)
     (tmp_path / "job.yaml").write_text(json.dumps(data))
@@ -100,7 +102,7 @@ def test_a_job_that_fails_says_so(head, tmp_path):
 
 
 def test_a_detached_run_is_found_again(head, tmp_path):
-    """Its launcher is gone before round 1 is over; who attaches gets the result."""
+    """The launcher of a detached run ends before round 1 is over; `attach` gets the result."""
     client, before = visitor(2)
     plan(tmp_path / "faults", rule(client, "gate", before + 1, 1))
     (tmp_path / "run.yaml").write_text(json.dumps(setting(tmp_path / "faults", backend="ray", workers=1)))

@@ -1,4 +1,4 @@
-"""Several nodes: the same bits as one process has, whatever comes and goes."""
+"""Runs on several nodes have the bits of a run in one process, also when nodes are lost or added."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_TWO = {"backend": "ray", "workers": 2, "cpus": 1}
 
 
 def rows_of(folder: Path) -> list[dict[str, float]]:
-    """The records without what a clock says and what nodes are told of."""
+    """The records without times and without the numbers of bytes between nodes."""
     table = pq.read_table(folder / "rounds.parquet").to_pylist()
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "node/")) and v is not None} for row in table]
 
@@ -38,7 +38,7 @@ def same(folder: Path, result: dict, expected) -> None:
 
 @pytest.mark.parametrize("method", [m if m == "scaffold" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
-    """Every method's clients have states, which move from node to node."""
+    """The clients of all these methods have states, which move between nodes."""
     faults = tmp_path / "faults"
     result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
     same(tmp_path / "out", result, run(small(faults, method)))
@@ -46,7 +46,8 @@ def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
 
 
 def test_a_node_adds_up_what_it_has(start, tmp_path):
-    """Sums of 130 KB, which stay where they are until they are asked for: fewer cross than there are tasks."""
+    """Sums of 130 KB stay on their node until the driver asks for them, so that fewer sums than tasks are sent between
+    nodes."""
     data = setting(tmp_path / "faults", rounds=3, **ON_TWO)
     data["workload"]["model"]["hidden"] = [224]
     data["method"] = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
@@ -69,7 +70,8 @@ def test_a_node_adds_up_what_it_has(start, tmp_path):
     ],
 )
 def test_messages_of_two_nodes_are_aggregated(rule, attack, start, tmp_path):
-    """Messages that were written on the other node come to the driver's, where the passes over them are made."""
+    """Messages that were written on the other node are copied to the driver's node, where the passes over them are
+    made."""
     data = setting(tmp_path / "faults", "scaffold", **ON_TWO, patience=60.0) | {"aggregate": rule, "attack": attack}
     result = ended(start(data))
     alone = {**data["engine"], "backend": "local"}
@@ -78,7 +80,7 @@ def test_messages_of_two_nodes_are_aggregated(rule, attack, start, tmp_path):
 
 
 def test_groups_of_workers(start, tmp_path):
-    """Half a processor on either node, spread, and a whole one that has a label."""
+    """One group of workers has half a processor on each node, another one a whole processor of a node with a label."""
     groups = [{"count": 1, "cpus": 0.5}, {"count": 1, "cpus": 0.5, "labels": {"kind": "second"}}]
     result = ended(start(setting(tmp_path / "faults", backend="ray", workers=groups, placement="spread")))
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
@@ -86,7 +88,7 @@ def test_groups_of_workers(start, tmp_path):
 
 
 def test_all_workers_at_once_or_none(start, tmp_path):
-    """While one run holds both nodes, a second one gives up, and a third one waits until the first is over."""
+    """While one run uses both nodes, a second run gives up, and a third run waits until the first is over."""
     gates = Gates(tmp_path / "faults", 2)
     first = start(setting(tmp_path / "faults", **ON_TWO), "first")
     gates.reached(0)
@@ -107,7 +109,7 @@ def test_all_workers_at_once_or_none(start, tmp_path):
 
 
 class Gates:
-    """Places in a run where it waits for the test: a client's second step in a round."""
+    """Points at which a run waits for the test: the second local step of a client in a round."""
 
     def __init__(self, faults: Path, *rounds: int) -> None:
         self.faults = faults
@@ -151,12 +153,13 @@ LOSSES = {
     "rewound": ({"every": 3, "keep": 2}, 3, ["resumes after round 3"], ["begins again"]),
     "from the beginning": (None, 0, ["begins again"], ["resumes"]),
 }
-"""checkpoint: the setting, the last one before the node is lost, what the log must and must not say."""
+"""name -> (the section checkpoint, the round of the last checkpoint before the node is lost, texts that the log must
+have, texts that it must not have)."""
 
 
 @pytest.mark.parametrize("case", [c if c == "rewound" else pytest.param(c, marks=pytest.mark.slow) for c in LOSSES])
 def test_a_lost_node(case, cluster, start, tmp_path):
-    """In the middle of round 5, by killing all of its processes."""
+    """All processes of a node are killed in the middle of round 5."""
     checkpoint, last, says, says_not = LOSSES[case]
     gates = Gates(tmp_path / "faults", 5)
     process = start(setting(tmp_path / "faults", checkpoint=checkpoint, **ON_TWO))
@@ -191,7 +194,7 @@ def test_a_node_that_joins_is_used(cluster, start, tmp_path):
 
 
 def workers_of(cluster: Any) -> list[psutil.Process]:
-    """Those that have started: Ray names a process by what it does."""
+    """The worker processes that have started: Ray gives a process a title that says what it does."""
     return [process for node in cluster.list_all_nodes() for process in processes("WorkerProcess", raylet(node))]
 
 

@@ -1,4 +1,5 @@
-"""A task split into branches for many workers gives the same bits; which node gets which task, without Ray."""
+"""Without Ray: a task that is split into branches for many workers gives the same bits, and the scheduler chooses which
+node gets which task."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from ..engine.setups import EPOCHS, digits
 
 @pytest.fixture(scope="module")
 def worker_and_task(tmp_path_factory):
-    """A worker, and the longest task of a round that all clients are in: several blocks of unequal clients."""
+    """(a worker, the longest task of a round with all clients, which has several blocks of unequal clients)."""
     run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
     split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     table = Table(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
@@ -68,8 +69,8 @@ def test_branches_give_the_bits_of_the_whole(most, worker_and_task):
 @pytest.mark.parametrize("absent", [[0], [4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7, 29], list(range(1, 30)), [28, 29]])
 @pytest.mark.parametrize("block", [1, 4])
 def test_branches_give_the_bits_of_the_whole_without_some_clients(absent, block, worker_and_task):
-    """Whoever is dropped: blocks that are empty keep their place in the tree. Blocks of one client are added four at
-    once, which must not change the order."""
+    """The bits are the same whichever clients are dropped, because empty blocks keep their place in the tree. Blocks of
+    one client are added four at a time, which must not change the order."""
     worker, task, shared = worker_and_task
     task = task._replace(task=task.task._replace(cuts=(*range(block, 30, block), 30)))
     present = np.setdiff1d(np.arange(30), absent)
@@ -129,7 +130,8 @@ def test_a_node_gets_what_it_has_before_what_others_have():
 
 
 def test_a_node_gets_neighbours_of_what_it_has():
-    """Without states there is nothing else to choose by: a node adds up its tasks 0 to 3, the other 4 to 7."""
+    """Without client states, only the sums decide: one node gets the tasks 0 to 3 and adds them up, the other one the
+    tasks 4 to 7."""
     locations = RowLocations(10)
     locations.add(), locations.add()
     scheduler = Scheduler(locations)
@@ -141,7 +143,7 @@ def test_a_node_gets_neighbours_of_what_it_has():
 
 
 class PretendedWorker:
-    """One worker on node 0, of `speed` steps a second."""
+    """One worker on node 0, which makes `speed` steps per second."""
 
     node, workers = 0, 1
 
@@ -150,7 +152,8 @@ class PretendedWorker:
 
 
 def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float:
-    """Of single clients of so many steps; told: the speeds that the scheduler knows of."""
+    """The duration of a round whose tasks are single clients. steps: of each client; told: the speeds that the
+    scheduler knows."""
     locations = RowLocations(10)
     locations.add()
     scheduler = Scheduler(locations, steps)
@@ -176,7 +179,8 @@ def makespan(speeds: list[float], told: list[float], steps: np.ndarray) -> float
 
 
 def test_slow_workers_take_nothing_that_the_others_would_wait_for():
-    """Three workers, one of which has an eighth of the others' speed, and tasks of 1 to 40 steps, the longest first."""
+    """Three workers, one of which has an eighth of the speed of the others, and tasks of 1 to 40 steps, of which the
+    longest come first."""
     steps = np.arange(40, 0, -1)
     speeds = [1.0, 0.125, 1.0]
     ideal = steps.sum() / sum(speeds)

@@ -1,4 +1,4 @@
-"""The tutorial on clusters, with a real cluster in place of the address that it names."""
+"""Executes the tutorial on clusters, with a real cluster in place of the address in the tutorial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers whose environment is unfit: they are given up, no client is blamed, and the bits are the same."""
+"""Workers whose environment cannot run clients: they are given up, no client counts as failed, and the bits are the
+same."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ NO_COMPILER = {"CXX": "/no/such/compiler"}
 
 @pytest.fixture
 def unfit(cluster):
-    """unfit(environment, nodes): the cluster, whose second node has gone, with nodes that have these variables."""
+    """unfit(environment, nodes): replaces the second node of the cluster by nodes that have these environment
+    variables."""
 
     def make(environment: dict[str, str], nodes: int = 1, **options: Any) -> None:
         (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
@@ -43,7 +45,7 @@ def setting(**engine: Any) -> dict[str, Any]:
 
 
 def alone(data: dict[str, Any]) -> str:
-    """The digest of the same run in this process."""
+    """The digest of the model of the same run in this process."""
     engine = {key: value for key, value in data["engine"].items() if key in ("block", "kernels")}
     return run(experiment({**data, "engine": {**engine, "backend": "local"}})).model_sha256
 
@@ -57,7 +59,7 @@ def logged(folder: Path) -> str:
 
 @pytest.mark.parametrize("on_failure", ["fail", pytest.param("drop", marks=pytest.mark.slow)])
 def test_workers_without_a_compiler(on_failure, unfit, cluster, start, tmp_path, own_kernels):
-    """One worker has one, two have not: neither do clients fail, nor are any dropped."""
+    """One worker has a compiler, and two have none: no client fails, and none is dropped."""
     unfit(NO_COMPILER, 2)
     data = setting(backend="ray", workers=3, cpus=1, kernels="native", on_failure=on_failure)
     result = ended(start(data))
@@ -103,7 +105,8 @@ def test_where_no_worker_is_left_the_run_ends_with_a_sentence(unfit, start, tmp_
 
 
 def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, start, tmp_path, own_kernels):
-    """The run is worth measuring, and this machine has kernels of our own; another one has none: torch's are taken."""
+    """The run is long enough to be measured, and this machine can build native kernels, but another machine cannot: all
+    workers use torch's kernels."""
     unfit(NO_COMPILER)
     data = setting(backend="ray", workers=2, cpus=1)
     data["engine"]["block"] = "auto"
@@ -119,7 +122,8 @@ def test_a_plan_that_nobody_asked_for_is_one_that_all_machines_can_have(unfit, s
 
 
 def test_one_worker_of_a_machine_is_given_up_and_not_replaced(tmp_path, ray_here):
-    """Its other worker goes on; where one dies as it starts another is tried, at most three."""
+    """The other worker of the machine goes on. If a process of a worker dies while it starts, another one is tried, at
+    most three in all."""
     for way, told in WAYS.items():
         if way == "import":
             continue

@@ -1,4 +1,4 @@
-"""What is said where versions differ, and of commands that a cluster does not help."""
+"""Messages about versions that differ, and about commands that cannot run on a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODE = Node("1", "10.0.0.6 (1)", {"CPU": 4.0}, {})
 
 
 def test_a_cluster_of_another_ray():
-    """By the lines that Ray itself writes as a process joins."""
+    """The message is made from the lines that Ray writes when a process joins."""
     theirs = {"ray_version": "2.9.0", "python_version": "3.9.1"}
     with pytest.raises(RuntimeError) as caught:
         check_version_info(theirs, "process 1", raise_on_mismatch=True)
