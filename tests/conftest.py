@@ -56,7 +56,7 @@ def ray_here():
     from fedfleet.engine.backends.ray.connect import shutdown
 
     shutdown()  # the Ray that a run of an earlier test has started
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; 15 is too low on a busy machine
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
     yield
     ray.shutdown()

@@ -68,10 +68,10 @@ def why_long(page: Path) -> str:
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Make a folder the current one, for the blocks of one page. What they import is forgotten afterwards."""
+    """Make a folder the current one, for the blocks of one page. Modules that they import are removed afterwards."""
     modules, path, before = set(sys.modules), list(sys.path), os.getcwd()
     os.chdir(folder)
-    sys.path.insert(0, str(folder))  # as `python script.py` has it
+    sys.path.insert(0, str(folder))  # as `python script.py` does
     yield
     os.chdir(before)
     sys.path[:] = path
@@ -96,7 +96,7 @@ class Runner:
                 self.run(block)
 
     def parse(self, block: Block) -> None:
-        """Whether a block is well formed, also one that is not run."""
+        """Check that a block can be parsed, also one that is not run."""
         if block.language == "yaml":
             assert yaml.safe_load(block.text)
         elif block.language == "bash":

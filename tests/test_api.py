@@ -114,7 +114,7 @@ def test_a_loop_that_is_left_leaves_a_checkpoint(tmp_path: Path, whole: fedfleet
 
 
 def test_a_loop_that_was_interrupted_goes_on(tmp_path: Path, whole: fedfleet.Result):
-    """As in a notebook, where KeyboardInterrupt comes between two rounds and the object stays."""
+    """As in a notebook, where a KeyboardInterrupt comes between two rounds and the object still exists."""
     rounds = fedfleet.rounds(small("scaffold"), tmp_path)
 
     def use() -> None:
@@ -190,7 +190,7 @@ def test_a_result_is_read_from_its_folder(whole: fedfleet.Result):
 def test_what_is_no_result_is_refused(tmp_path: Path, whole: fedfleet.Result):
     with pytest.raises(fedfleet.ConfigError, match="holds no run"):
         fedfleet.Result.load(tmp_path)
-    next(fedfleet.rounds(small(), tmp_path / "begun"))  # the object ends here, and with it the run
+    next(fedfleet.rounds(small(), tmp_path / "begun"))  # the object is deleted here, which ends the run
     with pytest.raises(fedfleet.ConfigError, match="has not finished; resume it"):
         fedfleet.Result.load(tmp_path / "begun")
     assert whole.directory is not None
@@ -355,7 +355,7 @@ result.plot(x="time")  # an error
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the package lies as an installation has it."""
+    """A folder with the package as an installation has it."""
     folder = tmp_path_factory.mktemp("installed")
     (folder / "fedfleet").mkdir()
     for path in (
@@ -385,7 +385,8 @@ def test_a_users_script_in_standard_mode(installed: Path):
 
 @pytest.mark.long
 def test_the_types_of_the_api_are_complete(installed: Path):
-    """Of all that the names of the API refer to: methods, attributes, base classes, arguments and return types."""
+    """The type checker knows the types of everything that the names of the API refer to: methods, attributes, base
+    classes, arguments and return types."""
     symbols = pyright(installed, "--verifytypes", "fedfleet", "--ignoreexternal")["typeCompleteness"]["symbols"]
     known = {each["name"].removeprefix("fedfleet.") for each in symbols if each["isTypeKnown"]}
     assert set(fedfleet.__all__) - {"__version__"} <= known

@@ -23,7 +23,7 @@ ALLOWED = {
     ),
     "tune": (r"tune\b", r"engine\b", r"algorithms\b", r"workloads\b"),
 }
-"""folder -> patterns of the modules it may import, as in the layout of the design."""
+"""folder -> patterns of the modules that it may import, as docs/design.md says."""
 
 ROOMS = [
     "errors",
@@ -67,7 +67,7 @@ LAZY = {
 
 
 class Import(NamedTuple):
-    target: str  # of ours "folder.module" or "folder", else the name of the package
+    target: str  # "folder.module" or "folder" for modules of this project, else the name of the package
     ours: bool
     relative: bool
     at_head: bool  # run when the module is imported: not in a function, not under TYPE_CHECKING
@@ -104,7 +104,8 @@ def statements(node: ast.AST, at_head: bool = True) -> Iterator[tuple[ast.Import
 
 
 def targets(module: str, node: ast.Import | ast.ImportFrom) -> list[str]:
-    """What a statement names, ours as "fedfleet.…"; `from . import tree` names the module tree where there is one."""
+    """The modules that a statement imports, those of this project as "fedfleet.…"; `from . import tree` imports the
+    module tree if there is one."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     base = node.module or ""
@@ -185,7 +186,7 @@ def room(module: str) -> str:
 
 
 def test_no_circles_between_the_rooms_of_tune():
-    """Imports inside functions count here: two rooms that need each other are one room, whenever they import."""
+    """Imports inside functions count too: two rooms that need each other should be one room."""
     inside = [module for module in MODULES if module.startswith("tune.")]
     graph = {room(module): set[str]() for module in inside}
     for module in inside:

@@ -1,9 +1,9 @@
-"""Every method of the table, with its defaults, through the engine: what a method must do whatever its idea is.
+"""Every method of the table is run by the engine with its defaults: properties that all methods must have.
 
-Digits, a tiny network, six clients of unequal size, hence with unequal numbers of local steps, four of them a round.
-TOLERANCE: in float64 a block, or other tasks, add up in another order than one client alone does; within four rounds
-that grows from 1e-16 to 1e-12 or so, more where a method orthogonalises or divides by small numbers, and a mistake in
-a formula shows at 1e-3.
+The runs have digits, a tiny network, and six clients of unequal size, and therefore with unequal numbers of local
+steps, four of them in each round. TOLERANCE: in float64 a block, or other tasks, add up in another order than one
+client alone. Within four rounds this grows from 1e-16 to about 1e-12, and to more if a method orthogonalises or divides
+by small numbers; an error in a formula makes a difference of 1e-3.
 """
 
 import functools
@@ -42,9 +42,9 @@ torch.set_num_threads(1)
 
 TOLERANCE = 1e-9
 DECAYS = {"diloco", "muloco"}
-"""Their default rule has a weight decay, which moves the model where the gradient is zero."""
+"""Methods whose default rule has weight decay, which moves the model even if the gradient is zero."""
 FACTORED = {"ratio": 0.6, "layers": "all", "nearest": True}
-"""Of methods that compress: the tiny network's two weights are its first and its last."""
+"""Arguments of the methods that compress. The two weights of the tiny network are its first and its last."""
 SETTINGS = {
     **dict.fromkeys(["fedmud", "fedmud_bkd", "fedmud_aad", "fedmud_bkd_aad", "fedmud_f", "fedmud_bkd_f"], FACTORED),
     **dict.fromkeys(["fedhm", "fedlmt", "fedpara"], FACTORED),
@@ -52,26 +52,27 @@ SETTINGS = {
     "fedbat": {"layers": "all"},
 }
 DRAWS = {"ef21_p", "fedbat"}
-"""Clients draw, by their number, what they send."""
+"""Methods whose messages are drawn by the number of the client."""
 RESTARTS = {"fedlmt", "fedpara"}
-"""The model that they start from is another than the workload's: products of factors."""
+"""Methods that do not start from the workload's model, but from products of factors."""
 TRUNCATES = {"fedhm"}
-"""Every round decomposes the weights anew; the first one truncates them."""
+"""The method decomposes the weights anew in every round, and the first round truncates them."""
 STEP = {"fedbat": 5e-4}
-"""Moves every weight by so much a round at least, up or down at random."""
+"""The method moves every weight by at least this much in every round, up or down at random."""
 methods = pytest.mark.parametrize("method", METHODS)
 
 
 @functools.cache
 def rows() -> tuple[Any, Any]:
-    """60 training rows and 20 test rows of digits."""
+    """(60 training rows, 20 test rows) of digits."""
     train, test = Digits().load()
     return {name: c[:60] for name, c in train.items()}, {name: c[:20] for name, c in test.items()}
 
 
 @dataclass(frozen=True)
 class Hands(Partition):
-    """Client i has the rows of hand order[i]; hands are of sizes 3, 5, 8, 11, 14, 19."""
+    """A partition by which client i has the group of rows with the number order[i]; the sizes of the groups are 3, 5,
+    8, 11, 14, 19."""
 
     order: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
 
@@ -91,7 +92,7 @@ class Few(Digits):
 
 @dataclass(frozen=True)
 class Flat(Few):
-    """A loss that is zero everywhere."""
+    """A workload whose loss is zero everywhere."""
 
     def losses(self, p, batch):
         return super().losses(p, batch) * 0
@@ -106,12 +107,13 @@ def made(method: str) -> Any:
 
 
 def by_rounds(method: str) -> bool:
-    """Whether settings follow from numbers of steps or rounds."""
+    """Whether settings of the method follow from the numbers of steps or rounds."""
     return isinstance(made(method), Deferred) and method not in SETTINGS
 
 
 def few(method: str, workload: Any = None, rounds: int = 4, **sections: Any) -> Experiment:
-    """Epochs, and so unequal steps, unless the method needs to know their number; `plan`, `engine`: more keys there."""
+    """A small experiment. The local work is epochs, so that numbers of steps are unequal, unless the method must know
+    this number. sections: `plan`, further keys of federation; `engine`, further keys of engine."""
     local = {"steps": 3, "batch": 4} if by_rounds(method) else {"epochs": 1, "batch": 4}
     plan = {"clients": 6, "cohort": 4, "rounds": rounds, "local": local}
     return experiment(
@@ -128,7 +130,7 @@ def few(method: str, workload: Any = None, rounds: int = 4, **sections: Any) -> 
 
 @functools.cache
 def whole(method: str) -> Result:
-    """Four rounds in blocks of 3 clients, without a break."""
+    """The result of four rounds in blocks of 3 clients, without interruption."""
     return run(few(method))
 
 
@@ -147,13 +149,13 @@ def test_alone_equals_together(method: str):
 
 @methods
 def test_other_tasks(method: str, monkeypatch: pytest.MonkeyPatch):
-    """Blocks of 2, all in one task."""
+    """Blocks of 2 clients, all of them in one task, give the same model."""
     monkeypatch.setattr(tasks, "task_edges", lambda blocks: [0, blocks])
     alike(run(few(method, engine={"block": 2})), whole(method))
 
 
 class Interrupt(Observer):
-    """An observer that is pressed Ctrl-C after round 2."""
+    """An observer that sends Ctrl-C after round 2."""
 
     def record(self, record):
         if record["round"] == 2:
@@ -162,7 +164,8 @@ class Interrupt(Observer):
 
 @methods
 def test_resumed(method: str, tmp_path: Path):
-    """Two rounds of three, then on to four: the same bits. Of four, where settings follow from the number of rounds."""
+    """A run of three rounds that is interrupted after two and resumed with four has the same bits. If settings follow
+    from the number of rounds, it has four rounds from the beginning."""
     rounds = 4 if by_rounds(method) else 3
     with pytest.raises(Interrupted):
         run(few(method, rounds=rounds), tmp_path / "run", [Interrupt()])
@@ -172,12 +175,13 @@ def test_resumed(method: str, tmp_path: Path):
 
 
 FULL = {"plan": {"cohort": 6, "local": {"steps": 2, "batch": 32}}}
-"""Everyone takes part, and a batch is all of a client's data: no draw depends on a client's number."""
+"""Settings by which all clients take part and a batch has all rows of a client, so that no draw depends on a client's
+number."""
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - DRAWS))
 def test_who_has_which_data(method: str):
-    """Clients are alike: dealing them the same hands in another order changes nothing but that order."""
+    """Clients are interchangeable: if they get the same groups of rows in another order, only this order changes."""
     alike(
         run(few(method, Few(partition=Hands((3, 5, 0, 4, 2, 1))), 3, **FULL)),
         run(few(method, rounds=3, **FULL)),
@@ -186,7 +190,7 @@ def test_who_has_which_data(method: str):
 
 @methods
 def test_zero_gradient(method: str):
-    """Nothing moves, and nothing divides by zero."""
+    """With a zero gradient the model does not move, and nothing is divided by zero."""
     ended, start = run(few(method, Flat(), 3)).model, Few().init(0)
     if method in RESTARTS:
         run_spec = prepare(few(method), "conformance")
@@ -214,7 +218,7 @@ def built(method: str) -> Any:
 
 
 def form(state: Any) -> Any:
-    """Structure, shapes and dtypes."""
+    """The structure of a state, and the shapes and dtypes of its tensors."""
     leaves, spec = pytree.tree_flatten(state)
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
     return spec, [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
@@ -222,7 +226,8 @@ def form(state: Any) -> Any:
 
 @methods
 def test_states_keep_their_form(method: str):
-    """The server's and every client's, over rounds; they are finite."""
+    """The states of the server and of all clients keep their structure, shapes and dtypes over the rounds, and are
+    finite."""
     result = play(made := built(method), Quadratic(), *partial())
     first = StateSpec(made, made.model(result.servers[0]))
     for server, clients in zip(result.servers, result.clients, strict=True):
@@ -233,7 +238,8 @@ def test_states_keep_their_form(method: str):
 
 
 def counts(column: str) -> Iterator[tuple[int, int, int]]:
-    """A cell of the table as (fewest trees, most trees, numbers beside): "2", "2 or 3", "1 to 2", "1 + scalar"."""
+    """A cell of the table, such as "2", "2 or 3", "1 to 2" or "1 + scalar", as (smallest number of trees, largest one,
+    further numbers)."""
     for choice in column.split(" or "):
         found = re.fullmatch(r"(\d+)(?: to (\d+))?( \+ scalar)?", choice)
         assert found, f"{column!r} should be like 2, 2 or 3, 1 to 2, 1 + scalar"
@@ -241,18 +247,20 @@ def counts(column: str) -> Iterator[tuple[int, int, int]]:
 
 
 def fits(size: int, column: str, tree: int, more: int = 1) -> bool:
-    """Whether so many bytes are what a cell says, for models of `tree` bytes; `more`: numbers it need not mention."""
+    """Whether `size` bytes agree with a cell, for models of `tree` bytes; `more`: how many further numbers the cell
+    need not mention."""
     return any(low * tree + 8 * n <= size <= high * tree + 8 * (n + more) for low, high, n in counts(column))
 
 
 @methods
 def test_bytes_and_gradients_are_what_the_table_says(method: str):
-    """Recorded = what the states' forms come to = the table's columns times the model's bytes, but for a number that
-    the table need not mention, a count of steps, say; two of those that clients keep."""
+    """The recorded bytes equal those that follow from the shapes of the states, and the table's columns times the
+    model's bytes. The table need not mention one further number, such as a count of steps, and two of those that
+    clients keep."""
     run_spec = prepare(few(method), "conformance")
     x, recipe = run_spec.initial_model(), METHODS[method]
     state_spec, tree = StateSpec(run_spec.method(), x), 8 * x.flat.numel()
-    if method not in SETTINGS:  # of these see tests/algorithms/test_compression_bytes.py
+    if method not in SETTINGS:  # tests/algorithms/test_compression_bytes.py has the others
         assert fits(state_spec.down, recipe.down, tree), (recipe.down, state_spec.down / tree)
         assert fits(state_spec.up, recipe.up, tree), (recipe.up, state_spec.up / tree)
         assert fits(state_spec.kept, recipe.state, tree, more=2), (recipe.state, state_spec.kept / tree)

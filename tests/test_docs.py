@@ -14,7 +14,7 @@ from .pages import DOCS, ROOT, WRITTEN, Runner, blocks, why_long, working_in
 
 
 def parameters() -> list[Any]:
-    """The pages with blocks, those that take long with the mark. The one of clusters is in tests/cluster/."""
+    """The pages that have blocks; pages that take long are marked. The page on clusters is tested in tests/cluster/."""
     pages = [p for p in [ROOT / "README.md", *WRITTEN] if any(b.language != "text" for b in blocks(p))]
     here = [p for p in pages if not why_long(p).startswith("cluster ")]
     marks = {p: [pytest.mark.long] if why_long(p) else [] for p in here}
@@ -37,7 +37,7 @@ def test_a_method_and_a_workload_take_under_30_lines():
 
 
 def test_the_parts_of_the_pages_shadow_nothing():
-    """A reader must not have to ask which of two parts with one name a run used."""
+    """Otherwise a reader could not tell which of two parts with the same name a run used."""
     tables = [b.text for page in WRITTEN for b in blocks(page) if b.language == "python"]
     found = [
         name

@@ -1,4 +1,5 @@
-"""The main job on real input: FashionMNIST, 16 clients, 8 a round, K = 5, batch 64, LeNet, Dirichlet 0.1, 300 rounds.
+"""Training on real data: FashionMNIST, 16 clients, 8 of them in each round, K = 5, batch 64, LeNet, Dirichlet 0.1, 300
+rounds.
 
 Thresholds are five points below what seed 0 reached when they were set, so that other rounding (another processor,
 another version) passes and a broken method does not: chance is 10 %. SCAFFOLD takes a smaller step than FedAvg: at 0.05

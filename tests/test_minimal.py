@@ -1,4 +1,4 @@
-"""The in-process backend, untracked, runs on torch, numpy, pyarrow, pydantic and PyYAML alone."""
+"""A run in process and without tracking needs only torch, numpy, pyarrow, pydantic, PyYAML and xxhash."""
 
 import json
 import subprocess

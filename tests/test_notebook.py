@@ -53,7 +53,7 @@ FAIL = ("interrupt", "mistake")
 
 
 class Keeping(NotebookClient):
-    """Remembers the processes that the kernel has started when the last cell has ended, with their names."""
+    """Notes the processes that the kernel has started, with their names, when the last cell has ended."""
 
     family: dict[psutil.Process, str]
 

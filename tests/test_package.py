@@ -1,4 +1,4 @@
-"""The wheel is whole: installed in a clean environment, the command line runs from it."""
+"""The wheel is complete: when it is installed in a clean environment, the command line runs."""
 
 import os
 import re
@@ -18,7 +18,7 @@ FOLDERS = ("engine", "algorithms", "workloads", "tune")
 
 
 def call(*command: object, cwd: Path) -> str:
-    """Standard output of a command that must succeed; nothing of this process's import path is passed on."""
+    """Standard output of a command that must succeed. The import path of this process is not passed on."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")} | {"COLUMNS": "200"}
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,7 +27,8 @@ def call(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves build/ behind, and would pack deleted files that still lie there."""
+    """The wheel, built from a copy of the repository: setuptools leaves the folder build/ behind, and would pack
+    deleted files that are still in it."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,5 +1,6 @@
-"""Every function of the kernels' library, on sizes and values at the edges, by a library that was built with
-AddressSanitizer and UndefinedBehaviorSanitizer: run as a program by test_sanitized.py, with flags as arguments."""
+"""Calls every function of the kernels' library on extreme sizes and values, in a library that is built with
+AddressSanitizer and UndefinedBehaviorSanitizer. test_sanitized.py runs this file as a program, with compiler flags as
+arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def chains() -> None:
                 for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
                     at(own, x, x.flat, {**alone, "label": alone["label"].to(dtype)})
                 strided = {**batch, "input": batch["input"].flip(1).transpose(0, 1).contiguous().transpose(0, 1)}
-                points = torch.stack([x.flat, 2 * x.flat], 1).mT  # neither is contiguous
+                points = torch.stack([x.flat, 2 * x.flat], 1).mT  # neither column is contiguous
                 own.chain.gradient(points, strided)
                 own.chain.descend(points[0], batch, 0.1, x.flat, torch.zeros_like(x.flat))
                 own.chain.descend(points[0], batch, 0.1, None, None)
@@ -49,7 +50,7 @@ def chains() -> None:
 
 
 def wrong(own: Any, x: Any, batch: dict[str, Tensor]) -> None:
-    """Whatever does not fit is refused before it is read."""
+    """Inputs that do not fit are refused before they are read."""
     label = batch["label"]
     given: dict[str, Any] = {
         "label below": {"label": label - 8},
@@ -69,7 +70,7 @@ def wrong(own: Any, x: Any, batch: dict[str, Tensor]) -> None:
 
 
 def broken(own: Any, torchs: Any, x: Any, batch: dict[str, Tensor], value: float) -> None:
-    """What is not finite goes where torch has it go."""
+    """Values that are not finite have the same effect as in torch."""
     inputs = batch["input"].clone()
     inputs.view(-1)[inputs.numel() // 2] = value
     mine, theirs = (at(trainer, x, x.flat, {**batch, "input": inputs}) for trainer in (own, torchs))

@@ -15,11 +15,11 @@ METHODS: dict[str, dict[str, Any]] = {
 
 STEPS = {"steps": 3, "batch": 16}
 EPOCHS = {"epochs": 1, "batch": 8}
-"""Clients have unequal numbers of rows, hence of steps."""
+"""A partition by which clients have unequal numbers of rows, and therefore of steps."""
 
 
 def digits(method: Any, local: dict[str, int], rounds: int = 3, **engine: Any) -> Experiment:
-    """30 unequal clients, 9 a round."""
+    """An experiment on digits with 30 unequal clients, 9 of them in each round."""
     return experiment(
         {
             "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [16]}},

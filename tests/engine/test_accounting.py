@@ -1,4 +1,4 @@
-"""Epsilon against the figures of dp-accounting, of other libraries and of closed forms."""
+"""Epsilon against the numbers of dp-accounting, of other libraries and of closed forms."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_golden_values(releases, delta, kind, adjacency, expected, tol):
 
 @pytest.mark.parametrize("kind", ["rdp", "pld"])
 def test_epsilon_is_that_of_the_library(kind):
-    """The same releases, written for dp-accounting by hand."""
+    """Epsilon equals that of the same releases, which are written here for dp-accounting by hand."""
     import dp_accounting as da
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
@@ -70,7 +70,7 @@ def test_unsampled_releases_add_up():
 
 
 def test_poisson_samples_at_integer_orders():
-    """The library is at most as large as the least epsilon over integer orders, and near to it."""
+    """The epsilon of the library is at most the smallest epsilon over integer orders, and near to it."""
     orders = range(2, 256)
     for t, q, z in ((50, 0.01, 2.5), (2250, 0.04, 1.5)):
         divergences = [t * privacy.poisson_rdp(q, z, order) for order in orders]

@@ -1,4 +1,5 @@
-"""The stream of batches against its slow definition: shuffled passes, one after the other, continued over visits."""
+"""The stream of batches against its slow definition: shuffled passes one after the other, which go on from round to
+round."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def rows_of(client: int) -> list[int]:
 
 
 def batches(client: int, visit: int, local: Local) -> list[list[int]]:
-    """A client's batches of one visit, run alone."""
+    """The batches of one client in one round, drawn for this client alone. visit: in how many rounds it took part
+    before."""
     found = stream(PARTS, np.array([client]), np.array([visit]), local, seed=3)
     weight = torch.ones_like(found.rows, dtype=torch.float64) if found.weight is None else found.weight
     return [
@@ -66,7 +68,7 @@ def test_keys_differ_by_client_and_step_and_visit():
 
 
 def test_every_order_is_about_as_likely():
-    """720 shuffles of three rows: each of the six orders 120 times, give or take 4 standard deviations (10 each)."""
+    """In 720 shuffles of three rows, each of the six orders occurs 120 times, within 4 standard deviations of 10."""
     client_index = ClientIndex.of([np.arange(3)])
     found = [
         tuple(stream(client_index, np.array([0]), np.array([v]), Local(epochs=1, batch=3), seed=0).rows[0, 0].tolist())

@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 
 def apart(first, second) -> float:
-    """The largest difference of two models relative to the movement's scale, the largest entry."""
+    """The largest difference of two models, relative to the largest entry."""
     scale = max(float(t.abs().max()) for t in first.values())
     return max(float((first[name] - second[name]).abs().max()) for name in first) / scale
 
@@ -26,7 +26,7 @@ def apart(first, second) -> float:
 @pytest.mark.parametrize("local", [STEPS, EPOCHS], ids=["steps", "epochs"])
 @pytest.mark.parametrize("method", METHODS)
 def test_together_equals_alone(method, local, dtype):
-    # One round: over more, chaos would amplify the rounding that is being measured.
+    # One round: more rounds would amplify the rounding that is measured.
     models = [run(digits(method, local, rounds=1, dtype=dtype, block=block)).model for block in (1, 4, 9)]
     assert apart(models[0], models[1]) < TOLERANCE[dtype]
     assert apart(models[0], models[2]) < TOLERANCE[dtype]
@@ -57,7 +57,8 @@ def test_weights_by_examples_are_a_weighted_mean():
 
 
 def test_a_short_batch_counts_its_own_examples_only():
-    """A client whose rows do not fill the batch takes the mean over the rows it has, padded in a block or not."""
+    """A client whose rows do not fill the batch takes the mean over its rows, whether the batch is padded in a block or
+    not."""
     big = [run(digits("fedavg", {"steps": 2, "batch": b}, rounds=1, dtype="float64")).model for b in (500, 2000)]
     assert apart(*big) < 1e-12
     assert all(bool(torch.isfinite(t).all()) for t in big[0].values())

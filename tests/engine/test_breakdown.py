@@ -1,4 +1,5 @@
-"""Where a round's time goes: the record's parts are the workers' time, and each holds what it is called after."""
+"""The parts of a round's time: in the record they add up to the workers' time, and each part has the work that it is
+named after."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from fedfleet.engine.clients import worker
 from .setups import STEPS, digits
 
 PARTS = ("state", "data", "reduce", "compute")
-PAUSE = 0.02  # seconds; what the rest of such a small round takes is well below
+PAUSE = 0.02  # seconds, much more than everything else in such a small round takes
 
 
 def spin() -> None:
-    """Busy, as the work that it stands for is."""
+    """Use the processor for PAUSE seconds, in place of real work."""
     end = time.perf_counter() + PAUSE
     while time.perf_counter() < end:
         pass

@@ -1,9 +1,9 @@
-"""What is averaged with the federation's client weights, what is not, and the norms that are compared with that mean.
+"""Which means have the federation's client weights, which are plain means, and the norms that are compared with them.
 
-A weighted mean with whole weights is the plain mean over that many copies of each client. So a method whose every mean
-has the weights of x trains the same model on clients of 2, 3 and 7 rows with `weights: examples` as on twelve clients,
-2, 3 and 7 of whom have the same rows, with plain means. This knows nothing of how a method, a block or a worker adds
-up.
+A weighted mean with whole weights is the plain mean over that many copies of each client. If all means of a method have
+the weights of x, the method trains the same model in two cases: on clients of 2, 3 and 7 rows with `weights: examples`,
+and with plain means on twelve clients, of which 2, 3 and 7 have the same rows. This test does not depend on how
+methods, blocks or workers add up.
 
 TOLERANCE: float64, sums in another order, over three rounds.
 """
@@ -43,7 +43,8 @@ SIZES = (2, 3, 7)
 
 @dataclass(frozen=True)
 class Hands(Partition):
-    """Client i has the rows of hand `of[i]`; hands are consecutive rows of these sizes."""
+    """A partition by which client i has the group of rows with the number `of[i]`. A group consists of consecutive
+    rows; `sizes` has the sizes of the groups."""
 
     sizes: tuple[int, ...]
     of: tuple[int, ...]
@@ -60,7 +61,8 @@ class Few(Digits):
 
 
 def whole_batches(method: Any, workload: Any, clients: int, weights: str, **more: Any) -> Experiment:
-    """Everyone takes part, and a batch is all of a client's rows: no draw depends on a client's number."""
+    """An experiment in which all clients take part and a batch has all rows of a client, so that no draw depends on a
+    client's number."""
     plan = {"clients": clients, "cohort": clients, "rounds": 3, "local": {"steps": 2, "batch": 64}, "weights": weights}
     return experiment(
         {
@@ -84,7 +86,7 @@ PLAIN_CONTROLS = {"scaffold", "fedmuon_bc", "sagda"}
 """x is averaged with the weights; the control variate c is the plain mean of all clients' c_i in any case, on which its
 invariant rests, and the methods' heads say so."""
 DRAWS = {"ef21_p", "fedbat"}
-"""Clients draw, by their number, what they send."""
+"""Methods whose messages are drawn by the number of the client."""
 MORE: dict[str, dict[str, Any]] = {
     "fedavg, averaged Adam": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"},
     "local_sgdm, Nesterov": {"name": "local_sgdm", "nesterov": True, "server_lr": 0.7},
@@ -109,7 +111,8 @@ def built(method: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_copies(case: str):
-    """Or the method says `weighted = False`, and then the weights change nothing."""
+    """A client with weight n counts like n copies of it; or the method says `weighted = False`, and then the weights
+    change nothing."""
     method = CASES[case]
     weighted = run(whole_batches(method, Few(), 3, "examples")).model
     if not built(method).weighted:
@@ -124,7 +127,7 @@ def test_weights_are_copies(case: str):
 
 # --- identities -------------------------------------------------------------------------------------------------------
 def softmax_gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the mean cross-entropy of x (n, d) w^T + b."""
+    """(gradient in w, gradient in b) of the mean cross-entropy of the logits x w^T + b, x: (n, d)."""
     scores = x @ w.T + b
     p = np.exp(scores - scores.max(1, keepdims=True))
     wrong = (p / p.sum(1, keepdims=True) - np.eye(len(b))[label]) / len(x)
@@ -147,7 +150,8 @@ ONE_STEP = {"plan": {"rounds": 6, "local": {"steps": 1, "batch": 64}}}
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_one_local_step_is_heavy_ball_on_the_weighted_objective(nesterov: bool):
-    """K = 1, everyone: u <- mu u + sum_i w_i g_i(x), which is the gradient of the mean loss over all rows."""
+    """K = 1 and all clients: u <- mu u + sum_i w_i g_i(x), and the sum is the gradient of the mean loss over all
+    rows."""
     method = {"name": "local_sgdm", "lr": 0.2, "mu": 0.8, "nesterov": nesterov}
     found = run(whole_batches(method, linear((2, 38)), 2, "examples", **ONE_STEP)).model
     start = linear((2, 38)).init(0)
@@ -164,8 +168,8 @@ def test_one_local_step_is_heavy_ball_on_the_weighted_objective(nesterov: bool):
 
 
 def test_fedexp_of_clients_with_2_and_38_rows():
-    """eta_g against numpy: sum w_i |d_i|^2 / (2 |sum w_i d_i|^2), and near 1/2, not 20 times that, since one client has
-    nearly all the weight."""
+    """eta_g equals sum w_i |d_i|^2 / (2 |sum w_i d_i|^2), computed by numpy. It is near 1/2, and not 20 times as large,
+    because one client has nearly all of the weight."""
     method = {"name": "fedexp", "rule": {"name": "sgd", "lr": 0.3}, "epsilon": 0.0, "floor": False}
     row = run(whole_batches(method, linear((2, 38)), 2, "examples", **ONE_STEP)).rows[0]
     start = linear((2, 38)).init(0)
@@ -180,7 +184,8 @@ def test_fedexp_of_clients_with_2_and_38_rows():
 
 # --- norms under compression ------------------------------------------------------------------------------------------
 class Spread(ServerRule):
-    """FedAvg that reports how far apart clients were: mean |d_i|^2 / |mean d_i|^2, 1 at least by Jensen."""
+    """FedAvg that reports how much the clients differ: mean |d_i|^2 / |mean d_i|^2, which is at least 1 by Jensen's
+    inequality."""
 
     uses_norm2 = True
 
@@ -210,7 +215,8 @@ def test_every_compression_is_tried():
 
 
 def spread(part: Any, cohort: int, weights: str = "examples") -> list[float]:
-    """server/lr of every round: the quotient above. Pictures has running statistics, which no norm counts."""
+    """The quotient of `Spread` in every round, from the column server/lr. The workload Pictures has running statistics,
+    which are in no norm."""
     chosen = None if part is None else Registry().build("COMPRESSIONS", part, "method.compression")
     method = compressed(LocalMethod(Momentum(0.05), Plain(), Spread()), chosen)
     asked = {"plan": {"cohort": cohort, "rounds": 4, "local": {"epochs": 2, "batch": 4}}}
@@ -220,20 +226,21 @@ def spread(part: Any, cohort: int, weights: str = "examples") -> list[float]:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_one_clients_norm_is_that_of_the_mean(name: str):
-    """A cohort of one: what the server measures is what it moves along, whatever was encoded and decoded."""
+    """With a cohort of one client, the norm that the server gets is that of its mean displacement, whatever was encoded
+    and decoded."""
     assert spread(PARTS[name], 1) == pytest.approx([1.0] * 4, rel=1e-9)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 @pytest.mark.parametrize("name", PARTS)
 def test_jensens_bound(name: str, weights: str):
-    """sum w_i |d_i|^2 >= |sum w_i d_i|^2; and it is no factor of the codec's: 4 clients of one weight reach 4 where
-    their messages are orthogonal, of these unequal weights no more than 12."""
+    """sum w_i |d_i|^2 >= |sum w_i d_i|^2, and the codec adds no factor: the quotient is at most 4 for 4 clients of
+    equal weights, which is reached by orthogonal messages, and at most 12 for these unequal weights."""
     assert all(1 - 1e-9 <= each <= 12 for each in spread(PARTS[name], 4, weights))
 
 
 def test_random_entries_do_not_inflate_the_extrapolation():
-    """FedExP's eta_g over Rand-k at 1/32 against that of the same messages, decoded one by one."""
+    """FedExP's eta_g with Rand-k at 1/32 equals that of the same messages when each is decoded separately."""
     rows = []
     method = {"name": "fedexp", "evaluate": "last", "floor": False, "epsilon": 0.0}
     for part in (None, {"name": "sparsification", "down": "identity"}):
@@ -241,12 +248,12 @@ def test_random_entries_do_not_inflate_the_extrapolation():
         plan = {"plan": {"cohort": 4, "rounds": 1, "local": {"steps": 3, "batch": 12}}}
         workload = Pictures(partition=Hands((6, 6, 6, 6), (0, 1, 2, 3)))
         rows.append(run(whole_batches(chosen, workload, 4, "uniform", **plan)).rows[0])
-    # Entries that are not the same make messages more orthogonal than displacements are, which is all that may show.
+    # The only allowed difference: messages with different entries are more orthogonal than the displacements.
     assert 0.5 <= rows[1]["server/lr"] < 3 * rows[0]["server/lr"] < 6
 
 
 def test_a_rule_that_does_not_say_that_it_measures_gets_no_number():
-    """A plain mean in the place of the weighted one would go unseen."""
+    """If it got a number, a plain mean in place of the weighted one would not be noticed."""
 
     class Silent(Spread):
         uses_norm2 = False

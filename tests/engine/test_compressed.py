@@ -1,6 +1,7 @@
-"""Methods that compress, through the engine: what is refused, bytes beside running statistics, blocks, what is shown.
+"""Methods that compress, run by the engine: settings that are refused, bytes beside running statistics, blocks, and the
+output of `fedfleet show`.
 
-TOLERANCE: float64, sums in another order; batch normalisation of a handful of examples magnifies them some.
+TOLERANCE: float64, sums in another order, whose rounding batch normalisation of a few examples amplifies somewhat.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class Pictures(Classification):
-    """24 pictures of noise, 16 x 16, with labels at random."""
+    """24 images of noise, 16 x 16, with random labels."""
 
     classes, shape = 4, (1, 16, 16)
     model: Model = Cnn4()
@@ -91,7 +92,7 @@ def test_refused_in_a_sentence(method: dict[str, Any], said: str):
     ],
 )
 def test_together_with_other_rules(method: dict[str, Any]):
-    """They train, and a client in a block is the same as alone."""
+    """These combinations train, and a client gives the same result in a block as alone."""
     whole, alone = run(few(method, block=3)), run(few(method, block=1, vectorise=False))
     first = prepare(few(method), "first").initial_model()
     assert max(float((whole.model[name] - first[name]).abs().max()) for name in first) > 1e-4
@@ -101,7 +102,8 @@ def test_together_with_other_rules(method: dict[str, Any]):
 
 @pytest.mark.parametrize("name", ["fedmud_bkd_aad", "fedhm", "ef21_p", "fedbat"])
 def test_beside_running_statistics(name: str):
-    """Their bytes are counted apart; each round records both; blocks agree."""
+    """The bytes of running statistics are counted separately, every round records both numbers, and blocks agree with
+    single clients."""
     method = {"name": name, "nearest": True} if name in ("fedmud_bkd_aad", "fedhm") else {"name": name}
     whole, alone = (run(few(method, Pictures(), block=block)) for block in (3, 1))
     for key, value in whole.model.items():

@@ -1,7 +1,9 @@
-"""Plain descent at once (`LocalSteps.descend`) is its steps one after the other, and is taken where it is meant only.
+"""Plain descent in one call (`LocalSteps.descend`) equals its steps one after the other, and is used only for methods
+that declare it.
 
-TOLERANCE: float32 sums in another order, as in test_fused_chain, some steps on. Where there are many, there is no ReLU:
-one that opens for the one and stays shut for the other is no rounding any more.
+TOLERANCE: float32 sums in another order, as in test_fused_chain, after some steps. Tests with many steps have no ReLU,
+because a unit that is active in one version and not in the other would make a difference that is much larger than
+rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("own_kernels")
 
 
 class Drawn:
-    """A client's batches of 4 rows, every third with three real ones."""
+    """The batches of a client, of 4 rows each; every third batch has three real rows and one of padding."""
 
     def __init__(self, shape: tuple[int, ...], steps: int, ragged: bool) -> None:
         draw = torch.Generator().manual_seed(steps)
@@ -101,7 +103,7 @@ def test_nothing_of_the_server_or_the_client_is_written_to():
 
 @dataclass(frozen=True)
 class Doubled(Plain):
-    """Says nothing of its own about being plain."""
+    """An estimator that overrides the step and does not declare that it is plain descent."""
 
     def estimate(self, oracle: Any, y: Tree, c: Any, c_i: Any, trace: Any) -> tuple[Tree, Any]:
         return 2 * oracle(y), trace

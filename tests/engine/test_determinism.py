@@ -1,4 +1,4 @@
-"""Same seed, same block size: same bits, whatever runs it."""
+"""The same seed and block size give the same bits on every backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCALS = {"steps": STEPS, "epochs": EPOCHS}
 
 
 def untimed(result):
-    """The records without what a clock says."""
+    """The records without times."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in result.rows]
 
 

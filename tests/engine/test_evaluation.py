@@ -1,5 +1,5 @@
-"""Metrics of whole test sets and of clients: exact, the same in process and on Ray, whatever the workers and
-batches."""
+"""Metrics of whole test sets and of clients: they are exact, and the same in process and on Ray for any number of
+workers and any batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS, TESTS = 120, 57
 
 @pytest.fixture
 def two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Rows of three numbers, labels that depend on the first and on chance."""
+    """A data set of rows of three numbers, whose labels depend on the first number and on chance."""
     random = np.random.default_rng(0)
     (tmp_path / "data/table").mkdir(parents=True)
     for part, rows in (("train", ROWS), ("test", TESTS)):
@@ -60,7 +60,7 @@ def measured(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
-    """Against scikit-learn on all test rows at once, and against plain means over each client's rows."""
+    """The metrics equal those of scikit-learn on all test rows at once, and plain means over each client's rows."""
     from sklearn.metrics import roc_auc_score
 
     result = run(experiment_on(two_classes))
@@ -73,7 +73,7 @@ def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
         return columns["input"].astype(np.float64) @ weight.T + bias
 
     scores = logits(test) @ [-1, 1]
-    # Ranks agree to the last pair unless two scores lie within float32's rounding of each other.
+    # The ranks agree exactly unless two scores differ by no more than the rounding of float32.
     assert found["eval/auc"] == pytest.approx(roc_auc_score(test["label"], scores), abs=1e-12)
     right = logits(train).argmax(1) == train["label"]
     parts = Dirichlet(0.3).deal(train["label"], 12, 0)
@@ -93,7 +93,7 @@ def test_on_ray_and_in_process(two_classes: Path, ray_here: None):
 
 
 def test_ranks_do_not_depend_on_batches(two_classes: Path):
-    """AUC is of whole numbers of pairs; means differ by the order of float64 sums."""
+    """AUC is exactly the same, because it counts pairs; means differ by the order of float64 sums."""
     few, many = (measured(run(experiment_on(two_classes, batch)).rows)[-1] for batch in (7, 500))
     assert few["eval/auc"] == many["eval/auc"]
     assert few == pytest.approx(many, rel=1e-6)  # float32's forward passes

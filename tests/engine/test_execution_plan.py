@@ -1,4 +1,5 @@
-"""How clients are run is decided once: given, recorded, ruled, remembered or measured."""
+"""The execution plan is decided once: it is given, read from a checkpoint, chosen by the rule for short runs, read from
+the cache, or measured."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
         execution_plan, "library", lambda: True
-    )  # building is another test's, and these have no convolution
+    )  # kernels are built in another test, and the networks here have no convolution
     monkeypatch.setattr(execution_plan, "WORTH", 0)
     return tmp_path / "cache"
 
@@ -100,7 +101,7 @@ def test_another_method_model_or_batch_is_measured_anew_and_another_step_size_or
 
 
 def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypatch):
-    """What the cache says by then does not matter."""
+    """A resumed run keeps its plan, even if the cache has another one by then."""
     plan = auto().federation.model_copy(update={"rounds": 4})
     experiment = auto().model_copy(update={"federation": plan})
 
@@ -125,7 +126,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     again = resume(experiment, tmp_path / "run", [log])
     assert any("blocks of 5 clients" in text and "as the run began" in text for text in log.told)
     assert again.model_sha256 == whole.model_sha256
-    anew = Log()  # whether its bits are others depends on the processor
+    anew = Log()  # whether its bits differ depends on the processor
     run(experiment, observers=[anew])
     assert any("blocks of 2 clients" in text for text in anew.told)
 
@@ -179,7 +180,7 @@ def test_no_block_is_taken_for_which_there_is_no_memory(error, monkeypatch):
 
 
 def test_where_nothing_runs_the_rule_holds():
-    """The run itself then says what is wrong."""
+    """If no candidate can be measured, the rule for short runs decides, and the run itself reports what is wrong."""
     assert plan_execution(auto(), lambda *_: {})[0] == (9, "torch")
 
 

@@ -1,4 +1,5 @@
-"""Settings that are infinite or no number are refused; a run that diverges names the cause that can be seen."""
+"""Settings that are infinite or NaN are refused, and the message of a run that diverges names the cause that it can
+see."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def put(value: Any, bad: Any) -> Any:
-    """The same, with `bad` in the place of "BAD"."""
+    """The same data with `bad` in place of "BAD"."""
     if isinstance(value, dict):
         return {key: put(inner, bad) for key, inner in value.items()}
     if isinstance(value, list):
@@ -127,7 +128,7 @@ def test_a_server_that_steps_too_far():
 
 @dataclass(frozen=True)
 class Lossy(Digits):
-    """A loss that is no number for rows of some labels."""
+    """A workload whose loss is NaN for rows with some labels."""
 
     bad: tuple[int, ...] = ()
 

@@ -1,4 +1,4 @@
-"""A chain of layers in one native call is torch's loss and gradient: alone, in a block, and in whole runs.
+"""A chain of layers in one native call gives torch's loss and gradient: for one client, for a block, and in whole runs.
 
 TOLERANCE: float32 sums in another order, relative to the largest entry of a tensor, as in test_kernels.
 """
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("own_kernels")
 
 @dataclass(frozen=True)
 class Fixed(Model):
-    """The same modules whatever the inputs."""
+    """A model that returns the given modules for all inputs."""
 
     layers: tuple[nn.Module, ...]
 
@@ -59,7 +59,7 @@ def conv(*sizes: int, **more: Any) -> nn.Conv2d:
     return nn.Conv2d(*sizes, **more)
 
 
-CHAINS = {  # every tile width, odd sizes, rows beyond a vector's lanes, sides of kernels, with and without what follows
+CHAINS = {  # all tile widths, odd sizes, rows longer than a vector, sides of kernels, with and without ReLU and pooling
     "linear": ((5,), nn.Linear(5, 7)),
     "mlp": ((3, 5, 7), nn.Flatten(), nn.Linear(105, 66), nn.ReLU(), nn.Linear(66, 7, bias=False)),
     "wide": ((1, 41, 50), nn.Flatten(), nn.Linear(2050, 13), nn.ReLU(), nn.Linear(13, 7)),
@@ -143,7 +143,7 @@ def test_bytes_are_normalised_as_the_workload_says():
 
 
 def test_what_is_no_number_stays_none():
-    """A run that diverges is known by it."""
+    """NaN stays NaN, so that a run that diverges is recognised."""
     made = workload(*CHAINS["unpooled"])
     x, _, own = both(made)
     batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
@@ -165,7 +165,7 @@ def test_a_label_that_is_no_class_is_told(label):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_labels_of_any_integer_type_are_the_same_labels(dtype):
-    """By torch's kernels too, alone and in a block."""
+    """Labels of any integer type give the same result, also with torch's kernels, for one client and for a block."""
     made = workload(*CHAINS["mlp"])
     x, torchs, own = both(made)
     block = batch_of(made, 2, 6)
@@ -187,7 +187,8 @@ def test_labels_of_any_integer_type_are_the_same_labels(dtype):
 
 @pytest.mark.parametrize(("label", "kernels"), [(-1, "chain"), (7, "chain"), (-100, "chain"), (-100, "torch")])
 def test_a_label_that_is_no_class_is_an_error_by_all_kernels_alike(label, kernels):
-    """torch's cross-entropy passes over -100 unless it is told not to, and then only where a client is alone."""
+    """By default torch's cross-entropy ignores rows of label -100, and only outside of vmap; here all kernels refuse
+    it."""
     made = workload(*CHAINS["linear"])
     x, torchs, own = both(made)
     batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}

@@ -1,7 +1,7 @@
-"""Gradient noise of infinite variance: what bounds a step's length goes on converging, plain averaging does not.
-
-Quadratics in a 3 x 4 matrix, eight clients with optima of their own, every entry of every gradient with noise of tail
-index s: its moments below s are finite. Both laws are symmetric, so that clipping has no bias of its own.
+"""Under gradient noise of infinite variance, methods with steps of bounded length converge, and plain averaging does
+not. The problem is a quadratic in a 3 x 4 matrix, with eight clients that have different optima. Every entry of every
+gradient has noise of tail index s, whose moments below s are finite. Both laws are symmetric, so that clipping has no
+bias of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLIENTS = 8
 
 @dataclass(frozen=True)
 class Matrix(Quadratic):
-    """The same functions of a matrix of three rows, so that Muon has something to orthogonalise."""
+    """The same functions of a matrix with three rows, which Muon can orthogonalise."""
 
     def init(self, seed: int):
         return {"x": super().init(seed)["x"].view(3, -1)}
@@ -67,7 +67,8 @@ LAWS = pytest.mark.parametrize(("law", "tail"), [("student_t", 1.2), ("pareto", 
 
 @LAWS
 def test_fedavg_is_thrown_far_off_again_and_again(law, tail):
-    """One draw in 10,000 is above 2,000 at s = 1.2: times lr and scale, a mean over 8 and 3 steps, some 5 lengths."""
+    """At s = 1.2, one draw in 10,000 is above 2,000. Multiplied by lr and scale, and averaged over 8 clients and 3
+    steps, it moves the model by about 5."""
     error = norms({"name": "fedavg", "rule": {"name": "sgd", "lr": 0.05}}, law, tail, 1, SHORT, 0.3)
     assert error[50:].max() > 2 * error[0]
 
@@ -75,7 +76,7 @@ def test_fedavg_is_thrown_far_off_again_and_again(law, tail):
 @LAWS
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounded_steps_converge(name, law, tail):
-    """The same draws. In the last thirty rounds the gradient is small, and never thrown far off."""
+    """With the same draws, the gradient is small in all of the last thirty rounds."""
     error = norms(BOUNDED[name], law, tail, 1, SHORT, 0.3)
     assert error[50:].mean() < 0.6 * error[0]
     assert error[50:].max() < 0.8 * error[0]
@@ -93,11 +94,13 @@ RATES = {
     "avg_biclip": lambda t: {"name": "avg_biclip", "rule": {"name": "biclip", "lr": t**-0.5, "u": 1.0}},
 }
 MARGIN = 0.04
-"""Of the slope: the standard deviation of a mean over three seeds, from the spread of .02 to .05 of single ones."""
+"""The tolerance of the slope: the standard deviation of a mean over three seeds; single slopes have one of .02 to
+.05."""
 
 
 def slope(method, law: str, tail: float) -> float:
-    """Least squares of log mean |gradient| over the run against log T, T = rounds times steps, mean of three seeds."""
+    """The slope of log(mean |gradient| over the run) against log T by least squares, T = rounds times steps, mean of
+    three seeds."""
     means = []
     for t in ITERATIONS:
         steps = local_steps(t, CLIENTS)
@@ -112,7 +115,7 @@ def slope(method, law: str, tail: float) -> float:
 @pytest.mark.parametrize("name", RATES)
 def test_the_mean_gradient_falls_as_fast_as_the_theorem_says(name, law, tail):
     """Zhang, Gao 2025, Corollary 5.6: the mean of |gradient| over T iterations is O((N T)^(-(s - 1) / (2 s))), with
-    FedMuon's step and beta from T and N alone. Moments below s are finite, s's is not: the rate is the limit, which the
-    margin covers. An upper bound: it may fall faster, not slower. The others' steps are
-    T^(-1/2), for which no theorem is claimed here; they are held to the same rate."""
+    FedMuon's step and beta from T and N alone. Moments below s are finite, but not the moment s itself: the rate is a
+    limit, which the margin covers. It is an upper bound: the gradient may fall faster, but not slower. The other
+    methods have steps of T^(-1/2), for which no theorem is claimed here; the test asks the same rate of them."""
     assert slope(RATES[name], law, tail) < -(tail - 1) / (2 * tail) + MARGIN

@@ -1,4 +1,5 @@
-"""Clients' own test rows: by fraction, by a column, with natural clients; rows that no client has are reported."""
+"""The clients' own test rows: chosen by a fraction or by a column, with natural clients; rows that no client has are
+reported."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ ROWS, TESTS, OWNERS = 240, 40, 15
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A set with clients of its own, in its test rows too, and a column of rows that are held out."""
+    """A data set with natural clients, also in its test rows, and with a column that marks held-out rows."""
     random = np.random.default_rng(1)
     (tmp_path / "data/table").mkdir(parents=True)
     for part, rows in (("train", ROWS), ("test", TESTS)):
@@ -59,7 +60,7 @@ def plan(workload: Any, clients: int = OWNERS, evaluate: Any = None, **engine: A
 
 
 def on_clients(result: Result, columns: Any, client_index: ClientIndex) -> np.ndarray:
-    """Each client's accuracy on rows of its own, by the final model, in float64; NaN where it has none."""
+    """The accuracy of the final model on each client's own rows, in float64; NaN for a client without such rows."""
     weight, bias = result.model["out.weight"].double().numpy(), result.model["out.bias"].double().numpy()
     x = columns["input"].reshape(len(columns["label"]), -1).astype(np.float64)
     right = (x @ weight.T + bias).argmax(1) == columns["label"]
@@ -84,7 +85,8 @@ def test_fairness_with_natural_clients(table):
 
 @pytest.mark.parametrize("way", ["fraction", "column"])
 def test_accuracy_on_rows_that_clients_hold_out(way, table):
-    """Against plain means of the final model over each client's rows; beside the training rows', and alone."""
+    """The accuracies equal plain means of the final model over each client's rows, both together with those of the
+    training rows and alone."""
     asked = {"held_out": 0.25} if way == "fraction" else {}
     workload = {**table, "held_out": "mine"} if way == "column" else table
     experiment = plan(workload, evaluate={"fairness": True, **asked})
@@ -104,7 +106,7 @@ def test_accuracy_on_rows_that_clients_hold_out(way, table):
 
 
 def test_held_out_rows_are_not_trained_on(table):
-    """Each row is either trained on or held out, by the client that had it; the same rows for the same seed."""
+    """Each row is either trained on or held out by its client, and the same seed holds out the same rows."""
     whole = RunSpec.of("all", plan(table)).split().client_index
     asked = plan(table, evaluate={"held_out": 0.3})
     client_index, again = (RunSpec.of("some", asked).split().client_index for _ in range(2))
@@ -132,7 +134,7 @@ def test_without_held_out_rows_nothing_moves(table):
 
 @pytest.mark.parametrize("batch", [7, 500])
 def test_clients_with_few_rows(batch):
-    """A client of one row trains on it and is left out of the mean; one of two rows holds out one."""
+    """A client with one row trains on it and is left out of the mean; a client with two rows holds out one."""
     workload = Digits(model=Logistic(), partition=Dirichlet(0.1))
     experiment = plan(workload, 200, {"held_out": 0.1, "batch": batch})
     whole, split = RunSpec.of("w", plan(workload, 200)).split().client_index, RunSpec.of("s", experiment).split()
@@ -158,7 +160,7 @@ def test_on_ray_and_in_process(table, ray_here):
 
 @dataclass(frozen=True)
 class Marked(Digits):
-    """digits whose column of held-out rows is what a test says"""
+    """Digits with a column of held-out rows that a test gives."""
 
     every: int = 2
 

@@ -1,4 +1,5 @@
-"""Our own kernels are torch's operations: values and gradients, alone, in a block, and in whole runs.
+"""The native kernels agree with torch's operations: values and gradients, for one client, for a block, and in whole
+runs.
 
 TOLERANCE: float32 sums in another order, relative to the largest entry, as in test_blocks.
 """
@@ -20,7 +21,7 @@ from fedfleet.engine.kernels.operators import Conv, Pool, kernels
 from fedfleet.engine.runs.launch import prepare
 
 TOLERANCE = 1e-5
-CONVS = [  # inputs, outputs, side, padding, height, width: every tile width, odd sizes, rows beyond a vector's lanes
+CONVS = [  # inputs, outputs, side, padding, height, width: all tile widths, odd sizes, rows longer than a vector
     (1, 6, 5, 2, 28, 28),
     (6, 16, 5, 0, 14, 14),
     (3, 11, 3, 1, 7, 33),
@@ -131,7 +132,7 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
 
 
 def lenet(backend="local", workers=1, method="scaffold", **engine):
-    """Ten unequal clients of made-up FashionMNIST, four a round."""
+    """Run LeNet on synthetic FashionMNIST with ten unequal clients, four of them in each round."""
     return experiment(
         {
             "workload": {"name": "fashion_mnist", "stand_in": 120, "model": "lenet", "partition": "dirichlet"},
@@ -172,7 +173,7 @@ BROKEN = {"no compiler": "/nowhere/c++", "a compiler that fails": "false"}
 
 @pytest.mark.parametrize("compiler", BROKEN.values(), ids=BROKEN)
 def test_without_a_compiler_one_sentence(compiler, tmp_path, monkeypatch):
-    """In a process of its own, for a library that is loaded stays."""
+    """In a separate process, because a library that was loaded stays loaded."""
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path))
     program = "from fedfleet.tune.cli import main; main()"

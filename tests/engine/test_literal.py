@@ -1,4 +1,4 @@
-"""Whole runs of the engine against implementations that share nothing with it, see `tests.reference.literal`.
+"""Whole runs of the engine against implementations that share no code with it, see `tests.reference.literal`.
 
 TOLERANCE: float64 over a few rounds, sums in another order, and factors that are sent by another library's
 decomposition, whose signs and bases do not matter to their product.
@@ -22,9 +22,9 @@ CLIENTS, STEPS = 4, 3
 
 
 def test_the_first_round_of_fedmuon_ma_is_line_1_and_then_steps():
-    """The engine gives a client K batches in every round. In the first one line 1 has the first of them, so that there
-    are K - 1 steps with K - 1 batches: with tau = K - 1 in round 1 and tau = K afterwards, the paper's algorithm takes
-    the same batches and must arrive at the same models. There is no other difference."""
+    """The engine gives a client K batches in every round. In round 1, line 1 uses the first batch, so that K - 1 steps
+    are left. With tau = K - 1 in round 1 and tau = K afterwards, the paper's algorithm takes the same batches and must
+    have the same models."""
     problem = Quadratic(clients=CLIENTS)
     taus = [STEPS - 1, STEPS, STEPS]
     wanted = literal.fedmuon_ma(problem.gradient, problem.start, CLIENTS, taus, 0.05, 0.1, 0.3)
@@ -42,7 +42,8 @@ SIZES = (2, 38, 11)
 @pytest.mark.parametrize("ratio", [None, 0.5], ids=["whole", "truncated"])
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 def test_a_server_that_measures_norms_over_a_codec(weights: str, ratio: float | None):
-    """FedExP over FedHM's decompositions: the norms are of the products, the means have the clients' weights."""
+    """FedExP with FedHM's decompositions: the norms are those of the products, and the means have the clients'
+    weights."""
     method = {"name": "fedexp", "floor": False, "evaluate": "last", "epsilon": 0.01, "rule": {"name": "sgd", "lr": 0.3}}
     if ratio is not None:
         method["compression"] = {"name": "decomposition", "ratio": ratio, "layers": "all"}

@@ -1,4 +1,5 @@
-"""What a worker weighs: under 150 MiB above a bare `import torch`, its block aside; what a run leaves of it."""
+"""The memory of a worker without its block is less than 150 MiB above that of `import torch` alone, and a finished run
+frees its memory."""
 
 from __future__ import annotations
 
@@ -46,9 +47,10 @@ def test_a_worker_is_light(ray_here):
 
 
 def test_a_finished_run_lets_go_of_its_data():
-    """Without the garbage collector, which comes late: many runs in one process must not add up."""
+    """This must not need the garbage collector, which runs late: the data of many runs in one process must not
+    accumulate."""
     gc.collect()
-    # Fixtures of other tests in this process may hold workers of their own: only what this run made counts.
+    # Fixtures of other tests in this process may have workers: only those of this run are counted.
     earlier = workers_in_this_process()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the methods are known to reach, and to miss, run through the engine."""
+"""The points that methods are known to reach or to miss, in runs of the engine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def stops(experiment, lr: float, steps: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def test_gradient_noise_leaves_a_floor_that_falls_with_the_step():
-    """SCAFFOLD with noisy gradients ends at a distance of the order of sqrt(lr); a tenth of the step, taken once the
-    start is forgotten, ends nearer."""
+    """SCAFFOLD with noisy gradients ends at a distance of the order of sqrt(lr). With a tenth of the step size, after
+    enough rounds to forget the start, it ends nearer."""
     noisy, plan = {**MANY, "noise": 0.5}, {**PLAN, "rounds": 600}
     ends = []
     for end in (0.02, 0.002):

@@ -1,4 +1,5 @@
-"""Min-max through the engine: sign and groups under vmap, what methods reach and miss on saddles, resuming, Ray."""
+"""Min-max problems in the engine: sign and groups under vmap, the points that methods reach or miss on saddles,
+resuming, Ray."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def made(workload: Any, method: dict[str, Any], plan: dict[str, Any], **engine: 
 
 
 def auc(method: str, rounds: int = 2, **engine: Any) -> Experiment:
-    """6 clients with different shares of positives, hence of unequal sizes, 4 a round."""
+    """An experiment with 6 clients that have different shares of positives, and therefore unequal sizes; 4 of them in
+    each round."""
     ratios = [0.02, 0.04, 0.05, 0.06, 0.07, 0.09]
     rare = {"name": "positive_ratio", "ratios": ratios, "positive": 3}
     of = {"name": "digits", "model": {"name": "mlp", "hidden": [8]}, "partition": rare}
@@ -58,7 +60,8 @@ def auc(method: str, rounds: int = 2, **engine: Any) -> Experiment:
 # --- AUC --------------------------------------------------------------------------------------------------------------
 @methods
 def test_alone_equals_together(method):
-    """In float64 a block adds up in another order than one client alone; Newton-Schulz amplifies that: 1e-9."""
+    """A block adds up in another order than one client alone, which Newton-Schulz iterations amplify: the tolerance in
+    float64 is 1e-9."""
     together, alone = run(auc(method)), run(auc(method, block=1, vectorise=False))
     start = prepare(auc(method), "test").initial_model()
     for name, value in together.model.items():
@@ -68,7 +71,7 @@ def test_alone_equals_together(method):
 
 
 class Interrupt(Observer):
-    """An observer that is pressed Ctrl-C after round 1."""
+    """An observer that sends Ctrl-C after round 1."""
 
     def record(self, record):
         if record["round"] == 1:
@@ -88,7 +91,7 @@ def test_two_workers_on_ray(ray_here):
 
 
 def test_it_learns():
-    """From an AUC of about a half to 0.95 and more; the three numbers near their best, () each in [-1, 1]."""
+    """The AUC rises from about a half to 0.95 and more, and w1, w2 and w3 in [-1, 1] are near their best values."""
     longer = auc("fed_nsgda_m", 40, block="auto")
     first, last = run(auc("fed_nsgda_m", 1)).metrics["eval/auc"], run(longer)
     assert first < 0.8
@@ -137,7 +140,7 @@ def reached(result: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("copies", [1, 3], ids=["strongly convex and concave", "PL"])
 def test_local_sgda_rests_at_a_biased_point(copies):
-    """T16. Eigenvalues are 1/4 and more: 100 rounds of five contractions by 1 - 0.1 / 4 leave 4e-6 of the way."""
+    """T16. Eigenvalues are at least 1/4: 100 rounds of five contractions by 1 - 0.1 / 4 leave 4e-6 of the distance."""
     biased, solution = stop(copies)
     assert np.linalg.norm(biased - solution) > 0.2
     end = reached(run(saddle({"name": "local_sgda", "lr": LR}, copies)))
@@ -147,8 +150,9 @@ def test_local_sgda_rests_at_a_biased_point(copies):
 @pytest.mark.parametrize("cohort", [8, 3])
 @pytest.mark.parametrize("method", ["sagda", "fed_sgda_clip"])
 def test_controlled_methods_reach_the_solution(method, cohort):
-    """T16, with copies. Exact gradients; clipping ends as the directions shrink. Everyone, or three of eight a round;
-    a plain loop over the same matrices is at 1e-6 or nearer after 100 rounds, whichever cohorts it draws."""
+    """T16, with copies and exact gradients; clipping has no effect in the end because directions shrink. All clients,
+    or three of eight in each round; a plain loop over the same matrices is within 1e-6 after 100 rounds for any
+    cohorts."""
     more = {"radius": 1.0} if method == "fed_sgda_clip" else {}
     end = reached(run(saddle({"name": method, "lr": LR, **more}, 3, cohort=cohort)))
     np.testing.assert_allclose(end, stop(3)[1], atol=1e-4)
@@ -156,8 +160,9 @@ def test_controlled_methods_reach_the_solution(method, cohort):
 
 @pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da"])
 def test_normalised_methods_end_nearer_than_the_bias(method):
-    """Their steps have a length, which has to go to zero: from 0.1 by 0.95 a round to 6e-4; the rest of the way is of
-    the order of some steps of the last rounds, a third of LocalSGDA's bias at most."""
+    """Their steps have a fixed length, which must go to zero: it is multiplied by 0.95 in every round, from 0.1 to
+    6e-4. The remaining distance is of the order of some steps of the last rounds, at most a third of LocalSGDA's
+    bias."""
     biased, solution = stop(3)
     lr = {"schedule": "exponential", "start": 0.1, "decay": 0.95}
     end = reached(run(saddle({"name": method, "lr": lr}, 3)))
@@ -165,7 +170,8 @@ def test_normalised_methods_end_nearer_than_the_bias(method):
 
 
 def test_a_dual_that_goes_the_same_way_diverges():
-    """The sign is the workload's: descent on both is what an unturned gradient would give, and misses by far."""
+    """The sign is in the workload: without it, both groups would descend, and the model would be far from the
+    saddle."""
     workload: Any = prepare(saddle({"name": "local_sgda"}), "test").workload
     system = workload.system(0, 8)
     wrong = system.fields.mean(0)

@@ -1,8 +1,10 @@
-"""Min-max under gradient noise without a variance (tail index 1.3) on both groups: normalised steps converge, untuned.
+"""Min-max problems with gradient noise of infinite variance (tail index 1.3) on both groups: normalised steps converge
+without tuning.
 
-A PL saddle of eight clients, every entry of every gradient with Pareto noise. Fed-NSGDA-M and FedMuon-DA have their
-default beta and one length of step for both groups, which falls with the number R of rounds as in Zhang and Gao 2025,
-like R^(-3/4); nothing has a threshold. LocalSGDAM gets the best of three step sizes, a factor of 3.2 apart.
+The problem is a PL saddle of eight clients, and every entry of every gradient has Pareto noise. Fed-NSGDA-M and
+FedMuon-DA have their default beta and the same step length for both groups, which depends on the number R of rounds
+like R^(-3/4), as in Zhang and Gao 2025; there are no thresholds. LocalSGDAM gets the best of three step sizes with a
+ratio of 3.2.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ SHORT, LONG = 50, 200
 
 
 def distance(method: dict[str, Any], rounds: int, seed: int) -> float:
-    """From the saddle at the end, over that at the start."""
+    """The distance from the saddle at the end, divided by the distance at the start."""
     given = {
         "seed": seed,
         "workload": NOISE,
@@ -49,14 +51,14 @@ def length(rounds: int) -> float:
 
 @functools.cache
 def distances(name: str, rounds: int, lr: float) -> np.ndarray:
-    """One a seed."""
+    """The distances for all seeds."""
     return np.array([distance({"name": name, "lr": lr}, rounds, seed) for seed in SEEDS])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fed_nsgda_m", "fedmuon_da"])
 def test_normalised_methods_converge(name):
-    """Of the way to the saddle at most a quarter is left, whatever the seed, and four times the rounds leave less."""
+    """At most a quarter of the distance to the saddle is left for every seed, and less after four times the rounds."""
     short, long = distances(name, SHORT, length(SHORT)), distances(name, LONG, length(LONG))
     assert long.max() < 0.25, long
     assert np.median(long) < 0.8 * np.median(short), (short, long)
@@ -64,8 +66,8 @@ def test_normalised_methods_converge(name):
 
 @pytest.mark.slow
 def test_local_sgdam_does_not():
-    """With any of three step sizes, in the median twice as far as Fed-NSGDA-M; with the two larger ones a seed of five
-    ends about as far from the saddle as it began, or further."""
+    """With each of three step sizes, the median distance is twice that of Fed-NSGDA-M. With the two larger ones, one
+    seed of five ends about as far from the saddle as it began, or farther."""
     there = np.median(distances("fed_nsgda_m", LONG, length(LONG)))
     tuned = [distances("local_sgdam", LONG, lr) for lr in (0.1, 0.0316, 0.01)]
     assert min(np.median(found) for found in tuned) > 2 * there, (there, tuned)

@@ -1,4 +1,5 @@
-"""Modules train in train() and are evaluated in eval(); one that draws from a global generator is refused by name."""
+"""Modules are in training mode in training and in evaluation mode in evaluations; a module that draws from a global
+generator is refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from fedfleet.workloads.noisy import Noisy
 
 
 class Body(nn.Module):
-    """64 -> 64, a module in between that may draw, -> classes."""
+    """A linear layer 64 -> 64, a module that may draw random numbers, and a linear layer 64 -> classes."""
 
     def __init__(self, between: nn.Module, classes: int = 10) -> None:
         super().__init__()
@@ -162,14 +163,14 @@ def test_keyed_dropout_of_whole_channels():
 
 # --- modes ------------------------------------------------------------------------------------------------------------
 class ModeShift(nn.Module):
-    """Adds to every logit what evaluations must not see; draws nothing."""
+    """Adds a number to every logit in training mode, which evaluations must not have. It draws no random numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         return -x if self.training else x
 
 
 def test_evaluations_are_in_eval_mode_and_training_in_train_mode():
-    """The mode is that of the call, whatever was called before."""
+    """The mode depends only on the call, not on the calls before it."""
     network = Stateless(nn.Sequential(ModeShift(), nn.Sequential(ModeShift(), ModeShift())).eval())
     x, key = torch.ones(2, 3), torch.tensor(1)
     for _ in range(2):
@@ -182,7 +183,7 @@ def test_evaluations_are_in_eval_mode_and_training_in_train_mode():
 
 @pytest.mark.parametrize("vectorise", [True, False])
 def test_a_run_evaluates_what_eval_mode_computes(vectorise):
-    """Dropout (keyed) in training; the report is that of the final model without dropout, to the last digit."""
+    """There is keyed dropout in training; the report is exactly that of the final model without dropout."""
     workload = Digits(model=With(lambda: Dropout(0.7)))
     result = trained(workload, vectorise=vectorise)
     module = workload.build().eval()
@@ -195,7 +196,7 @@ def test_a_run_evaluates_what_eval_mode_computes(vectorise):
 
 @dataclass(frozen=True)
 class OwnModules(Digits):
-    """A workload that calls a module of its own, which it makes when it needs it, as a function of its parameters."""
+    """A workload that builds its own module on first use and calls it as a function of the parameters."""
 
     def body(self) -> Any:
         if not hasattr(self, "kept"):

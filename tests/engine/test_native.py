@@ -1,4 +1,4 @@
-"""The library of our own kernels: which compilers make it, and what becomes of it in the cache folder."""
+"""The library of native kernels: the compilers that can build it, and its file in the cache folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HERE = {os.path.realpath(found): name for name in ("g++", "clang++", *KNOWN) if 
 
 
 def loading(cache: Path, compiler: str | None = None) -> subprocess.CompletedProcess[str]:
-    """A process that builds or loads the library, without optimisation, which takes seconds."""
+    """Run a process that builds or loads the library. It is built without optimisation, because optimisation takes
+    seconds."""
     environment = {**os.environ, "FEDFLEET_CACHE": str(cache), **({"CXX": compiler} if compiler else {})}
     command = [sys.executable, "-c", LOAD, *QUICK]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -47,7 +48,7 @@ def test_every_compiler_that_is_here_makes_kernels_that_compute_the_same(compile
     ids=["g++ 8", "clang++ 13", "something else"],
 )
 def test_a_compiler_that_is_too_old_is_refused_with_the_reason(macros, found, tmp_path: Path, monkeypatch):
-    """A script that answers as it does: compilers as old as that are on few machines."""
+    """The compiler is a script that answers as an old one does, because few machines have such old compilers."""
     old = tmp_path / "old-c++"
     old.write_text(f"#!/bin/sh\ncat <<'end'\n{macros}\nend\n")
     old.chmod(0o755)
@@ -81,7 +82,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_library_is_never_loaded(damage, built: Path, tmp_path: Path):
-    """Loading a file that was cut short ends a process by SIGBUS."""
+    """Loading a truncated file would end the process by SIGBUS."""
     (whole,) = (built / "kernels").iterdir()
     folder = tmp_path / "kernels"
     folder.mkdir()
@@ -115,7 +116,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(built: Path):
 
 
 def test_a_cache_that_cannot_be_written_and_has_nothing_is_told(tmp_path: Path):
-    """root may write wherever there is a folder, hence one of a kind where nobody may."""
+    """root may write to every ordinary folder, so a folder is used to which nobody can write."""
     closed = Path("/sys/kernel") if os.geteuid() == 0 else tmp_path / "closed"
     if os.geteuid() != 0:
         closed.mkdir(mode=0o555)

@@ -1,4 +1,5 @@
-"""Observers: a base class that does nothing, subclasses that override what they need, and objects of no such class."""
+"""Observers: the base class does nothing, subclasses override the methods that they need, and objects of other classes
+may be observers too."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Rounds(Observer):
 
 
 class Foreign:
-    """Inherits nothing and has every method, as a plug-in's tracker may."""
+    """Has every method of an observer without inheriting, as the tracker of a plug-in may."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -75,7 +76,7 @@ def test_an_observer_that_overrides_one_method_sees_a_run_that_is_resumed(tmp_pa
 
 
 def test_a_run_can_be_asked_to_stop_without_a_signal(tmp_path: Path):
-    """As the executor of many runs does it, which runs each in a thread."""
+    """The executor of many runs uses this, because it executes each run in a thread."""
     seen: list[int] = []
 
     class Count(Observer):

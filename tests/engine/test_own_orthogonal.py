@@ -1,5 +1,6 @@
-"""Newton-Schulz iterations by our own kernel are the method's, alone and in a block; TOLERANCE as in test_kernels, but
-Polar Express stretches a matrix's small singular values by 8 an iteration, and rounding with them."""
+"""Newton-Schulz iterations of the native kernel agree with those of the method, for one client and for a block.
+TOLERANCE as in test_kernels; but Polar Express multiplies small singular values, and their rounding errors, by up to 8
+in each iteration."""
 
 from __future__ import annotations
 

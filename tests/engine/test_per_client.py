@@ -1,4 +1,4 @@
-"""Per-client records, only where asked."""
+"""Records of single clients, which are written only if the configuration asks for them."""
 
 from __future__ import annotations
 

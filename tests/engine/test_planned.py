@@ -1,4 +1,5 @@
-"""Methods whose settings follow from the run's sizes; lr as each round has it; uniform means; gradients counted."""
+"""Methods whose settings follow from the sizes of the run; each round uses its own lr; uniform means; the number of
+gradients."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ def final(method: Any, local: dict[str, int] = STEPS, **federation: Any) -> dict
 
 
 def near(first: Any, second: Any) -> bool:
-    """Four rounds of some 100 roundings near 1 each, a few digits lost to dividing displacements by step sizes."""
+    """Whether two models agree. Tolerance: four rounds of about 100 roundings of numbers near 1, and some digits that
+    are lost when displacements are divided by step sizes."""
     return all(torch.allclose(first[name], second[name], rtol=0, atol=1e-11) for name in first)
 
 
 def test_sizes_come_from_the_run():
-    """9 clients a round, 3 steps, 3 rounds."""
+    """The run has 9 clients in each of 3 rounds, with 3 local steps."""
     method: Any = prepare(digits("padamfed", STEPS), "test").method()
     assert method.rule.lr == pytest.approx(1 / (3 * 3**0.5))
     assert method.server.gamma == pytest.approx((9 * 3) ** 0.25 / 3**0.75)
@@ -43,7 +45,7 @@ def test_sizes_must_be_given_where_steps_differ():
 
 @pytest.mark.parametrize("name", ["fedavg_m", "scaffold_vr"])
 def test_momentum_is_read_off_with_the_rounds_own_step_size(name):
-    """The rule momentum at mu = 0 has the mean direction sent instead; both agree while lr falls."""
+    """With the rule momentum and mu = 0, clients send the mean direction instead; both agree while lr falls."""
     lr = {"schedule": "exponential", "start": 0.2, "decay": 0.5}
     read = final({"name": name, "rule": {"name": "sgd", "lr": lr}}, EPOCHS)
     sent = final({"name": name, "rule": {"name": "momentum", "mu": 0.0, "lr": lr}}, EPOCHS)
@@ -57,7 +59,7 @@ def test_shared_momenta_are_uniform_means_whatever_the_weights():
 
 @pytest.mark.parametrize(("name", "gradients"), [("scaffold_m", 1), ("fedavg_vr", 2), ("stem", 2), ("fafed", 2)])
 def test_gradients_are_counted(name, gradients):
-    """Those of a warm start, a pass over all clients' batches, in round 1."""
+    """Round 1 includes the gradients of a warm start, which is a pass over the batches of all clients."""
     experiment = digits(name, STEPS)
     warm = 0
     if prepare(experiment, "test").method().warm_start is not None:

@@ -1,4 +1,5 @@
-"""Plug-ins: found by path, by name and by entry point; loaded by every worker; mistakes told in a sentence."""
+"""Plug-ins are found by path, by name and by entry point, every worker loads them, and errors in them are one-line
+messages."""
 
 import json
 import os
@@ -108,7 +109,7 @@ def refused(plugins: list[str], spec: dict[str, Any] = SPEC) -> str:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with the plug-ins as files, and those of them in a package."""
+    """The current folder, which has the plug-ins as files and also in a package."""
     package = tmp_path / "mine" / "parts"
     package.mkdir(parents=True)
     for name, text in {"method": METHOD, "rule": RULE, "workload": WORKLOAD}.items():
@@ -139,7 +140,7 @@ def test_path_name_and_package_are_alike():
 
 
 def test_named_again_in_the_same_process(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also after the user has imported the module, whose classes stay what they are."""
+    """This also works after the user has imported the module, and the module's classes stay the same objects."""
     monkeypatch.syspath_prepend(str(folder))
     import own_workload  # pyright: ignore[reportMissingImports]
 
@@ -155,7 +156,7 @@ def test_an_edited_file_is_loaded_anew(folder: Path):
 
 
 def test_files_of_one_name_in_two_folders(folder: Path):
-    """Each class finds the names of its own module."""
+    """The classes of each file use the names of their own module."""
     (folder / "other").mkdir()
     (folder / "other" / "own_rule.py").write_text(METHOD)
     parts = RunSpec.of("", described(["own_rule.py", "other/own_rule.py"])).registry
@@ -204,7 +205,7 @@ print(sha(own, "local", 1), sha(own, "ray", 1))
 
 
 def installed(folder: Path, value: str) -> dict[str, str]:
-    """The environment in which a distribution with one entry point is installed."""
+    """Environment variables with which a distribution with one entry point is installed."""
     info = folder / "own_parts-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n")
@@ -214,8 +215,9 @@ def installed(folder: Path, value: str) -> dict[str, str]:
 
 @pytest.mark.long
 def test_every_worker_has_them(folder: Path, tmp_path_factory: pytest.TempPathFactory):
-    """By path, by name, from a package, and by an entry point that no experiment names; Ray is started in one folder
-    and the run in another, of which Ray's processes have not heard. A class of the script's own travels, too."""
+    """Workers have plug-ins that are given by path, by name, from a package, and by an entry point that no experiment
+    names. Ray is started in one folder and the run in another, which Ray's processes do not know. A class that is
+    defined in the script itself is sent too."""
     ours, elsewhere = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("elsewhere")
     (ours / "by_entry_point.py").write_text(RULE)
     (elsewhere / "script.py").write_text(SCRIPT)
@@ -240,7 +242,8 @@ def test_entry_point_that_cannot_be_loaded(folder: Path):
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 def test_tables_are_extended_and_shadowed(folder: Path):
-    """The last plug-in named wins, others keep the package's."""
+    """Of entries with the same name, that of the plug-in that is named last is used; all other entries of the package
+    stay."""
     (folder / "first.py").write_text(METHOD.replace('{"halved": halved}', '{"fedavg": halved, "halved": halved}'))
     (folder / "last.py").write_text(METHOD.replace("0.5", "0.25"))
     own = Registry([find_plugin("first.py"), find_plugin("last.py")])

@@ -1,4 +1,5 @@
-"""bfloat16 passes: state stays float32, gradients are right to bfloat16's 8 bits, training gets as far."""
+"""Forward and backward passes in bfloat16: states stay float32, gradients are correct to the 8 bits of bfloat16, and
+training reaches the same accuracy."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def test_training_gets_as_far(method):
 
 @pytest.mark.parametrize("model", [Mlp((32,)), LeNet()])
 def test_gradients_are_float32s_within_bfloat16s_rounding(model):
-    """Many roundings of 2^-8 each, of either sign, and where they change which of a window is the largest its gradient
-    goes elsewhere: 10 % of the gradient's norm. A wrong gradient is off by 100 %."""
+    """The tolerance is 10 % of the gradient's norm: there are many roundings of 2^-8, and some of them change which
+    entry of a pooling window is the largest. A wrong gradient would differ by 100 %."""
 
     class Images(Digits):
         shape = (1, 28, 28)

@@ -1,4 +1,4 @@
-"""Training is federated: a worker that runs some clients reads no row of any other."""
+"""A worker reads only the rows of the clients that it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def task_of(run_spec: RunSpec, data: Data, clients: np.ndarray) -> TrainingTask:
 @pytest.mark.parametrize("local", [STEPS, EPOCHS], ids=["steps", "epochs"])
 @pytest.mark.parametrize("block", [1, 4])
 def test_other_clients_rows_may_be_anything(local, block):
-    """Rows of all other clients are overwritten by NaN: not a bit of the result changes."""
+    """The rows of all other clients are overwritten by NaN, and not a bit of the result changes."""
     run_spec = prepare(digits("fedavg", local, block=block), "test")
     split = run_spec.split()
     clients = np.array([3, 8, 11, 20])

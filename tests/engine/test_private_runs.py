@@ -1,4 +1,4 @@
-"""Private runs: their noise is the one that follows from the seed, and their cost is the one that is recorded."""
+"""Private runs: their noise follows from the seed, and their epsilon is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUANTILE = {**NOISY, "clip": {"name": "quantile", "count_noise": 2.0}}
 
 
 def private(privacy, federation=None, method="fedavg", rounds=3, local=STEPS, **engine):
-    """A run of 30 clients, about 9 a round; privacy: its section, or None."""
+    """Run an experiment with 30 clients, about 9 of them in each round; privacy: the section of this name, or None."""
     data = digits(method, local, rounds, **engine).plain()
     data["federation"] |= federation or {}
     return experiment(data if privacy is None else {**data, "privacy": privacy})
@@ -144,7 +144,7 @@ def test_schedules_of_bound_and_noise():
 
 
 def test_a_client_whose_message_is_not_a_number_sends_zeros(tmp_path):
-    """It neither ends the run nor touches the model, and it is counted."""
+    """A message with NaN neither ends the run nor changes the model, and the record counts it."""
     client = int(faults.cohort_of(1)[0])
     broken = faults.setting(tmp_path, rounds=1) | {"privacy": {"clip": 0.5, "noise": 0}}
     faults.plan(tmp_path, faults.rule(client, "nan"))

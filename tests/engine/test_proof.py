@@ -1,5 +1,6 @@
-"""Kernels of our own are used only where they compute what torch computes: by what is seen of the network and by a
-proof on the run's own data. Each case is trained to the end too, with whatever kernels the run may take."""
+"""Native kernels are used only if they compute what torch computes, which is decided from the structure of the network
+and by a comparison on the run's own data. Each case is also trained to the end, with the kernels that the run
+chooses."""
 
 from __future__ import annotations
 
@@ -111,11 +112,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "a parametrisation": changed(lambda parts: weight_norm(parts[1])),
     "a layer used twice": one_linear_twice,
 }
-"""None of these is a chain, though it is made of layers that a chain has."""
+"""Networks that are not chains, although they consist of layers that a chain may have."""
 
 
 def noisy(self: Any, batch: Batch, dtype: torch.dtype) -> Tensor:
-    """As NoisyDigits of docs/howto/vectorised.md."""
+    """The function of NoisyDigits in docs/howto/vectorised.md."""
     x = Digits.inputs(self, batch, dtype)
     if "key" not in batch:
         return x
@@ -138,7 +139,7 @@ OVERRIDDEN = {"inputs": noisy, "losses": smoothed, "logits": sharper}
 
 
 def said(self: Any) -> Chained:
-    """A workload that says that it is a chain, whatever it does."""
+    """Declares that a workload is a chain, whatever it computes."""
     return Chained(self.network.module, self.shape, lambda batch, dtype: Digits.inputs(self, batch, dtype))
 
 
@@ -154,12 +155,12 @@ def experiment(workload: Any, method: Any = "fedavg", **engine: Any) -> Experime
 
 @pytest.fixture
 def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are measured, and the answer is kept nowhere else."""
+    """Plans are measured, and a cache folder of the test is used."""
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(execution_plan, "WORTH", 0)
 
     def own_ones(run_spec: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
-        return {candidates[-1]: 1.0}  # torch's come first
+        return {candidates[-1]: 1.0}  # torch's kernels come first
 
     monkeypatch.setattr("fedfleet.engine.runs.launch.measure", own_ones)
 
@@ -226,7 +227,8 @@ def test_a_tensor_put_on_the_workload_itself_is_seen():
 
 
 def test_columns_of_another_size_than_declared_are_refused():
-    """8 x 8 declared, 4 x 4 given: torch says what is wrong, and nothing is read beyond what there is."""
+    """The workload declares 8 x 8 and its columns have 4 x 4: torch raises the error, and no kernel reads beyond the
+    columns."""
 
     class Small(Digits):
         def load(self) -> Any:
@@ -283,7 +285,7 @@ DEFECTS = {
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
     "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
 }
-"""file -> (what is there, what is put there), each a mistake that a compiler or a processor might as well make."""
+"""file -> (text, replacement): each is an error that a compiler or a processor might make too."""
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +302,7 @@ def wrong_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Built once for this module, and used until the test is over."""
+    """Uses the wrong library, which is built once for this module, until the test is over."""
     monkeypatch.setattr(library, "SOURCES", [wrong_sources / source.name for source in library.SOURCES])
     monkeypatch.setattr(library, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in library.FLAGS))
     monkeypatch.setenv("FEDFLEET_CACHE", str(wrong_sources / "cache"))
@@ -362,7 +364,7 @@ def test_what_is_right_is_proven(method, kernels):
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
-    """No unit of the hidden layer ever answers, and no gradient says anything of it."""
+    """A model in which no hidden unit is ever active, so that all gradients of the first layer are zero."""
     p = Classification.init(self, seed)
     return {name: torch.full_like(value, -100.0) if name == "1.bias" else value for name, value in p.items()}
 

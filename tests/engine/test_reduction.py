@@ -1,4 +1,5 @@
-"""Sums in the order of a tree: whoever adds up what, in whatever order it comes, the bits are the same."""
+"""Sums in the order of a tree: the bits do not depend on which process adds which parts, and in which order they
+arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, Tre
 
 
 def recursive(values: list) -> np.ndarray:
-    """The definition: the largest power of two below is the left branch."""
+    """The sum by its definition: the left branch has the largest power of two that is smaller than the number of
+    values."""
     if len(values) == 1:
         return values[0]
     half = 1 << (len(values) - 1).bit_length() - 1
@@ -19,7 +21,7 @@ def recursive(values: list) -> np.ndarray:
 
 
 def values(count: int, seed: int = 0) -> list[np.ndarray]:
-    """Numbers of very different sizes, of which another order gives another sum."""
+    """Numbers of very different sizes, whose sum depends on the order."""
     draw = np.random.default_rng(seed)
     return list(draw.standard_normal((count, 50)) * 10.0 ** draw.integers(-8, 8, (count, 50)))
 
@@ -34,7 +36,7 @@ BLOCKS = [[1], [3], [1, 1], [5, 3, 1], [1] * 11, [7, 4, 4, 2, 1, 1, 1], [16, 16,
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
 def test_any_cut_and_any_order(blocks):
-    """Whole tasks from some, single blocks or branches from others, in random orders."""
+    """Some results are whole tasks, others are single blocks or branches, and they come in random order."""
     numbers = iter(values(sum(blocks)))
     tasks = [[next(numbers) for _ in range(count)] for count in blocks]
     expected = recursive([recursive(task) for task in tasks])
@@ -59,7 +61,7 @@ def test_any_cut_and_any_order(blocks):
 
 
 def test_another_order_would_be_another_sum():
-    """What these tests rest on."""
+    """Otherwise the tests above could not fail."""
     numbers = values(16)
     assert sum(numbers[1:], numbers[0]).tobytes() != recursive(numbers).tobytes()
 
@@ -74,7 +76,7 @@ def test_a_task_without_clients_adds_nothing():
 
 
 def test_what_came_from_elsewhere_is_left_as_it_was():
-    """Results may lie in memory that is not ours: read-only, or a view that others write to."""
+    """Results may be in memory of another process: read-only, or a view of memory that others write to."""
     mine = values(4)
     lent = [value.copy() for value in mine]
     for value in lent:
@@ -88,7 +90,7 @@ def test_what_came_from_elsewhere_is_left_as_it_was():
 
 
 def test_sums_that_are_no_neighbours_stay_apart():
-    """As those of a node do, of which another node has the neighbours."""
+    """This is the case for sums of a node whose neighbours in the tree are on another node."""
     shape, (one, other, third) = TreeShape([1] * 4), values(3)
     fold = TreeReducer(shape, lambda left, right: left + right)
     fold.put(TreeNode(0, 0), one)

@@ -32,7 +32,7 @@ def test_a_cohort_is_distinct_ascending_and_counted():
     assert all(len(set(c.tolist())) == 10 and (np.diff(c) > 0).all() for c in drawn)
     assert np.array_equal(drawn[3], sampling.sample(0, 4, 50, 10))
     assert not np.array_equal(drawn[3], sampling.sample(1, 4, 50, 10))
-    # 2000 draws, 40 expected each, standard deviation 5.7; 5 of them either way
+    # 2000 draws, 40 expected for each client with standard deviation 5.7; the tolerance is 5 of these
     counts = np.bincount(np.concatenate(drawn), minlength=50)
     assert counts.min() > 11
     assert counts.max() < 69
@@ -186,7 +186,7 @@ def test_tasks_shrink_towards_the_end(blocks):
 
 
 def test_packed_for_pickle_tasks_are_the_same():
-    """Whole ones, and parts of some, as they are put again after a failure."""
+    """Pickled tasks are unchanged: whole ones, and parts of tasks as they are run again after a failure."""
     sampled = sampling.sample(0, 1, 300, 90)
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 9, 90), rng.random(90), rng.integers(-1, 500, 90), rng.permutation(500)[:90])

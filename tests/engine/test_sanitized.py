@@ -1,4 +1,4 @@
-"""Our own kernels read and write within what they are given, and do nothing that C++ leaves undefined."""
+"""The native kernels read and write only the memory that they are given, and have no undefined behaviour."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ ROOT = Path(__file__).parents[2]
 CHECKED = ("-O0", "-g1", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC", "-fsanitize=address,undefined")
 FLAGS = (*CHECKED, "-fno-sanitize-recover=all")
 MACHINES = {"any processor": (), "this processor": ("-march=native",)}
-"""Where vectors are narrow the parts of one are copied, which every check sees; elsewhere they are masked."""
+"""Flags of the compiler. For any processor, vectors are narrow and their parts are copied, which all checks of the
+sanitizers see; for this processor they may be masked."""
 
 
 @pytest.fixture(scope="module")
 def sanitizer() -> str:
-    """The libraries that must be loaded before Python's own allocations."""
+    """The libraries that must be loaded before Python allocates memory."""
     compiler = library.find_compiler()
     if compiler is None:
         pytest.skip("no C++ compiler is here; install g++")
     found = []
-    for name in ("libasan.so", "libstdc++.so"):  # the second one, or the first one does not find what throws
+    for name in ("libasan.so", "libstdc++.so"):  # without the second, the first finds no __cxa_throw
         done = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
         path = Path(done.stdout.strip())
         if not path.is_absolute() or not path.exists():

@@ -1,4 +1,4 @@
-"""What a round costs the driver does not depend on how many clients there are, only on how many take part."""
+"""The driver's time and memory for a round depend on the size of the cohort, not on the number of clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLE = (torch.zeros(3),)
 
 
 class Federation:
-    """All that the driver has that is as long as there are clients."""
+    """All objects of the driver whose length is the number of clients."""
 
     def __init__(self, clients: int, folder: str) -> None:
         self.clients, self.number = clients, 0
@@ -46,7 +46,7 @@ class Federation:
         self.visits = np.zeros(clients, dtype=np.int64)
 
     def round(self) -> list[TrainingTask]:
-        """The driver's steps, workers left out."""
+        """The driver's work in one round, without workers. Returns the tasks."""
         self.number += 1
         sampled = sampling.sample(0, self.number, self.clients, COHORT)
         tasks = plan_tasks(sampled, self.parts.sizes_of(sampled), LOCAL, 10)
@@ -71,7 +71,7 @@ def federations(tmp_path):
 
 
 def peak(federation: Federation) -> int:
-    """Bytes that a round allocates at most, of those that Python and numpy know."""
+    """The largest number of bytes that Python and numpy have allocated at one time during a round."""
     tracemalloc.start()
     try:
         federation.round()
@@ -81,14 +81,16 @@ def peak(federation: Federation) -> int:
 
 
 def test_a_rounds_memory_is_the_cohorts(federations):
-    """The smallest thing as long as a million clients would be a megabyte of flags; a round makes less than that."""
+    """The smallest array with an entry for each of a million clients is one megabyte of flags; a round allocates less
+    than that."""
     few, many = (min(peak(federation) for _ in range(3)) for federation in federations.values())
     assert many < 2 * few + 200_000, (few, many)
     assert many < 1_000_000
 
 
 def test_a_rounds_time_is_the_cohorts(federations):
-    """Alternated, the fastest of several: what depends on N would cost a thousandfold more, so 3 is a wide margin."""
+    """The two are measured alternately, and the fastest of several measurements counts. Work that depends on N would
+    take a thousand times as long, so a factor of 3 is a wide margin."""
     seconds = {clients: np.inf for clients in federations}
     for _ in range(15):
         for clients, federation in federations.items():
@@ -195,8 +197,8 @@ def test_equal_parts_are_numpys(rows, clients):
 
 
 def test_time_of_states_is_reading_and_writing(tmp_path, monkeypatch):
-    """9 clients in blocks of 4: 3 tasks of a block, so that 3 reads and 3 writes a round are slowed down; in round 1
-    nothing is read yet."""
+    """9 clients in blocks of 4 make 3 tasks of one block each, so that 3 reads and 3 writes per round are slowed down;
+    in round 1 nothing is read yet."""
     pause = 0.01
     for name in ("read", "write"):
         plain = getattr(RowFiles, name)

@@ -1,4 +1,4 @@
-"""Schedules: their closed forms, and that a round's numbers are what the method of that round has."""
+"""Schedules: their closed forms, and the method of each round has the numbers of that round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_closed_forms(spec, numbers):
 
 
 def test_tailopts_thresholds_fall_round_by_round():
-    """d = u makes every entry of a step +- lr u_t; one step of each client, so |y - x|^2 = dim (lr u_t)^2."""
+    """With d = u every entry of a step is +- lr u_t. Each client takes one step, so |y - x|^2 = dim (lr u_t)^2."""
     falling = {"schedule": "polynomial", "start": 0.2, "power": -0.5}
     rule = {"name": "biclip", "lr": 0.1, "d": falling, "u": falling}
     plan = {"clients": 3, "cohort": 3, "rounds": 9, "local": {"steps": 1, "batch": 1}}
@@ -39,7 +39,8 @@ def test_tailopts_thresholds_fall_round_by_round():
 
 
 def test_the_global_learning_rate_is_in_the_record():
-    """FedAvg's as it is set and scheduled; FedExP's by its formula, from client/norm2 and a mean of one client."""
+    """FedAvg's rate is the scheduled one; FedExP's rate follows from its formula, with client/norm2 and the mean of one
+    client."""
     plan = {"clients": 3, "cohort": 1, "rounds": 5, "local": {"steps": 2, "batch": 1}}
     halved = {"schedule": "exponential", "start": 0.8, "decay": 0.5}
     rows = run(quadratic({"name": "fedavg", "server_lr": halved}, {"dim": 6}, plan)).rows
@@ -69,7 +70,8 @@ PLAN = {"clients": 3, "cohort": 2, "rounds": 3, "local": {"steps": 2, "batch": 1
     "lr", [0.1, {"schedule": "exponential", "start": 0.1, "decay": 0.5}], ids=["number", "schedule"]
 )
 def test_a_method_may_have_an_argument_called_schedule(lr):
-    """STEM's own decay of step sizes, from a mapping as YAML has it; the step size beside it may follow a schedule."""
+    """STEM's argument `schedule`, given as a mapping from YAML, is its own decay of step sizes; its step size may
+    follow a schedule of the engine."""
     method = {"name": "stem", "schedule": "stem", "lr": lr}
     decaying = run(quadratic(method, {"dim": 6}, PLAN))
     constant = run(quadratic({**method, "schedule": "constant"}, {"dim": 6}, PLAN))

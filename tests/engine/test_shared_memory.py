@@ -1,4 +1,5 @@
-"""Shared memory: what is put into it is read from it, made there or copied there, by every process that opens it."""
+"""Shared memory: every process that opens it reads what was put into it, whether it was created there or copied
+there."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def test_a_task_that_is_withdrawn_is_not_claimed(memory):
 
 
 def test_a_slot_that_was_opened_again_is_claimed_for_its_new_order_alone(memory):
-    """A worker that still looks through its order would else do a task twice, and leave the result where the result of
-    another task is awaited."""
+    """Otherwise a worker that still looks through its old order would do a task twice, and leave the result in the
+    place of another task's result."""
     memory.open([0, 1], order=0)
     assert memory.claim([0, 1], order=0, worker=5) == 0
     memory.put(0, "first", arrays(0.0))
@@ -99,7 +100,7 @@ def test_a_slot_that_was_opened_again_is_claimed_for_its_new_order_alone(memory)
 
 @pytest.mark.parametrize("what", ["put", "open", "claim", "get"])
 def test_flags_are_set_and_believed_under_the_memorys_lock_alone(what, memory):
-    """Its release and acquisition are what orders memory between processes where stores may be reordered."""
+    """Releasing and acquiring the lock orders memory between processes on processors that may reorder stores."""
     memory.open([0], order=0)
     memory.put(1, "there", arrays(1.0))
     other = SharedMemory(memory.address)
@@ -127,7 +128,7 @@ def test_flags_are_set_and_believed_under_the_memorys_lock_alone(what, memory):
 
 
 def asleep(thread: threading.Thread) -> bool:
-    """Whether a thread waits in the kernel, for the lock: the only thing that it could wait for."""
+    """Whether a thread waits in the kernel, which it can do only for the lock."""
     try:
         with open(f"/proc/{os.getpid()}/task/{thread.native_id}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] == "S"
@@ -154,7 +155,7 @@ while left:
 
 
 def test_results_are_whole_as_soon_as_they_are_seen():
-    """Two writers, and a reader who looks all the time and waits for no pipe."""
+    """There are two writers, and a reader that looks all the time without waiting for a pipe."""
     specs = (Spec((64, 96), "<f8"), Spec((7,), "<f8"))
     memory, results = SharedMemory.make(64, sum(spec.bytes for spec in specs), 4096, 8), 400
     memory.open(range(8), order=0)

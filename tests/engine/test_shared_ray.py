@@ -1,4 +1,4 @@
-"""The runs of one process share the Ray that the first of them starts, and nothing is left of it afterwards."""
+"""The runs of one process share the Ray that the first of them starts, and it leaves nothing behind."""
 
 from __future__ import annotations
 

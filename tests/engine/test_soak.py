@@ -17,11 +17,11 @@ from fedfleet.engine.runs.launch import prepare
 from .setups import STEPS, digits
 
 EVERY = 20
-"""Rounds between checkpoints, and between looks."""
+"""Rounds between checkpoints, and between measurements."""
 
 
 def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
-    """(bytes that Python and numpy hold, resident ones) after every EVERY rounds of SCAFFOLD, checkpoints on."""
+    """(bytes that Python and numpy hold, resident bytes) after every EVERY rounds of SCAFFOLD with checkpoints."""
     plain = digits("scaffold", STEPS, rounds=rounds).model_dump() | {"checkpoint": {"every": EVERY}}
     run_spec = prepare(type(digits("scaffold", STEPS)).model_validate(plain), "test", tmp_path)
     split = run_spec.split()
@@ -48,8 +48,9 @@ def looks(tmp_path: Path, rounds: int) -> list[tuple[int, int]]:
 
 @pytest.mark.long
 def test_what_is_held_does_not_grow(tmp_path):
-    """The record is 22 columns of 9 bytes a round, held twice (a checkpoint has the other) with room to grow into:
-    600 bytes a round at most. A leak of one float a client, or of one object a task, would be more."""
+    """The record has 22 columns of 9 bytes per round. It exists twice (the other copy is for a checkpoint), with space
+    to grow, which makes at most 600 bytes per round. A leak of one float per client or of one object per task would be
+    more."""
     traced = [held for held, _ in looks(tmp_path, 300)]
     late = traced[len(traced) // 2 :]
     rounds = EVERY * (len(late) - 1)
@@ -58,7 +59,8 @@ def test_what_is_held_does_not_grow(tmp_path):
 
 @pytest.mark.slow
 def test_resident_memory_is_flat(tmp_path):
-    """1,500 rounds, the first third aside: 1 MiB per 1,000 rounds and the noise of the allocator, 2 MiB."""
+    """1,500 rounds, of which the first third does not count: at most 1 MiB per 1,000 rounds, and 2 MiB for the noise of
+    the allocator."""
     resident = [rss / 2**20 for _, rss in looks(tmp_path, 1500)]
     late = resident[len(resident) // 3 :]
     assert late[-1] - late[0] < EVERY * len(late) / 1000 + 2, resident

@@ -79,7 +79,8 @@ def test_a_stateless_method_has_no_store():
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_what_is_written_is_read(tmp_path, narrow):
-    """Scalars, empty leaves, whole numbers and floats, any order of rows; from another view of the files."""
+    """States with scalars, empty leaves, whole numbers and floats, in any order of rows, are read by another object on
+    the same files."""
     sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
     table = Table(sample, 6, 0, str(tmp_path / "state"), narrow, digests=True)
     order = torch.tensor([4, 0, 3])

@@ -1,4 +1,4 @@
-"""A task's messages are added up in the tree's order to the bit, whichever way they go and whoever does it."""
+"""A task's messages are added up in the order of the tree, to the bit, by all kernels and for all forms of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 37
 
 
 def message(draw: torch.Generator) -> dict[str, torch.Tensor]:
-    """Numbers of very different sizes: another order of sums would show."""
+    """A message with numbers of very different sizes, so that another order of sums would give another result."""
     scale = 10.0 ** torch.randint(-6, 6, (SIZE,), generator=draw)
     return {"delta": torch.randn(SIZE, generator=draw) * scale, "more": torch.randn((), generator=draw)}
 
@@ -39,7 +39,7 @@ torch.utils._pytree.register_pytree_node(
 
 
 def slow(blocks: list[list[tuple[dict[str, torch.Tensor], float]]]) -> list[np.ndarray]:
-    """Block by block, then the tree's order, by numpy in float64."""
+    """The sums by numpy in float64: first within each block, then in the order of the tree."""
     fold: TreeReducer[list[np.ndarray]] = TreeReducer(
         TreeShape([len(blocks)]), lambda a, b: [x + y for x, y in zip(a, b, strict=True)]
     )
@@ -86,7 +86,7 @@ def test_the_order_is_the_trees(count, kinds, kernels, request):
 
 
 def test_other_orders_would_show():
-    """That the test above can fail."""
+    """This shows that the test above can fail."""
     draw = torch.Generator().manual_seed(0)
     leaves = [message(draw)["delta"].double() for _ in range(7)]
     sums = {tuple(sum(order).tolist()) for order in itertools.islice(itertools.permutations(leaves), 50)}

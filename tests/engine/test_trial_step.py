@@ -1,4 +1,5 @@
-"""Code that breaks a rule of the contract is refused before round 1, with its line; code that keeps them is not."""
+"""Code that breaks a rule of the contract is refused before round 1, and the message has its line; code that follows
+the rules is not refused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ HERE = str(Path(__file__))
 
 
 class Broken(Estimator):
-    """Base of estimators that break a rule; their attributes may be set."""
+    """Base of estimators that break a rule. Their attributes may be set."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -70,14 +71,14 @@ class PythonNoise(Broken):
 
 
 class OwnGenerator(Broken):
-    """No global generator, but one in an attribute."""
+    """Draws from a generator in an attribute instead of a global one."""
 
     def estimate(self, oracle, y, c, c_i, trace):
         return oracle(y) * self.rng.random(), trace  # own
 
 
 class FreshGenerator(Broken):
-    """Neither: a generator with a seed of the operating system's."""
+    """Draws from a new generator, which the operating system seeds."""
 
     def estimate(self, oracle, y, c, c_i, trace):
         return oracle(y) * np.random.default_rng().random(), trace  # fresh
@@ -107,7 +108,7 @@ class OfTheClass(Broken):
 
 
 class Remembers(Broken):
-    """An attribute of another object that it holds."""
+    """Changes an attribute of another object that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class RandomServer(ServerRule):
 
 @dataclass(frozen=True)
 class NumpyServer(ServerRule):
-    """Allowed: a server is one, and never vectorised."""
+    """Converts to numpy, which is allowed on the server, because the server is never vectorised."""
 
     def step(self, x, delta, norm2, state, round):
         scale = np.sqrt(float(norm2)) + 1.0
@@ -293,7 +294,7 @@ ALONE = {
 # --- workloads --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Dropped(Digits):
-    """Noise in the loss from torch's own generator."""
+    """The loss has noise from torch's global generator."""
 
     model: Any = Mlp((4,))
 
@@ -367,7 +368,7 @@ def refused(made: Experiment, mark: str) -> str:
 
 
 def tried(made: Experiment) -> None:
-    """The trial alone, to its end."""
+    """Run the trial step alone."""
     run_spec = prepare(made, "test")
     split = run_spec.split()
     with torch.no_grad():
@@ -421,7 +422,7 @@ def test_workloads():
 
 
 def test_compressed_and_with_a_warm_start():
-    """The rules hold for a method inside a compression, and for the pass that some methods begin with."""
+    """The rules also hold for a method inside a compression, and for the warm start of a method."""
     within = fedmud(ratio=0.5, layers="all", nearest=True, rule=RandomRule())
     assert refused(digits(within), "rule")
 
@@ -447,7 +448,7 @@ def test_every_method_keeps_the_rules(method: str):
 
 
 class Keyed(Plain):
-    """Counted randomness is what the rules ask for."""
+    """Uses counted randomness, as the rules require."""
 
     def estimate(self, oracle, y, c, c_i, trace):
         g = oracle(y)
@@ -464,7 +465,7 @@ def test_counted_randomness_and_numbers_left_as_they_were():
 
 
 def test_what_raises_by_itself_is_left_to_the_run():
-    """Which names the client that it raised for."""
+    """The run names the client for which the exception was raised."""
 
     class Raises(Plain):
         def estimate(self, oracle, y, c, c_i, trace):
@@ -475,7 +476,8 @@ def test_what_raises_by_itself_is_left_to_the_run():
 
 
 def test_it_takes_no_time():
-    """Measured: 0.07 s for LeNet on two cores; a run of one round takes some seconds."""
+    """The trial step of LeNet takes about 0.07 s on two cores, as this test measured it once; a run of one round takes
+    some seconds."""
     made = experiment(
         {
             "workload": {"name": "fashion_mnist", "stand_in": 200, "model": "lenet"},

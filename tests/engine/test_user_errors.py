@@ -1,4 +1,5 @@
-"""What a plug-in raises is told with its own file and line, in process and on Ray; the log has the whole traceback."""
+"""The message of an exception in a plug-in has the plug-in's file and line, in process and on Ray; the log has the
+whole traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ WHERE = "{where}"
 
 
 class Trouble(Exception):
-    """Not an error that anybody else could know."""
+    """A class of exceptions that no other module knows."""
 
 
 def raises(here):
@@ -106,7 +107,7 @@ WORKLOADS = {{"work": Work}}
 '''
 
 CONFIG = ["factory", "build", "check", "init", "load", "server_init"]
-"""Before anything starts."""
+"""Functions that are called before anything starts."""
 LATER: dict[str, type[FedFleetError]] = {
     "client_step": ClientFailed,
     "losses": ClientFailed,

@@ -1,4 +1,4 @@
-"""A worker is woken by its pipe and says that it is done; the death of either side is heard by the other."""
+"""A pipe wakes a worker and reports when it is done, and each side notices the death of the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 60
 
 @contextmanager
 def worker() -> Iterator[tuple[WakeUp, subprocess.Popen[str]]]:
-    """One that has its ends."""
+    """(the pool's side, a worker process that has opened its ends of the pipes)."""
     wakeup = WakeUp()
     process = subprocess.Popen([sys.executable, "-c", WORKER, *wakeup.ends], stdout=subprocess.PIPE, text=True)
     try:
@@ -68,7 +68,7 @@ def test_a_death_is_heard(how):
             wakeup.wake(13)
         assert wait_for([other, wakeup], SECONDS) == {wakeup}
         assert not wakeup.answer()
-        wakeup.wake(1)  # nobody hears it, and nothing happens
+        wakeup.wake(1)  # there is no worker, and nothing happens
         wakeup.close()
         other.close()
 

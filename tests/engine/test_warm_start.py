@@ -1,4 +1,4 @@
-"""Methods that start from gradients start from those of F_i over all of a client's rows, whatever the batch is.
+"""Methods with a warm start begin with the gradients of F_i over all rows of a client, whatever the batch size is.
 
 The six clients of `test_conformance` have 3 to 19 rows. A batch of 4 divides few of these numbers, so that most passes
 end with a short batch; a batch of 32 is all of a client's rows at once. TOLERANCE: float64, sums in another order.
@@ -30,11 +30,11 @@ WARM = [
     if "start" in signature(resolve(METHODS[name]))[1]
     and "gradient" in str(signature(resolve(METHODS[name]))[0]["start"])
 ]
-"""Methods that can begin with the pass."""
+"""The methods that have a warm start."""
 
 
 def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
-    """(the server's state after the opening pass, every client's)."""
+    """(the server's state after the warm start, the states of all clients)."""
     base = few(method, plan={"local": {"steps": 3, "batch": batch}}, engine=engine)
     run_spec = prepare(base.model_copy(update={"method": {**spec(method), "start": "gradient"}}), "opening")
     split = run_spec.split()
@@ -52,7 +52,7 @@ def opened(method: str, batch: int, **engine: Any) -> tuple[Any, list[Any]]:
 
 
 def gradients() -> list[dict[str, torch.Tensor]]:
-    """Every client's gradient at the first model, by plain autograd over all of its rows."""
+    """The gradient of each client at the first model, by plain autograd over all of its rows."""
     workload = Few()
     split = workload.split(0, 6)
     x = {name: value.double().requires_grad_() for name, value in workload.init(0).items()}

@@ -1,4 +1,4 @@
-"""The pool of one node: how a phase goes on and ends."""
+"""The worker pool of one node: the end of a phase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedfleet.engine.reduction.tree import TaskResult
 
 
 class PoolAtItsLastResult(WorkerPool):
-    """All tasks have ended, and one result has not been taken. No worker will say anything more."""
+    """A pool in which all tasks have ended and one result has not been taken. No worker will send anything more."""
 
     def __init__(self) -> None:
         self.waiting, self.under_way, self.orders = deque(), {}, []
@@ -20,6 +20,6 @@ class PoolAtItsLastResult(WorkerPool):
 
 
 def test_a_phase_ends_with_its_last_result():
-    """A pool that listened once more would wait for half a second in every phase."""
+    """If the pool listened once more, it would wait for half a second in every phase."""
     outcomes = list(PoolAtItsLastResult()._outcomes(release=False))
     assert [outcome.index for outcome in outcomes] == [0]

@@ -1,8 +1,8 @@
 """Faults at random: 200 points, each a small experiment that must end with the model of an undisturbed run.
 
-A fault that comes too late, or finds nobody to hit, proves nothing. Therefore each point must show by what the run told
-that its fault took effect, and is drawn again where it did not. `make chaos` runs all and prints a table, `python -m
-tests.faults.chaos disk oracle` some; the test suite runs a fixed sample.
+A fault that comes too late, or finds no process to hit, proves nothing. Therefore the log of the run must show that the
+fault took effect; otherwise the point is drawn again. `make chaos` runs all points and prints a table, `python -m
+tests.faults.chaos disk oracle` runs two kinds, and the test suite runs a fixed sample.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .runs import METHODS, Watch, alone, kill_driver, plan, processes, row_at, r
 
 ROUNDS = 8
 CALLS = ROUNDS * 3 * 3 + 4 * 4
-"""Of the loss, by blocks, and of the report in an undisturbed run."""
+"""The numbers of calls of the loss, for each block size, and of the report in an undisturbed run."""
 SECONDS = 120
-"""What a draw of a point may take; more is a hang."""
+"""Seconds that one draw of a point may take; a longer one counts as a hang."""
 DRAWS = 12
-"""Of a point, until one takes effect."""
+"""The largest number of draws of a point until one takes effect."""
 
 KINDS = {"worker": 30, "driver": 20, "launcher": 20, "interrupt": 40, "checkpoint": 40, "disk": 20, "oracle": 30}
 SAMPLE = {"worker": 2, "driver": 1, "launcher": 3, "interrupt": 4, "checkpoint": 4, "disk": 2, "oracle": 4}
@@ -57,15 +57,15 @@ POINTS = [Point(kind, number) for kind, count in KINDS.items() for number in ran
 
 
 class Missed(Exception):
-    """The fault has had no effect; the draw proves nothing."""
+    """The fault had no effect, so the draw proves nothing."""
 
 
 class Case:
-    """One draw of a point: the folder with its faults and its files, and how to run it."""
+    """One draw of a point: the folder with its faults and files, and functions to run it."""
 
     def __init__(self, point: Point, folder: Path, draw: int = 0) -> None:
         self.random, self.folder, self.out = point.random(draw), folder, folder / "out"
-        self.met: list[str] = []  # what shows that the fault took effect
+        self.met: list[str] = []  # texts that show that the fault took effect
         self.method = str(self.random.choice(list(METHODS)))
         self.every = {"every": int(self.random.integers(1, 4)), "keep": int(self.random.integers(1, 4))}
 
@@ -73,15 +73,15 @@ class Case:
         return small(self.folder, self.method, ROUNDS, checkpoint=self.every, **engine)
 
     def at(self, kind: str) -> None:
-        """Have this happen once, at a random call of the loss or the report."""
+        """Plan a fault of this kind, once, at a random call of the loss or the report."""
         plan(self.folder, rule(ANYONE, kind, int(self.random.integers(CALLS)), 1))
 
     def meet(self, told: list[str], words: str) -> None:
-        """Note what was told of the fault."""
+        """Note the lines of the log that have the words of the fault."""
         self.met += [text for text in told if words in text]
 
     def go_on(self, **engine: Any) -> Result:
-        """Resume; from the start where the run had not come to its first checkpoint, or not to its first round."""
+        """Resume the run; start it again if it had not reached its first checkpoint or its first round."""
         watch = Watch()
         try:
             result = resume(self.chosen(**engine), self.out, [watch])
@@ -100,9 +100,9 @@ class Case:
     damage_is_told = "is damaged ("
 
 
-# --- the kinds: each notes in `met` what shows that its fault took effect ---------------------------------------------
+# --- the kinds of faults; each of them notes in `met` that its fault took effect ------------------------------------
 def oracle(case: Case) -> Result:
-    """The loss or the report raises once."""
+    """The loss or the report raises an exception once."""
     case.at("raise")
     watch = Watch()
     result = run(case.chosen(), case.out, [watch])
@@ -111,7 +111,7 @@ def oracle(case: Case) -> Result:
 
 
 def interrupt(case: Case) -> Result:
-    """Ctrl-C, perhaps again after resuming."""
+    """Ctrl-C, and perhaps a second one after resuming."""
     for again in range(2):
         case.at("interrupt")
         try:
@@ -125,7 +125,7 @@ def interrupt(case: Case) -> Result:
 
 
 def launcher(case: Case) -> Result:
-    """SIGKILL to the process that runs it all."""
+    """SIGKILL to the process that launched the run."""
     case.at("kill")
     here = multiprocessing.get_context("forkserver")
     here.set_forkserver_preload(["tests.faults.runs"])
@@ -142,7 +142,7 @@ def launcher(case: Case) -> Result:
 
 
 def checkpoint(case: Case) -> Result:
-    """Ctrl-C, then the newest checkpoint is damaged, which resuming must tell."""
+    """Ctrl-C, then the newest checkpoint is damaged, which the log of the resumed run must say."""
     plan(case.folder, rule(ANYONE, "interrupt", int(case.random.integers(CALLS // 4, CALLS)), 1))
     with suppress(Interrupted):
         run(case.chosen(), case.out)
@@ -154,7 +154,7 @@ def checkpoint(case: Case) -> Result:
 
 
 def damage(case: Case, folders: list[Path]) -> None:
-    """A bit or the end of a file of the newest checkpoint; or of a row that only it has."""
+    """Damage a bit or the end of a file of the newest checkpoint, or of a row that only this checkpoint has."""
     files = sorted(folders[-1].iterdir())
     rows = [snapshot.row for snapshot, _ in map(read, folders) if snapshot is not None]
     own = set(rows[-1].tolist()) - {row for others in rows[:-1] for row in others.tolist()} - {-1}
@@ -179,7 +179,8 @@ def flip(path: Path, at: int) -> None:
 
 
 def disk(case: Case) -> Result:
-    """The store's disk is too small, then made larger; or the checkpoints' disk is full for some rounds."""
+    """The disk of the client states is too small and then made larger, or the disk of the checkpoints is full for some
+    rounds."""
     with mounted(case.folder / "disk", int(case.random.integers(40, 140))) as folder:
         if case.random.random() < 0.5:
             told = ""
@@ -205,7 +206,7 @@ def disk(case: Case) -> Result:
 
 
 def worker(case: Case) -> Result:
-    """SIGKILL to a worker, some milliseconds after some round; the driver must have missed it."""
+    """SIGKILL to a worker some milliseconds after a round; the driver must have noticed its death."""
     with later(case, lambda: kill_one(case)) as watch:
         result = run(case.chosen(backend="ray", workers=2), case.out, [watch])
     case.meet(watch.told, "another one starts")
@@ -219,7 +220,7 @@ def kill_one(case: Case) -> None:
 
 
 def driver(case: Case) -> Result:
-    """SIGKILL to the driver, some milliseconds after some round; resumed on either backend."""
+    """SIGKILL to the driver some milliseconds after a round; the run is resumed on either backend."""
     try:
         with later(case, kill_driver) as watch:
             run(case.chosen(backend="ray", workers=1), case.out, [watch])
@@ -231,7 +232,7 @@ def driver(case: Case) -> Result:
 
 @contextmanager
 def later(case: Case, act: Callable[[], None]) -> Iterator[Watch]:
-    """An observer that acts up to a few rounds after a random one; over when this is."""
+    """An observer that calls `act` some milliseconds after a random round, once. The context ends when that is done."""
     timer = threading.Timer(float(case.random.uniform(0, 0.3)), act)
     try:
         yield Watch(**{f"r{case.random.integers(1, ROUNDS)}": timer.start})
@@ -250,8 +251,9 @@ def undisturbed(folder: Path) -> dict[str, Result]:
 
 
 def survive(point: Point, folder: Path, expected: dict[str, Result]) -> int:
-    """The model and every round's record, each once, no later than the limit, although the fault took effect. How often
-    it was drawn until it did; runs whose fault had no effect must be right as well."""
+    """Check that the run has the expected model and the record of every round once, within the time limit, although the
+    fault took effect. Returns the number of draws until it took effect; the runs of the other draws must be right as
+    well."""
     for draw in range(DRAWS):
         place = folder / f"draw-{draw}"
         place.mkdir()
@@ -283,11 +285,11 @@ def limit(seconds: int) -> Iterator[None]:
 
 
 def main(kinds: list[str]) -> int:
-    """kinds: to run, or none for all."""
+    """kinds: the kinds of faults to run; [] for all."""
     import ray
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as runs have it: Ray's own 15 starves workers on a busy machine
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in runs; Ray's default of 15 starves workers
     ray.init("local", num_cpus=4, object_store_memory=256 * 2**20, **quiet)
     table = {kind: [0, 0, 0, 0.0] for kind in kinds or KINDS}  # points, draws, survived, seconds
     with tempfile.TemporaryDirectory() as scratch:

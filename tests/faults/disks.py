@@ -1,4 +1,4 @@
-"""Small disks, as only root can have them."""
+"""Small disks, which only root can mount."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of `size` KiB."""
+    """Mounts a disk of `size` KiB."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, timeout=10).returncode:
@@ -22,7 +22,7 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
 
 
 class NoDisk(Exception):
-    """This point cannot be run here."""
+    """No disk can be mounted here, so the test or point cannot be run."""
 
 
 def enlarge(folder: Path) -> None:

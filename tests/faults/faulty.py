@@ -1,7 +1,8 @@
-"""A plug-in: digits whose clients fail as a plan says. The plan is a file, so that a run can be repaired.
+"""A plug-in: digits whose clients fail as a plan says. The plan is a file, so that a test can change it between runs.
 
-FOLDER/rules.json holds rules, {client, kind, skip, times}: from its `skip`-th call of the loss on, so many `times`, the
-client does what `kind` says. Calls are counted in files, for workers come and go. Client -1 is anyone, evaluations too.
+FOLDER/rules.json holds rules, {client, kind, skip, times}: after `skip` calls of the loss, the client does what `kind`
+says in the next `times` calls. Calls are counted in files, because worker processes end and start. Client -1 means any
+client, and evaluations too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def going_round_in_circles() -> None:
 
 
 def everyone(batch: Any) -> np.ndarray:
-    """The clients of a batch, vectorised or not."""
+    """The numbers of the clients in a batch, vectorised or not."""
     column = batch["client"]
     while torch._C._functorch.is_functorch_wrapped_tensor(column):
         column = torch._C._functorch.get_unwrapped(column)
@@ -46,7 +47,7 @@ def everyone(batch: Any) -> np.ndarray:
 
 
 def counted(folder: Path, name: str) -> int:
-    """How often this has been asked, by any process."""
+    """How often any process has called this with the same name."""
     handle = os.open(folder / name, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     try:
         os.write(handle, b".")
@@ -74,7 +75,7 @@ def fail(kind: str, client: int) -> None:
 
 @dataclass(frozen=True)
 class Failing:
-    """Before a workload in a class's bases: that workload, with clients that fail."""
+    """A base class to put before a workload: it gives the workload clients that fail."""
 
     faults: str = ""
 
@@ -100,7 +101,7 @@ class Failing:
 
     def losses(self, p: Any, batch: Any) -> torch.Tensor:
         losses = super().losses(p, batch)
-        rules = [] if trial_step.under_way else self.rules()  # of a round's clients, not of the step tried before
+        rules = [] if trial_step.under_way else self.rules()  # for the clients of rounds, not for the trial step
         clients = everyone(batch) if rules else ()
         for number, rule in enumerate(rules):
             if rule["kind"] == "crowd" and len(clients) > rule["client"]:
@@ -116,7 +117,8 @@ class Failing:
         return losses
 
     def wait_at(self, number: int) -> None:
-        """Says that it is there, and waits until it may go on: the test is in another process, on another node."""
+        """Report that the client is at its gate, and wait until the test, which is in another process, lets it go
+        on."""
         (Path(self.faults) / f"at-{number}").touch()
         deadline = time.monotonic() + PATIENCE
         while not (Path(self.faults) / f"open-{number}").exists():

@@ -1,4 +1,4 @@
-"""Small experiments that can be made to fail, and what is done to them."""
+"""Small experiments that can be made to fail, and functions that make them fail."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SMALL = {"model": {"name": "mlp", "hidden": [16]}}
 WORKLOADS: dict[str, dict[str, Any]] = {"fed_nsgda_m": {"name": "faulty_auc", "of": {"name": "digits", **SMALL}}}
-"""Of methods that need more than a classification."""
+"""The workloads of methods that need another problem than classification."""
 
 
 def setting(
     faults: Path, method: str = "scaffold", rounds: int = 6, checkpoint: Any = None, **engine: Any
 ) -> dict[str, Any]:
-    """30 clients with states, 9 a round; the faults that `plan` puts into the folder. The caller's own, to change."""
+    """The plain data of an experiment with 30 clients with states, 9 of them in each round, and with the faults that
+    `plan` writes to the folder. The caller may change the data."""
     return {
         "plugins": [PLUGIN],
         "workload": deepcopy({**WORKLOADS.get(method, {"name": "faulty", **SMALL}), "faults": str(faults)}),
@@ -63,7 +64,7 @@ def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) 
 
 
 def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
-    """The file of a row of a run's states, where it begins there, and its bytes."""
+    """(file of a row of a run's client states, the row's offset in it, its number of bytes)."""
     run_spec = RunSpec.of("width", small(out, method))
     number, place = locate(row)
     each = width(pytree.tree_leaves(StateSpec(run_spec.method(), run_spec.initial_model()).client), narrow=False)
@@ -71,12 +72,12 @@ def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, in
 
 
 def alone(data: dict[str, Any], out: str) -> None:
-    """A process's whole work."""
+    """Run an experiment; the function that a separate process executes."""
     run(experiment(data), out)
 
 
 def plan(faults: Path, *rules: dict[str, Any]) -> None:
-    """From now on clients fail like this; calls are counted anew."""
+    """Write the rules by which clients fail from now on; calls are counted from zero again."""
     faults.mkdir(parents=True, exist_ok=True)
     for old in faults.glob("met-*"):
         old.unlink()
@@ -92,7 +93,7 @@ def cohort_of(number: int) -> np.ndarray:
 
 
 def visitor(number: int, apart: int = 0) -> tuple[int, int]:
-    """(a client of this round's cohort, one that was not in round `apart`; how often its loss was called before)."""
+    """(a client of this round's cohort that was not in round `apart`, how often its loss was called before)."""
     before = [client for round in range(1, number) for client in cohort_of(round).tolist()]
     others = cohort_of(apart) if apart else []
     visits, client = min((before.count(c), c) for c in cohort_of(number).tolist() if c not in others)
@@ -100,21 +101,21 @@ def visitor(number: int, apart: int = 0) -> tuple[int, int]:
 
 
 def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """The records without what a clock says."""
+    """The records without times."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 def same(result: Any, expected: Any) -> None:
-    """Equal to the bit: model and records."""
+    """Check that model and records are equal to the bit."""
     assert result.model_sha256 == expected.model_sha256
     assert untimed(result.rows) == untimed(expected.rows)
 
 
 class Watch(Observer):
-    """An observer: does something once a round is over, hears what is told."""
+    """An observer that calls functions after given rounds and keeps the lines of the log."""
 
     def __init__(self, **actions: Callable[[], Any]) -> None:
-        """actions: r3=… for round 3, each done once."""
+        """actions: r3=… for round 3; each function is called once."""
         self.actions, self.told = actions, []
 
     def record(self, record: dict[str, float]) -> None:
@@ -127,12 +128,12 @@ class Watch(Observer):
 
 
 def interrupt() -> None:
-    """As Ctrl-C does."""
+    """Send SIGINT to this process, as Ctrl-C does."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def processes(title: str, of: int | None = None) -> list[psutil.Process]:
-    """Ray's processes of this name below a process, this one by default."""
+    """The descendants of a process, by default of this one, that have this title; Ray gives its processes titles."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:

@@ -36,7 +36,7 @@ def test_a_fault_at_random(point, tmp_path, expected, request):
 
 @pytest.mark.parametrize("kind", [kind for kind in chaos.KINDS if kind not in ("worker", "driver")])
 def test_a_fault_that_never_takes_effect_does_not_pass(kind, tmp_path, expected, monkeypatch):
-    """Rules that are never due, a disk that is large enough, damage that changes nothing."""
+    """Faults without effect: rules that never apply, a disk that is large enough, damage that changes nothing."""
     monkeypatch.setattr(chaos, "DRAWS", 2)
     monkeypatch.setattr(chaos, "CALLS", 1 << 20)
     monkeypatch.setattr(chaos, "mounted", large)

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, cannot be written, or belong to something else; what is left behind."""
+"""Checkpoints that are damaged, cannot be written, or belong to another run, and files that are left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken_off(tmp_path_factory) -> Path:
-    """A run that Ctrl-C ended in round 6: checkpoints of rounds 2, 4 and 5."""
+    """The folder of a run that Ctrl-C ended in round 6, with checkpoints of the rounds 2, 4 and 5."""
     folder = tmp_path_factory.mktemp("broken") / "out"
     with pytest.raises(Interrupted):
         run(small(folder, checkpoint=EVERY), folder, [Watch(r5=interrupt)])
@@ -48,7 +48,7 @@ def broken_off(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def out(broken_off, tmp_path) -> Path:
-    """A copy to damage."""
+    """A copy of the folder, which a test may damage."""
     shutil.copytree(broken_off, tmp_path / "out")
     return tmp_path / "out"
 
@@ -164,12 +164,13 @@ def test_another_configuration_is_refused(out):
 
 
 def test_pinned_rows_are_never_written(tmp_path):
-    """Random rounds and checkpoints against plain dictionaries: client -> value, and a copy of it per checkpoint."""
+    """Random rounds and checkpoints, compared with plain dictionaries: client -> value, and a copy of it for each
+    checkpoint."""
     random, clients, keep = np.random.default_rng(0), 12, 3
     for trial in range(40):
         spare = 5 + (keep + 1) * clients
         table = Table((np_state(0),), clients, spare, str(tmp_path / str(trial)), digests=True)
-        content = np.full(table.capacity, -1)  # what the rows hold
+        content = np.full(table.capacity, -1)  # the value in each row
         model: dict[int, int] = {}
         kept: list[tuple[np.ndarray, dict[int, int]]] = []
         for value in range(60):
@@ -206,7 +207,7 @@ def np_state(value: int):
 # --- full disks -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
-    """Makes a disk of so many KiB."""
+    """disk(size): mounts a disk of `size` KiB."""
     with ExitStack() as made:
 
         def make(size: int) -> Path:
@@ -235,7 +236,7 @@ def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp
 def test_a_full_disk_costs_checkpoints_and_not_the_run(disk, tmp_path, expected):
     out = disk(1024) / "out"
     watch = Watch(r3=lambda: fill(out.parent), r5=(out.parent / "filler").unlink)
-    # all are kept: one that is dropped would make room for the next
+    # all checkpoints are kept, because removing one would make space for the next
     chosen = small(tmp_path, checkpoint={"every": 1, "keep": 6}, store=str(tmp_path))
     same(run(chosen, out, [watch]), expected)
     (told,) = [text for text in watch.told if "no checkpoint could be written" in text][:1]
@@ -268,7 +269,7 @@ def test_bfloat16_states_are_half_as_large_and_resume_to_the_same_bits(tmp_path)
 # --- what is left -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def short():
-    """A temporary folder of a short name: Ray's sockets lie in it, and their paths may have 107 bytes."""
+    """A temporary folder with a short name: it holds Ray's sockets, whose paths may have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="ff") as folder:
         yield Path(folder)
 
@@ -289,7 +290,8 @@ def start(folder: Path, temporary: Path, **engine) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_a_signal_leaves_a_checkpoint_and_nothing_else(backend, number, tmp_path, short):
-    """SIGINT to the whole group, as a terminal's Ctrl-C; SIGTERM to the command alone, as `kill` does."""
+    """SIGINT is sent to the whole process group, as a terminal does on Ctrl-C; SIGTERM to the command alone, as `kill`
+    does."""
     before = set(os.listdir("/dev/shm"))
     process = start(tmp_path, short, backend=backend, workers=2)
     family: list[psutil.Process] = []

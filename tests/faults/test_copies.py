@@ -1,5 +1,5 @@
-"""Checkpoints in a folder that other machines reach: complete, written by rows that changed, found damaged; a local
-folder and a server that speaks S3, on loopback."""
+"""Copies of checkpoints in a folder that other machines can read: they are complete, only rows that changed are
+written, and damage is found. The folder is a local one, or on an S3 server on loopback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """The URL of a bucket, whose credentials are in the environment."""
+    """The URL of a bucket; its credentials are in the environment."""
     moto = pytest.importorskip("moto.server", reason="needs moto[s3]")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -66,7 +66,7 @@ def url(request, tmp_path) -> str:
 
 
 def broken_off(tmp_path: Path, url: str, **more) -> tuple[Path, str]:
-    """(the folder of a run that Ctrl-C ended in round 6, the address of its copies, of rounds 4 and 5)."""
+    """(the folder of a run that Ctrl-C ended in round 6, the address of its copies of the rounds 4 and 5)."""
     out = tmp_path / "out"
     with pytest.raises(Interrupted):
         run(small(tmp_path, checkpoint={**EVERY, "folder": url}, **more), out, [Watch(r5=interrupt)])
@@ -78,7 +78,7 @@ def names(url: str) -> list[str]:
 
 
 def test_another_machine_goes_on_to_the_same_bits(url, tmp_path, expected):
-    """The run's folder is gone; what there is, is at the URL."""
+    """The run's folder was removed, so everything comes from the URL."""
     out, there = broken_off(tmp_path, url)
     assert names(there) == ["round-000004", "round-000005"]
     shutil.rmtree(out)
@@ -147,7 +147,8 @@ def test_a_driver_killed_on_ray_goes_on_elsewhere_in_one_process(method, tmp_pat
 
 @pytest.mark.long
 def test_by_the_command_line_and_without_a_trace_of_credentials(bucket, tmp_path):
-    """Everything that is written of a run on a bucket: its files, the log, what is printed, MLflow's database."""
+    """No credentials are in anything that a run with a bucket writes: its files, the log, the output, MLflow's
+    database."""
     (tmp_path / "run.yaml").write_text(
         json.dumps({**setting(tmp_path, checkpoint={**EVERY, "folder": bucket}), "tracking": {"uri": "auto"}})
     )
@@ -171,7 +172,8 @@ def invoke_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 # --- what is there ----------------------------------------------------------------------------------------------------
 def test_a_row_is_written_once(tmp_path):
-    """Of 30 clients 9 change a round: so many rows a checkpoint, and what is left of packs that are mostly old."""
+    """9 of 30 clients change in each round: a checkpoint writes this number of rows, and the rows that are left in
+    mostly outdated packs."""
     url, written = str(tmp_path / "shared"), []
 
     def look() -> None:
@@ -193,7 +195,7 @@ def test_a_row_is_written_once(tmp_path):
 
 
 def test_only_what_has_changed(tmp_path):
-    """One checkpoint after the other of a run that stands still writes no pack."""
+    """Further checkpoints of a run that makes no rounds write no pack."""
     url = tmp_path / "shared"
     out, there = broken_off(tmp_path, str(url))
     before = {path: path.stat().st_mtime_ns for path in Path(there).glob("rows/*")}
@@ -205,7 +207,7 @@ def test_only_what_has_changed(tmp_path):
 
 
 class Stop(Watch):
-    """Before the first round."""
+    """An observer that stops the run before the first round."""
 
     def event(self, text: str) -> None:
         if text.startswith("resumes after"):

@@ -1,4 +1,4 @@
-"""Files of a run's folder that are damaged in any way: one sentence with the file and what to do, and no traceback."""
+"""Damaged files in a run's folder: the message is one sentence with the file and the remedy, without a traceback."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def told(*words: str, arguments: tuple[str, ...]) -> None:
 
 
 def resealed(path: Path, **changes: Any) -> str:
-    """A manifest with changes whose own digest is right."""
+    """Change a manifest and correct its own digest. Returns its text."""
     manifest = {**json.loads(path.read_text()), **changes}
     manifest.pop("digest")
     return json.dumps({**manifest, "digest": sha256_of_json(manifest)})
@@ -112,7 +112,7 @@ def test_all_manifests_damaged_is_a_sentence(content, out):
 @pytest.mark.parametrize("file", ["run.json", "config.yaml"])
 def test_a_small_file_that_is_anything(file, content, out):
     put(out / file, content)
-    empty = file == "config.yaml" and content == "{}"  # a file that is whole and lacks what every experiment needs
+    empty = file == "config.yaml" and content == "{}"  # it can be read, but lacks necessary keys
     told("workload" if empty else str(out / file), arguments=("resume", str(out)))
     assert (out / "checkpoints" / "round-000005").is_dir()
     assert list((out / "state").iterdir())
@@ -123,7 +123,8 @@ BLOCKS = {f"a block of {block}": f'{{"block": {block}, "kernels": "torch"}}' for
 
 @pytest.mark.parametrize("content", [*ANYTHING.values(), *BLOCKS.values()], ids=[*ANYTHING, *BLOCKS])
 def test_what_path_json_says_does_not_matter_to_resuming(content, out, broken_off, expected):
-    """Blocks and kernels are in the checkpoint, which has digests; the file is for people to read."""
+    """Resuming reads block and kernels from the checkpoint, which has digests; the file plan.json is only for
+    readers."""
     put(out / "plan.json", content)
     same(resume(small(broken_off, checkpoint=EVERY), out), expected)
     assert json.loads((out / "plan.json").read_text())["block"] == 4
@@ -132,7 +133,8 @@ def test_what_path_json_says_does_not_matter_to_resuming(content, out, broken_of
 @pytest.mark.parametrize("command", ["resume", "attach"])
 @pytest.mark.parametrize("run_id", ["x/../../../victim", "..", "", "a b", "/etc", ".hidden", 7, None, "x" * 200])
 def test_a_runs_id_names_folders_and_so_must_be_a_name(run_id, command, out, tmp_path):
-    """With engine.store a run's states lie in a folder of its id, which is removed with them."""
+    """With engine.store, the client states are in a folder that is named after the run's id and is removed with
+    them."""
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "rows00.bin").write_text("mine")
     put(out / "run.json", json.dumps({"run_id": run_id}))
@@ -170,7 +172,8 @@ def check(out: Path, expected: Any) -> None:
 @pytest.mark.parametrize("backend", ["local", "ray"])
 @pytest.mark.parametrize("name", ["model.safetensors", "rounds.parquet", "result.json"])
 def test_a_folder_in_the_way_of_the_result(name, backend, tmp_path, expected, request):
-    """The run is over and nothing is lost: once the folder is gone, resuming only puts the result in its place."""
+    """The run is over and nothing is lost: when the folder in the way has been removed, resuming only writes the
+    result."""
     if backend == "ray":
         request.getfixturevalue("ray_here")
     out = tmp_path / "out"
@@ -186,7 +189,7 @@ def test_a_folder_in_the_way_of_the_result(name, backend, tmp_path, expected, re
 
 
 def test_a_disk_that_is_full_at_the_end_costs_nothing(tmp_path, expected):
-    """Room for the result is taken when the run begins."""
+    """Disk space for the result is reserved when the run begins."""
     try:
         with mounted(tmp_path / "disk", 2048) as disk:
             out = disk / "out"
@@ -198,7 +201,7 @@ def test_a_disk_that_is_full_at_the_end_costs_nothing(tmp_path, expected):
 
 @pytest.mark.parametrize("again", [False, True], ids=["one try", "full for a while"])
 def test_a_disk_that_is_full_although_room_was_taken(again, tmp_path, expected, monkeypatch):
-    """Somebody takes that room as well: the result is kept in the system's temporary folder."""
+    """Another process has filled the reserved space too: the result is kept in the system's temporary folder."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     try:
@@ -236,7 +239,7 @@ def test_a_disk_without_room_for_the_result_is_told_before_round_1(tmp_path):
 
 
 def test_another_users_result_is_not_taken(tmp_path, out, broken_off, expected, monkeypatch):
-    """Anybody can make a folder of that name in the system's temporary folder."""
+    """Every user can make a folder of that name in the system's temporary folder, so its owner is checked."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     run_id = json.loads((out / "run.json").read_text())["run_id"]
     forged = tmp_path / "temporary" / f"fedfleet-{run_id}-result"

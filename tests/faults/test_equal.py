@@ -1,4 +1,4 @@
-"""Whatever is killed, the outcome is the one of a run that nothing happened to, to the bit."""
+"""Runs whose processes are killed have the outcome of an undisturbed run, to the bit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROUNDS = 7
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The undisturbed run of each method, in one process."""
+    """Method -> the result of its undisturbed run in one process."""
     return {method: run(small(tmp_path_factory.mktemp("none"), method, ROUNDS)) for method in METHODS}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_killed_in_every_third_round(method, expected, tmp_path, ray_here):
-    """In the middle of a client's steps, by SIGKILL."""
+    """The worker is killed by SIGKILL in the middle of a client's local steps."""
     (first, before), (second, before_second) = visitor(3), visitor(6, apart=3)
     plan(tmp_path, rule(first, "kill", before + 1, 1), rule(second, "kill", before_second + 1, 1))
     watch = Watch()
@@ -56,5 +56,5 @@ def test_the_driver_killed_and_resumed_on_either_backend(method, expected, tmp_p
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_any_number_of_workers(method, workers, expected, tmp_path, ray_here):
-    """Undisturbed; the tests above have 2, 3 and 1."""
+    """Undisturbed runs; the tests above have 2, 3 and 1 workers."""
     same(run(small(tmp_path, method, ROUNDS, backend="ray", workers=workers)), expected[method])

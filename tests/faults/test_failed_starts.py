@@ -1,4 +1,4 @@
-"""A start that fails removes what it wrote itself, by name, and nothing else; the next start may use the folder."""
+"""A start that fails removes only the files that it wrote, and the next start may use the folder."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def too_many_clients(folder: Path, **more: Any) -> dict[str, Any]:
-    """What is found impossible only when the data are dealt, after the folder's first files have been written."""
+    """An experiment whose error is found only when the data are partitioned, after the first files of the folder have
+    been written."""
     data = setting(folder, **more)
     data["federation"]["clients"] = 5000
     return data
 
 
 class Meanwhile(Observer):
-    """An observer: as the run begins, another process puts files into the folder."""
+    """An observer that puts files into the folder when the run begins, as another process might do."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
@@ -71,7 +72,7 @@ def test_what_others_put_there_meanwhile_stays(there, backend, tmp_path, request
 
 
 def test_the_command_line_does_the_same(tmp_path, monkeypatch):
-    """A set whose files are not here, into a folder of somebody else's."""
+    """The data set has no files, and the folder has files of a user."""
     put(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     wanted = ("engine.backend=local", "tracking.uri=none", f"workload.data_root={tmp_path}")
@@ -113,7 +114,7 @@ def test_a_run_that_is_complete_removes_its_states_and_no_more(tmp_path):
 
 
 class Later(Meanwhile):
-    """The same after the first round."""
+    """The same observer, but the files come after the first round."""
 
     def begin(self, run_spec: Any, facts: Any) -> None: ...
 

@@ -1,4 +1,5 @@
-"""Clients, workers and evaluations that fail: who is named, what it costs, what stays."""
+"""Clients, workers and evaluations that fail: the message names the cause, failed tasks are run again, and the records
+stay."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ EVERY = {"every": 1, "keep": 20}
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The undisturbed run, by block size."""
+    """Block size -> the result of the undisturbed run."""
     folder = tmp_path_factory.mktemp("none")
     return {block: run(small(folder, block=block)) for block in (1, 4)}
 
 
 def of_round(number: int, apart: int = 0) -> tuple[int, int]:
-    """(client, calls of its loss up to the second in this round)."""
+    """(a client of this round, the number of calls of its loss before its second one in this round)."""
     client, before = visitor(number, apart)
     return client, before + 1
 
@@ -79,7 +80,7 @@ def test_a_client_that_fails_is_named_and_the_run_can_go_on_once_it_is_repaired(
 
 
 def newest(number: int) -> set[int]:
-    """Clients of this round that were in none before."""
+    """The clients of this round that did not take part in any round before."""
     return set(cohort_of(number).tolist()) - {c for r in range(1, number) for c in cohort_of(r).tolist()}
 
 
@@ -99,7 +100,7 @@ def test_the_error_is_typed(backend, tmp_path, request):
 # --- on_failure: drop -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_dropped_client_is_left_out_of_the_mean(backend, tmp_path, request):
-    """One round by hand: the same tasks through a worker of our own, without that client."""
+    """The round is computed again by hand: a worker of the test runs the same tasks without that client."""
     if backend == "ray":
         request.getfixturevalue("ray_here")
     client = int(cohort_of(1)[4])
@@ -243,7 +244,8 @@ def test_an_evaluation_that_fails(backend, tmp_path, expected, request):
 
 
 def test_one_of_more_slices_than_the_board_has_slots_fails_once(tmp_path, ray_here):
-    """178 slices, 128 slots: a slice that is tried again must not get the slot of one that is under way."""
+    """There are 178 slices and 128 slots: a slice that is tried again must not get the slot of one that is being
+    evaluated."""
     slices = {"evaluate": Evaluate(every=2, batch=2)}
     expected = run(small(tmp_path, rounds=2).model_copy(update=slices))
     plan(tmp_path, rule(ANYONE, "raise", 2 * 3 * STEPS + 5, 1))

@@ -1,4 +1,4 @@
-"""One process at a time works in a folder: the others are refused in a sentence and change nothing."""
+"""Only one process at a time works in a folder; others get a one-line message and change nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """(status, standard error) of each."""
+    """(status, standard error) of each process."""
     with ThreadPoolExecutor(len(processes)) as pool:
         said = list(pool.map(lambda process: process.communicate(timeout=240)[1], processes))
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
@@ -52,7 +52,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def written_out(out: Path) -> bool:
-    """Whether the checkpoint of the last round that was told is on the disk, of a run that writes every round's."""
+    """Whether the checkpoint of the last round in the log is on the disk, for a run with a checkpoint in every
+    round."""
     rounds = (out / "run.log").read_text().count(" round=")
     return (out / "checkpoints" / f"round-{rounds:06d}").is_dir()
 
@@ -82,7 +83,7 @@ def open_gate(faults: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_of_many_resumes_at_once_one_goes_on(broken_off, tmp_path, expected):
-    """The one that has the folder waits in a round until all others have ended."""
+    """The process that has the lock waits in a round until all others have ended."""
     plan(tmp_path, rule(ANYONE, "gate", 2, 1))
     going = [command(tmp_path, "resume", "out", "--json") for _ in range(MANY)]
     at_the_gate(tmp_path)
@@ -154,7 +155,7 @@ def test_two_threads_of_one_process(broken_off, tmp_path, expected):
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expected):
-    """SIGKILL to the launcher alone: on Ray its driver is another process, which may live a little longer."""
+    """SIGKILL goes to the launcher alone: on Ray the driver is another process, which may live a little longer."""
     plan(tmp_path, rule(ANYONE, "gate", 60, 1))
     data = setting(tmp_path, checkpoint={"every": 1}, backend=backend, workers=1)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
@@ -167,7 +168,7 @@ def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expec
     try:
         same(resume(small(tmp_path, checkpoint={"every": 1}), tmp_path / "out"), expected)
     finally:
-        for process in psutil.wait_procs(family, timeout=2)[1]:  # agents of Ray's, which nobody else ends
+        for process in psutil.wait_procs(family, timeout=2)[1]:  # processes of Ray, which no other process ends
             process.kill()
 
 
@@ -301,7 +302,8 @@ print(count)
 
 
 def test_never_two_at_once_where_the_folder_comes_and_goes(tmp_path):
-    """Whoever has the lock makes a file that must not be there yet; the folder is removed with the lock every time."""
+    """The holder of the lock makes a file that must not exist; the folder is removed together with the lock every
+    time."""
     arguments = [sys.executable, "-c", RACER, str(tmp_path / "a" / "b")]
     racers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     counts = [int(racer.communicate(timeout=120)[0]) for racer in racers]

@@ -58,8 +58,8 @@ except FedFleetError as error:
 else:
     print("well")
 """
-"""A run that has so many holes of so many MiB left from round 2 on: by then all is loaded that takes addresses and no
-memory."""
+"""A run whose memory has only the given number of holes of the given size in MiB from round 2 on. By then everything is
+loaded that needs addresses but no memory."""
 
 
 def limited(folder: Path, holes: int, mib: int, hidden: int, **engine: Any) -> str:
@@ -78,7 +78,7 @@ def limited(folder: Path, holes: int, mib: int, hidden: int, **engine: Any) -> s
 
 
 def test_a_model_that_cannot_be_allocated(tmp_path):
-    """15 GB, which the machine may have, but this process may not."""
+    """The model needs 15 GB, which the machine may have, but more than this process may use."""
     hidden = 5 * 10**7
     given = ("run", "digits", f"workload.model={{name: mlp, hidden: [{hidden}]}}", "engine.backend=local")
     command = [sys.executable, "-c", COMMAND, *given, "tracking.uri=none", "--out", "out"]
@@ -110,7 +110,8 @@ def test_a_client_for_which_there_is_no_memory(on_failure, tmp_path):
 
 
 def test_clients_without_memory_are_not_dropped(tmp_path):
-    """Whether there is enough is of the machine: a model without them would be another one elsewhere."""
+    """Whether memory suffices depends on the machine: if clients were dropped for it, the model would differ between
+    machines."""
     client = int(cohort_of(1)[4])
     plan(tmp_path, rule(client, "memory"))
     with pytest.raises(OutOfMemory, match=r"round 1: one client alone failed on this process for want of memory"):
@@ -144,7 +145,7 @@ def test_a_bound_is_taken_back():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_copies_of_files_count_as_memory_that_can_be_had(version, tmp_path):
-    """A control group that has read many files is at its limit, and yet there is memory."""
+    """A control group that has read many files is at its limit, but the memory of their copies is available."""
     (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
     assert memory.available_memory(tmp_path / "meminfo", tmp_path) == 2048 * 1024
     folder, limit, used, prefix = tmp_path, "memory.max", "memory.current", ""

@@ -1,5 +1,5 @@
-"""The plan of a run, its block and its kernels, is what its checkpoints say: resuming moves no bit, whatever becomes of
-plan.json."""
+"""The execution plan of a resumed run (block size and kernels) is that of its checkpoint, so that no bit changes,
+whatever happens to plan.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MEASURED = ExecutionPlan(5, "torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def measured(tmp_path_factory):
-    """Runs are measured, and blocks of five clients are the quickest; what the rule says instead is another block."""
+    """Plans are measured, and blocks of five clients are the fastest; the rule for short runs would choose another
+    block size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(execution_plan, "WORTH", 0)
@@ -89,7 +90,7 @@ def test_a_path_json_that_is_a_folder_is_told(out, broken_off):
 
 
 def test_the_manifests_digest_covers_the_plan(out, broken_off, expected):
-    """A manifest whose plan was changed is a damaged one; with a digest made anew it is of another plan."""
+    """A manifest whose plan was changed counts as damaged; with a new digest it has another plan, which is refused."""
     newest = sorted((out / "checkpoints").iterdir())[-1]
     manifest = json.loads((newest / "manifest.json").read_text())
     assert manifest["plan"] == MEASURED._asdict()
@@ -106,13 +107,13 @@ def test_checkpoints_of_two_plans_are_not_mixed(out, broken_off):
         del manifest["digest"]
         (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": sha256_of_json(manifest)}))
     newest = sorted((out / "checkpoints").iterdir())[-1]
-    (newest / "server.safetensors").write_bytes(b"")  # so that one before it is used
+    (newest / "server.safetensors").write_bytes(b"")  # so that the checkpoint before it is used
     with pytest.raises(ConfigError, match="with blocks of 9 clients and torch kernels, this run has blocks"):
         resume(chosen(broken_off), out)
 
 
 def test_a_run_that_another_machine_goes_on_with(tmp_path, expected):
-    """Of its folder nothing is left but what its copies hold."""
+    """The folder of the run has only the files that its copies contain."""
     copies = {"folder": str(tmp_path / "copies")}
     with pytest.raises(Interrupted):
         run(chosen(tmp_path, **copies), tmp_path / "out", [Watch(r5=interrupt)])

@@ -1,5 +1,6 @@
-"""A plug-in: digits on workers whose environment is unfit. FF_UNFIT says in what way, on the machine that has it set;
-else FOLDER/unfit does, for the first worker that looks (of one machine's workers, whose environments are alike)."""
+"""A plug-in: digits on workers whose environment cannot run clients. The variable FF_UNFIT says what is wrong on a
+machine. If it is not set, the file FOLDER/unfit says it for the first worker that reads it, because the workers of one
+machine have equal environments."""
 
 from __future__ import annotations
 

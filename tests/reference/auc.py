@@ -37,7 +37,7 @@ def gradient(h, positive, w, prior):
 
 
 def share(positive):
-    """The empirical share of positives."""
+    """The share of positives among the examples."""
     return float(np.mean(positive))
 
 

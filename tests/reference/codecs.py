@@ -2,7 +2,8 @@
 
     ef21_p  Gruntkowska, Tyurin, Richtarik 2023, arXiv:2209.15218, with local steps and partial participation
 
-`layers` names what is compressed; everything else travels whole. FedBAT, which learns its binary code, is in `fedbat`.
+`layers` has the names of the compressed layers; everything else is sent in full. FedBAT, which learns its binary code,
+is in `fedbat`.
 """
 
 import math
@@ -27,7 +28,7 @@ def rand_k(v, chosen, scaled=False):
 
 
 def top_k(v, k):
-    """The k entries of largest size; of equals, the earlier."""
+    """The k entries of largest magnitude; of equal ones, the earlier."""
     order = sorted(range(v.size), key=lambda j: (-abs(v[j]), j))
     out = np.zeros(v.size)
     for j in order[:k]:
@@ -43,7 +44,7 @@ def binary(u, alpha, uniform):
 
 
 def binary_back(g, u, alpha, out):
-    """Gradients of u and of alpha where that of `out` = binary(u, alpha) is g."""
+    """The gradients in u and in alpha, if the gradient in `out` = binary(u, alpha) is g."""
     inside = np.abs(u) <= alpha
     slope = np.where(inside, np.sign(out) - u / alpha, np.sign(u))
     return np.where(inside, g, 0.0), float((g * slope).sum())
@@ -53,17 +54,17 @@ def binary_back(g, u, alpha, out):
 
 
 def pack_values(x):
-    """4 bytes a number."""
+    """4 bytes for each number."""
     return b"".join(np.asarray(value, dtype="<f4").tobytes() for value in x.values())
 
 
 def pack_signs(v):
-    """One bit a number, set where it is positive; a last incomplete byte is filled up."""
+    """One bit for each number, set if it is positive; the last byte is padded."""
     return np.packbits(np.ravel(v) > 0).tobytes()
 
 
 def pack_indices(at, d):
-    """ceil(log2 d) bits an index, one after another."""
+    """ceil(log2 d) bits for each index, one after another."""
     bits = math.ceil(math.log2(d)) if d > 1 else 0
     return np.packbits([(int(j) >> b) & 1 for j in at for b in reversed(range(bits))]).tobytes() if bits else b""
 
@@ -75,7 +76,8 @@ def pack_top_k(v, k):
 
 
 def pack_binary(x, layers):
-    """Of binary layers the bits, all in one row, and a scale each; of the others 4 bytes a number."""
+    """For binary layers, the bits of all of them in one row and one scale for each; for other layers, 4 bytes for each
+    number."""
     scales = {name: np.abs(x[name]).max() for name in layers}
     rest = {name: value for name, value in x.items() if name not in layers}
     signs = np.concatenate([np.ravel(x[name]) for name in layers]) if layers else np.zeros(0)
@@ -111,7 +113,7 @@ def unflat(v, x, names):
 def budgets(x, layers, ratio, scope="global", of="compressed", least=0):
     """[(names of a group, its k)]: k = floor(ratio d) over all `layers` together or for each.
 
-    of="model": d is the whole model's size, and what travels whole is paid from k (global only).
+    of="model": d is the whole model's size, and k is reduced by what is sent in full (global only).
     """
     groups = [list(layers)] if scope == "global" else [[name] for name in layers]
     out = []
@@ -150,7 +152,8 @@ def ef21_p(
     weights=None,
     server_lr=1.0,
 ):
-    """Clients step from x^ and send Rand-k; x moves by their mean; x^ moves by Top-k of x - x^, which is broadcast.
+    """Clients take their steps from x^ and send Rand-k; x moves by the mean of these; x^ moves by Top-k of x - x^,
+    which is broadcast.
 
     draw(r, i, group, "mask", (d,)): the k entries client i sends, as mask or indices; group is None (scope "global")
     or the layer; not asked for k = d. shift: DIANA's step, None sends Rand-k of the change itself.

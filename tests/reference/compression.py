@@ -23,7 +23,7 @@ from tests.reference.trees import add, copy, times
 class Factored(NamedTuple):
     """After each round.
 
-    x        the model to evaluate, whole
+    x        the model to evaluate, with all layers
     trained  what clients train, averaged, before any merge: "layer.U" or the layer's name -> array
     frozen   the weights W of the layers with a form, after any merge; {} where there are none
     clients  what every client of the cohort sent, in the cohort's order
@@ -61,12 +61,12 @@ def factors(p, layer, form, shape):
 
 
 def whole(x, forms):
-    """The part of x without a form."""
+    """The layers of x without a form."""
     return {name: np.array(value) for name, value in x.items() if name not in forms}
 
 
 def draw_all(draw, r, x, forms):
-    """Every factor of every layer, drawn."""
+    """Random numbers for every factor of every layer."""
     return {
         f"{layer}.{name}": np.array(draw(r, None, layer, name, size), dtype=np.float64)
         for layer, form in forms.items()
@@ -121,12 +121,14 @@ def factored(gradient, x0, cohorts, steps, rule, forms, draw, weights, server_lr
 
 
 def fedlmt(gradient, x0, clients, cohorts, steps, rule, forms, draw, weights=None, server_lr=1.0, frobenius=0.0):
-    """W = U V^T for good, U and V averaged apart. Forms: `Matrix(rank, "permuted")`; both factors are drawn."""
+    """W = U V^T in all rounds, U and V are averaged separately. Forms: `Matrix(rank, "permuted")`; both factors are
+    drawn."""
     return factored(gradient, x0, cohorts, steps, rule, forms, draw, weights, server_lr, frobenius)
 
 
 def fedpara(gradient, x0, clients, cohorts, steps, rule, forms, draw, weights=None, server_lr=1.0):
-    """W = W1 * W2 for good, all factors averaged apart. Forms: `HadamardTensor`, `HadamardMatrix`; all drawn."""
+    """W = W1 * W2 in all rounds, all factors are averaged separately. Forms: `HadamardTensor`, `HadamardMatrix`; all
+    factors are drawn."""
     return factored(gradient, x0, cohorts, steps, rule, forms, draw, weights, server_lr, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Slow, independent FedBAT: local training of binary changes. Li et al. 2024; conventions as in `compression`.
+"""A slow, independent FedBAT: local training of binary updates. Li et al. 2024; conventions as in `compression`.
 
 Warm-up: the model is W + u. Then W + B(u, alpha), one alpha a layer: alpha = clip(alpha0 exp(rho theta), bounds), where
 alpha0 is the mean of |u| at the switch; u and theta are trained by the same rule. The server averages W + B(u, alpha).
@@ -16,7 +16,8 @@ from tests.reference.trees import add, copy, zeros
 
 
 class Binary(NamedTuple):
-    """After each round: x; what each client of the cohort changed, as sent; its alphas; the server's fed-back error."""
+    """After each round: x; the change of each client of the cohort as it was sent; its alphas; the error that the
+    server feeds back."""
 
     x: list
     sent: list
@@ -37,7 +38,8 @@ def mean_size(u):
 
 
 class Client:
-    """One client's round: u, theta and the layers that stay whole in `p`; `uniform(layer, name, shape)` in [0, 1)."""
+    """One client's round. `p` has u, theta and the layers that are not binarised; `uniform(layer, name, shape)` gives
+    numbers in [0, 1)."""
 
     def __init__(self, x, layers, rho, bounds, uniform):
         self.x, self.layers, self.rho, self.bounds, self.uniform = x, layers, rho, bounds, uniform
@@ -52,7 +54,8 @@ class Client:
         return {name: scale(self.alpha0[name], self.p[f"{name}.theta"], self.rho, self.bounds) for name in self.layers}
 
     def change(self, draw_name):
-        """The layers' part of the model minus W: u itself in the warm-up or without a name of a draw, else binary."""
+        """What is added to W in the binarised layers: u itself in the warm-up or without a name of a draw, else its
+        binarisation."""
         if not self.alpha0 or draw_name is None:
             return {name: self.p[name] for name in self.layers}
         return {

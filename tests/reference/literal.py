@@ -1,5 +1,5 @@
-"""Two methods written line by line from their papers, in numpy and with nothing of the engine's: no shared reading of
-where a step begins, no shared factors, norms or weights.
+"""Two methods that are written line by line from their papers, in numpy. They share nothing with the engine: neither
+code, nor the reading of where a step begins, nor factors, norms or weights.
 
 FedMuon with momentum averaging: Zhang, Gao 2025, arXiv:2510.03866, Algorithm 1, with exact U V^T.
 FedExP over truncated decompositions: Jhunjhunwala et al. 2023, Algorithm 1, whose clients train as those of FedHM (Yao

@@ -2,8 +2,8 @@
 
 Written from the papers' formulas; shares no code with the engine. A tree is a dict name -> array, `gradient(i, x, r,
 k)` the gradient of client i at x in round r at local step k, `cohorts[r]` the clients of round r, `steps[r, i]` their
-numbers of local steps, `rule` one of `rules`. The opening pass, which asks every client for a gradient at x0, has
-r = -1, k = 0.
+numbers of local steps, `rule` one of `rules`. The warm start, in which every client takes its gradient at x0, has r =
+-1, k = 0.
 
     fedavg      McMahan et al. 2017, arXiv:1602.05629
     scaffold    Karimireddy et al. 2020, arXiv:1910.06378
@@ -19,7 +19,7 @@ from tests.reference.trees import add, copy, mean, times, zeros
 
 
 class History(NamedTuple):
-    """What was there after each round: the server's x and c, and what each client keeps (c_i, or m_i)."""
+    """The states after each round: the server's x and c, and what each client keeps (c_i, or m_i)."""
 
     x: list
     c: list
@@ -33,7 +33,7 @@ def server_step(x, deltas, clients, over, server_lr):
 
 
 def opening(gradient, x, clients, start):
-    """What every client keeps at first: zeros, or its gradient at x0."""
+    """What every client keeps before the first round: zeros, or its gradient at x0."""
     return [copy(gradient(i, copy(x), -1, 0)) if start == "gradient" else zeros(x) for i in range(clients)]
 
 
@@ -73,8 +73,8 @@ def scaffold(
 ):
     """y <- rule(g - c_i + c); c_i <- mean (or last) of the raw gradients; c <- c + (1/N) sum of the changes.
 
-    control="literal": c_i <- c_i - c + (x - y_K) / (K lr). "normalised": in the place of K, what K steps of the rule
-    make of a direction of 1 at lr = 1.
+    control="literal": c_i <- c_i - c + (x - y_K) / (K lr). "normalised": K is replaced by the displacement that K steps
+    of the rule make along the direction 1 with lr = 1.
     """
     x, history = copy(x0), History([], [], [])
     kept = [rule.start(x) for _ in range(clients)]
@@ -106,7 +106,7 @@ def scaffold(
 
 
 def way_of_ones(rule, steps):
-    """How far the rule goes along a direction of 1 in so many steps, divided by lr."""
+    """The displacement that the rule makes along the direction 1 in `steps` steps, divided by lr."""
     y, one = {"y": np.zeros(1)}, {"y": np.ones(1)}
     state = rule.start(y)
     for _ in range(steps):

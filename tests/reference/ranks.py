@@ -1,4 +1,4 @@
-"""Sizes of factors at a compression ratio, and the parameters they come to; exact arithmetic, numpy not needed.
+"""Sizes of factors for a compression ratio, and their numbers of parameters, in exact arithmetic without numpy.
 
 Ratios are `Fraction`s or floats taken exactly. Li et al. 2025: the rank rule counts r (m + n) of m n entries, as their
 program does; the printed 2 (m + n) r / (m n) is twice that.
@@ -19,13 +19,13 @@ def at_least_root(value, degree):
 
 
 def mud_rank(shape, ratio):
-    """FedMUD, AAD, FedHM here: max(1, ceil(ratio m n / (m + n)))."""
+    """The rank of FedMUD, AAD and (here) FedHM: max(1, ceil(ratio m n / (m + n)))."""
     m, n = sides(shape)
     return max(1, math.ceil(Fraction(ratio) * m * n / (m + n)))
 
 
 def frozen_rank(shape, ratio):
-    """Only V (n, r) is sent: ceil(ratio m)."""
+    """The rank if only V (n, r) is sent: ceil(ratio m)."""
     return max(1, math.ceil(Fraction(ratio) * sides(shape)[0]))
 
 
@@ -43,12 +43,12 @@ def grid_blocks(shape, k):
 
 
 def lmt_rank(shape, ratio):
-    """FedLMT's own: round(ratio o)."""
+    """The rank in FedLMT's paper: round(ratio o)."""
     return round(Fraction(ratio) * shape[0])
 
 
 def hm_rank(shape, gamma):
-    """FedHM's own: max(1, round(o / gamma))."""
+    """The rank in FedHM's paper: max(1, round(o / gamma))."""
     return max(1, round(Fraction(shape[0]) / Fraction(gamma)))
 
 

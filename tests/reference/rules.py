@@ -1,4 +1,5 @@
-"""Local steps in numpy: `start(x)` is the state, a dict of trees; `step(y, d, state)` moves y against direction d."""
+"""Local steps in numpy: `start(x)` returns the first state, a dict of trees; `step(y, d, state)` moves y against the
+direction d."""
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Sgd:
 
 
 class Normalised:
-    """Length lr in the direction of d, all of the model as one vector; zero stays."""
+    """A step of length lr in the direction of d, with the whole model as one vector; d = 0 makes no step."""
 
     def __init__(self, lr):
         self.lr = lr
@@ -33,7 +34,7 @@ class Normalised:
 
 
 class Clip:
-    """lr d, but d no longer than `limit`."""
+    """A step lr d, where d is clipped to the norm `limit`."""
 
     def __init__(self, lr, limit):
         self.lr, self.limit = lr, limit

@@ -1,8 +1,8 @@
 """Slow, independent servers that adapt: numpy float64, written from the papers' formulas; no code of the engine.
 
 A server gets the list of the clients' displacements y_K - x and returns the next x; `rate` is then the global learning
-rate of that step, as the paper defines it. `play` loops over rounds and
-clients; local work is plain steps, SCAFFOLD's (option II) or FedProx's.
+rate of that step, as the paper defines it. `play` loops over rounds and clients; local training is plain steps,
+SCAFFOLD's (option II) or FedProx's.
 
     FedAvgM                          Hsu et al. 2019, arXiv:1909.06335
     FedAdagrad, FedAdam, FedYogi     Reddi et al. 2021, arXiv:2003.00295, Algorithm 2
@@ -18,7 +18,7 @@ from tests.reference.trees import add, copy, mean, times, zeros
 
 
 class History(NamedTuple):
-    """After each round: the server's x, what is evaluated, SCAFFOLD's c and every client's c_i."""
+    """After each round: the server's x, the model that is evaluated, SCAFFOLD's c and every client's c_i."""
 
     x: list
     shown: list
@@ -149,7 +149,7 @@ class FedDuAdam(FedDuAdagrad):
 
 
 def play(gradient, x0, clients, cohorts, steps, rule, server, local="plain", mu=0.0, last_two=False):
-    """`server`: fresh, it keeps its own state; `local`: plain, scaffold or prox (with mu)."""
+    """`server`: a new object, because it keeps its own state; `local`: plain, scaffold or prox (with mu)."""
     x, history = copy(x0), History([], [], [], [])
     own, c = [zeros(x) for _ in range(clients)], zeros(x)
     for r, cohort in enumerate(cohorts):

@@ -33,7 +33,8 @@ def test_every_point_builds(name):
 
 
 def test_what_is_stored_is_of_the_grids_and_trains():
-    """Where the last of a method's points was run, it may have missed the mark: the table shows that."""
+    """The stored results are of points in the grids, and the best one trains. It may miss the mark only if all points
+    of its method were run, and then the table shows that."""
     points = {name: list(command["points"](name, entry)) for name, entry in GRIDS.items()}
     for run in RUNS:
         name, level = run["method"]["name"], run["beta"]
@@ -63,7 +64,7 @@ def two_runs(tmp_path, monkeypatch):
 
 
 def test_a_row(two_runs):
-    """The last accuracy, the mean of the last five, what was chosen; nothing where there is no run."""
+    """A row has the last accuracy, the mean of the last five, and the chosen point; it is empty if there is no run."""
     *_, row, blank, missing, end = measured.section(["fedavg", "stem"]).split("\n")
     assert row == "| `fedavg` | 90.0 (80.0) | rule.lr 0.1 | | | 50 | 5 | 2 |"
     assert (blank, missing, end) == ("", "Not measured: `stem`.", "")

@@ -28,7 +28,8 @@ def shell(folder: Path, *args: str, timeout: float = 120) -> subprocess.Complete
 
 
 def until(found: Callable[[], T | None], what: str, seconds: float = 60) -> T:
-    """The first true answer, asked for often."""
+    """Call `found` until its answer is true, and return the answer; an error after so many seconds. what: for the
+    message."""
     deadline = time.monotonic() + seconds
     while not (answer := found()):
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

@@ -1,4 +1,4 @@
-"""A study of seconds: made-up classes, six cells with a grid each, two methods."""
+"""A study that takes seconds: synthetic classes, two methods, six cells, each with a grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STUDY: dict[str, Any] = {
 
 
 def written(folder: Path, **changes: Any) -> str:
-    """The study in a file, some top-level keys changed."""
+    """Write the study to a file, with some top-level keys changed; returns the path."""
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False), encoding="utf-8")
     return str(path)

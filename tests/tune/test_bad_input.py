@@ -1,6 +1,5 @@
-"""Whatever is written for a key: a result, or status 2 with one sentence that names the key; never a traceback.
-
-A fuzzer of its own seed. Values that are right for a key are welcome: then the command has to end well.
+"""Any value for any key gives a result, or status 2 with one sentence that names the key, and never a traceback. The
+values are drawn from a fixed seed. Some of them are valid for their key; then the command must succeed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def arguments(table: str, name: str) -> list[str]:
 
 
 def one_sentence(done: Result, what: str) -> None:
-    """Either all is well, or the message is as it must be."""
+    """Check that the command succeeded, or that it ended with a one-line message."""
     assert done.exception is None or isinstance(done.exception, SystemExit), f"{what}: {done.exception!r}"
     if done.exit_code == 0:
         return
@@ -99,7 +98,7 @@ def test_any_value_for_any_argument_of_a_part(table: str, here: Path):
 
 @pytest.mark.parametrize("table", ["METHODS", "RULES"])
 def test_runs_of_any_argument_end_in_a_sentence(table: str):
-    """Through a round, too: status 1 is a run that failed, by diverging, say."""
+    """The command also makes a round, so that status 1 is allowed: a run may fail, for example diverge."""
     drawn = random.Random(31)
     where = "method" if table == "METHODS" else "method.rule"
     base = ("method=fedavg",) if table == "RULES" else ()

@@ -1,4 +1,5 @@
-"""`fedfleet bench`: real runs beside the real loop, short; what it makes of given numbers."""
+"""`fedfleet bench`: short runs of the engine and of the plain loop, and the tables that it makes of given
+measurements."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_mistakes_are_told_before_anything_starts(words, sentence):
 
 
 def test_a_peer_is_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A command of its own, on the works of the loop; of it no more is known than its speed."""
+    """A peer is a command that runs the same works as the plain loop; only its speed is known."""
     script = tmp_path / "peer.py"
     script.write_text(
         "import json, sys\nprint('a log')\n"

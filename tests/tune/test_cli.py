@@ -109,7 +109,7 @@ def test_bad_files(source: str, says: list[str], here: Path):
 
 
 def test_a_tracked_run_that_cannot_start_leaves_no_database(here: Path):
-    """The tracker begins before the data is dealt: neither folder nor store may remain."""
+    """The tracker begins before the data are partitioned; neither the folder nor the store may remain."""
     done = shell(here, "run", "digits", "engine.backend=local", "federation.clients=5000")
     check_refused(done.returncode, done.stderr, ["clients=5000"], here, set())
     assert done.stdout == ""
@@ -123,7 +123,8 @@ def test_more_workers_than_the_machine_has(here: Path):
 
 @pytest.mark.long
 def test_a_cluster_that_is_not_asked_for_is_left_alone(here: Path, monkeypatch: pytest.MonkeyPatch):
-    """Ray by itself would join the one that this names (where nothing answers), or any other on the machine."""
+    """Ray's default would be to join the cluster at the address in this variable, where nothing answers, or any other
+    cluster on the machine."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     done = shell(
         here, "run", "digits", "federation.rounds=1", "tracking.uri=none", "engine.workers=1", "engine.cpus=0.5"
@@ -174,7 +175,7 @@ def test_click_refuses_what_it_does_not_know():
 # --- a run's result ---------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """(folder, the JSON object) of a run by a real shell."""
+    """(folder, the JSON object) of a run that a real shell has started."""
     folder = tmp_path_factory.mktemp("finished")
     overrides = ["engine.backend=local", "tracking.uri=none", "federation.rounds=7", "seed=5", "method.rule.lr=5e-2"]
     done = shell(folder, "run", "digits", *overrides, "--out", "mine", "--json")
@@ -228,7 +229,7 @@ def test_without_json_people_read_it(here: Path):
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 def on_terminal(*args: str) -> tuple[str, str]:
-    """(standard output, what the terminal on standard error was sent)."""
+    """(standard output, the text on the terminal, which is standard error)."""
     ours, theirs = pty.openpty()
     with subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         os.close(theirs)
@@ -307,8 +308,8 @@ def test_looking_loads_nothing_heavy_and_is_quick(args: tuple[str, ...]):
 
 
 def test_show_kinds_and_bytes():
-    """An MLP 64-16-10 has 64*16 + 16 + 16*10 + 10 = 1210 numbers of 4 bytes; SCAFFOLD keeps one tree of them and sends
-    two each way."""
+    """An MLP 64-16-10 has 64*16 + 16 + 16*10 + 10 = 1210 numbers of 4 bytes; a client of SCAFFOLD keeps one tree, and
+    two trees are sent in each direction."""
     done = invoke("show", "digits", "workload.model.hidden=[16]", "federation.cohort=7")
     assert done.exit_code == 0, done.output
     text = re.sub(" +", " ", done.stdout)
@@ -340,7 +341,7 @@ def test_show_leaves_nothing(here: Path):
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 def interrupted(here: Path, number: signal.Signals, *overrides: str) -> tuple[int, str, str]:
-    """A signal to the whole foreground group, as a terminal sends it, once rounds are being played."""
+    """Send a signal to the whole process group of a command, as a terminal does, when rounds have begun."""
     args = ["run", "digits", "federation.rounds=1000000", "evaluate.every=0", "--out", "mine", *overrides]
     process = subprocess.Popen(
         [*COMMAND, *args], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -358,7 +359,7 @@ def interrupted(here: Path, number: signal.Signals, *overrides: str) -> tuple[in
 
 
 def status_in(database: Path) -> tuple[str, int]:
-    """(status, metrics' last step) of the only run."""
+    """(status, last step of the metrics) of the only run."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")

@@ -1,4 +1,4 @@
-"""The executor of many runs, with sources made for the purpose: processes that die, runs that are asked to end."""
+"""The executor of many runs, with sources of this test: processes that die, runs that are asked to end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def spec(here: Path, key: str, rounds: int = 4, dies: bool = False, **keys: Any)
 
 
 class Listed(Source):
-    """Hands out a list of runs. `ends`: key -> the last report, or None where its processes died."""
+    """A source that hands out a list of runs. `ends`: key -> the last report of the run, or None if its processes
+    died."""
 
     def __init__(self, specs: list[RunRequest]) -> None:
         self.waiting = list(specs)
@@ -93,7 +94,7 @@ def execute(source: Source, stop: Any = lambda: 0, at_once: int = 2) -> None:
 
 @pytest.mark.long
 def test_processes_are_used_again(here: Path, ray_here: None):
-    """Eight runs, two at once, in as many processes; every round of each is heard once."""
+    """Eight runs, two at the same time, use two processes, and every round of each is reported once."""
     source = Listed([spec(here, f"run{number}") for number in range(8)])
     execute(source)
     assert {key: end.status for key, end in source.ends.items() if end} == {f"run{n}": "finished" for n in range(8)}

@@ -1,4 +1,4 @@
-"""Ctrl-C before the first round: one line, status 130, no process left, and soon."""
+"""After Ctrl-C before the first round, a command soon ends with one line and status 130, and leaves no process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fedfleet.engine.stopping import Stop, stopping
 from .commands import until
 
 READY = "import fedfleet.tune.main as command; command.arm(); print('ready', flush=True); command.main()"
-"""The command, saying when its first line has been carried out: what Python does before is not its own."""
+"""The command, which prints a line when its handler is set. Before that, Python itself is starting."""
 SECONDS = 20
-"""Until it has ended, on a machine that does much else."""
+"""Seconds in which it must have ended, on a busy machine."""
 
 
 def begun(folder: Path, backend: str) -> subprocess.Popen[str]:
@@ -43,7 +43,7 @@ def begun(folder: Path, backend: str) -> subprocess.Popen[str]:
 
 
 def interrupted(process: subprocess.Popen[str]) -> tuple[str, float]:
-    """(standard error, seconds until the end) of one that gets Ctrl-C now, as does all that it has started."""
+    """(standard error, seconds until the end) of a process whose whole group gets Ctrl-C at once."""
     family = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     began = time.monotonic()
@@ -69,7 +69,8 @@ def check(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_at_any_moment_of_the_first_seconds(seed, tmp_path):
-    """By chance: imports, the configuration, the data, the trial step, the first rounds."""
+    """The moment is drawn at random; it may be during imports, the configuration, the data, the trial step or the first
+    rounds."""
     process = begun(tmp_path, "local")
     time.sleep(random.Random(seed).uniform(0, 5))
     check(process)
@@ -107,7 +108,7 @@ def test_while_ray_starts(stage, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_that_is_lost_in_a_destructor_comes_again():
-    """An exception in a destructor is printed and forgotten by the interpreter."""
+    """The interpreter prints an exception in a destructor and then ignores it."""
 
     class Lost:
         def __del__(self) -> None:

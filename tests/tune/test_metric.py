@@ -1,4 +1,5 @@
-"""Columns that no run will record are refused before a cell or a trial is run; messages name their section."""
+"""A metric that no run will record is refused before a cell or a trial is run, and the message names the section of the
+key."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .small_study import STUDY, written
 
 
 def refused(folder: Path, *overrides: str, **changes: Any) -> str:
-    """The message of a study that is changed so; nothing of it has been run."""
+    """The message for the study with these changes; no cell of it has been run."""
     done = invoke("study", written(folder, **changes), *overrides, "--out", str(folder / "out"))
     assert done.exit_code == 2, done.output
     assert not (folder / "out").exists()
@@ -45,7 +46,7 @@ def test_columns_of_all_kinds(tmp_path: Path, metric: str):
 
 
 def test_a_column_of_one_method_alone(tmp_path: Path):
-    """Some methods say more of the server's step than others."""
+    """Some methods record more columns about the server's step than others."""
     methods = {"FedSgd": {"name": "fedsgd"}, **STUDY["methods"]}
     plugin = tmp_path / "own.py"
     plugin.write_text(
@@ -113,7 +114,7 @@ def test_sections_of_a_study(tmp_path: Path, override: str, begins: str):
 
 
 def test_a_method_that_refuses_the_model(tmp_path: Path):
-    """What is wrong with a method is not told as the workload's."""
+    """An error in a method's arguments is not reported as an error of the workload."""
     done = invoke("run", "digits", *LOCAL, "method={name: fedmud, ratio: 1e-9}")
     assert done.exit_code == 2
     assert done.stderr.startswith("error: method")

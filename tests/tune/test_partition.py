@@ -1,4 +1,4 @@
-"""`fedfleet partition`, what `show` says of the data, and the partition that a run keeps."""
+"""`fedfleet partition`, the part of `fedfleet show` about the data, and the partition in the folder of a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=1")
 
 
 def test_measures_by_hand():
-    """Two clients, four labels: one has 4 rows of a single label, one has 2 of each of two. Of all 8 rows, half have
-    label 0 and a quarter each 1 and 3: total variation 1/2 of both."""
+    """Two clients, four labels: one client has 4 rows of a single label, the other one 2 rows of each of two labels.
+    Half of all 8 rows have label 0, a quarter label 1 and a quarter label 3, so the total variation of both clients is
+    1/2."""
     summary = PartitionSummary(
         ClientIndex(np.array([0, 4, 8]), np.arange(8)), np.array([[4, 0, 0, 0], [0, 2, 0, 2]]), 1
     )
@@ -96,7 +97,7 @@ def rows_of(folder: Path) -> tuple[dict[str, Any], ClientIndex]:
 
 
 def test_a_run_keeps_its_partition(tmp_path: Path):
-    """The one that the seed gives again; another seed gives another."""
+    """The partition in the folder is the one that the same seed gives again; another seed gives another one."""
     for number, seed in enumerate((0, 0, 1)):
         done = invoke("run", "digits", *LOCAL, f"seed={seed}", "--out", str(tmp_path / str(number)))
         assert done.exit_code == 0, done.output

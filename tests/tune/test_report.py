@@ -1,4 +1,5 @@
-"""Reports: their numbers by hand, one truth in three forms, no markup of a user's, and a browser that shows them."""
+"""Reports: their numbers computed by hand, the same numbers in three forms, texts of users without effect as markup,
+and a browser that shows the page."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ NASTY = '<script>alert(1)</script> $x_1 | **b** & "c"'
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 def test_spread_by_hand():
-    """Of 1, 2, 6: mean 3, squares of the deviations 4 + 1 + 9 = 14, 14 / 2 = 7."""
+    """The numbers 1, 2, 6 have the mean 3, and squared deviations 4 + 1 + 9 = 14, so the variance is 14 / 2 = 7."""
     assert spread([1.0, 2.0, 6.0]) == (3.0, math.sqrt(7.0), 3)
     assert spread([1.0])[0] == 1.0
     assert math.isnan(spread([1.0]).std)
@@ -62,7 +63,7 @@ def test_paired_without_a_spread():
 
 
 def test_holm_by_hand():
-    """0.01 x 3, 0.02 x 2, 0.9 x 1, never falling; what is not known does not count."""
+    """0.01 x 3, 0.02 x 2, 0.9 x 1, and never smaller than the one before; nan does not count."""
     assert holm([0.9, 0.01, math.nan, 0.02])[:2] == [0.9, pytest.approx(0.03)]
     assert holm([0.9, 0.01, math.nan, 0.02])[3] == pytest.approx(0.04)
     assert holm([0.04, 0.03]) == [pytest.approx(0.06), pytest.approx(0.06)]
@@ -90,7 +91,8 @@ def made(method: str, place: str, seed: int, final: float, **more: Any) -> Run:
 
 @pytest.fixture
 def found() -> Findings:
-    """Two methods, one of them with a nasty name, at two levels; one run diverged; trials of a 2 x 2 grid."""
+    """Findings of two methods, one of them with a name full of markup, at two levels, with one diverged run and the
+    trials of a 2 x 2 grid."""
     places = [("β = 10",), ("β = 0.1",)]
     runs = [
         made(method, place[0], seed, value + seed / 100)
@@ -150,7 +152,8 @@ def test_tables_by_hand(found: Findings):
 
 
 class Strict(HTMLParser):
-    """Elements that are opened and closed in order; the text of the tables of data; ids; scripts."""
+    """A parser that checks that elements are closed in order, and collects the texts of the data tables, ids and
+    scripts."""
 
     VOID = ("meta", "br", "img", "link")
 
@@ -207,7 +210,7 @@ def parsed(page: str) -> Strict:
 
 
 def test_html_is_whole_and_escaped(found: Findings, tmp_path: Path):
-    """The only scripts are our own two, which the page's policy names by their digests; nothing is fetched."""
+    """The page has only its own two scripts, whose digests are in its policy, and fetches nothing."""
     write_page(found, tmp_path)
     page = (tmp_path / "report.html").read_text()
     seen = parsed(page)
@@ -269,8 +272,8 @@ def test_interactive_charts_by_hand(found: Findings):
 
 
 def test_a_setting_among_many_has_a_chart(found: Findings):
-    """Of the grid over three settings each has a chart. At matrix_lr 0.1 the best of 10, 20 is 20, at 0.2 of 30, 40 40;
-    the diverged point is a cross at the height of the worst value."""
+    """Each setting of a grid over three settings has a chart. At matrix_lr 0.1 the best of 10 and 20 is 20, at 0.2 the
+    best of 30 and 40 is 40; the diverged point is a cross at the height of the worst value."""
     points = {(0.1, "a", True): 0.1, (0.1, "b", True): 0.2, (0.2, "a", True): 0.3, (0.2, "b", False): 0.4}
     names = ("method.matrix_lr", "method.kind", "method.flag")
     trials = [
@@ -290,7 +293,7 @@ def test_a_setting_among_many_has_a_chart(found: Findings):
 
 
 def test_a_page_without_charts_has_no_library():
-    """Its texts cannot end the element of the JSON, and numbers that are not finite do not get there."""
+    """Also, texts cannot end the element with the JSON, and numbers that are not finite become null in it."""
     page = render(Page(NASTY, [], [Section("One", "", Table("One", "", ["a"], [[Text(NASTY)]]))], problem=NASTY))
     assert len(page) < 40_000
     assert parsed(page).rows == [["a"], [NASTY]]
@@ -374,9 +377,9 @@ FRAME = """<body style="margin: 0"><iframe src="copy.html" width="{width}" heigh
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chromium: str, width: int):
-    """No part is wider than the window; a click on a method, an axis, a scale, a head and the theme has its effect.
-
-    Measured by a script in a copy without the policy, in a frame, because a window cannot be as narrow as a phone.
+    """No part of the page is wider than the window, and clicks on a method, an axis, a scale, a table head and the
+    theme have their effects. A script measures this in a copy of the page without the policy, in a frame, because a
+    window cannot be as narrow as a phone.
     """
     write_page(found, tmp_path)
     page = re.sub(r"<meta http-equiv[^>]*>", "", (tmp_path / "report.html").read_text())
@@ -399,7 +402,7 @@ def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chro
 
 
 def test_a_browser_has_nothing_to_complain(found: Findings, tmp_path: Path, chromium: str):
-    """No message on the console under the page's own policy, and the curves are drawn in the methods' colours."""
+    """Under the page's own policy the console has no message, and the curves are drawn in the methods' colours."""
     write_page(found, tmp_path)
     shot = tmp_path / "shot.png"
     options = ("--window-size=1280,2400", "--virtual-time-budget=8000", f"--screenshot={shot}")
@@ -420,7 +423,8 @@ RUN = (
 
 
 def test_compare_runs(tmp_path: Path):
-    """Runs that differ in the seed alone are one line; each line is called after what sets it apart."""
+    """Runs that differ only in the seed are one line, and each line is labelled by the settings in which it differs
+    from the others."""
     folders = []
     for lr in (0.1, 0.2):
         for seed in (0, 1):
@@ -479,7 +483,8 @@ def check_report_of_a_run(folder: Path, accuracy: float) -> None:
 
 
 def test_report_of_a_search():
-    """Trial 2 is the best; trial 1 was pruned and stands below the others; the choice has places for its values."""
+    """Trial 2 is the best; trial 1 was pruned and is drawn below the others; the values of the choice have positions on
+    the axis."""
     data = {
         "name": NASTY,
         "workload": "digits",

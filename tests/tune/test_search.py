@@ -1,4 +1,4 @@
-"""Searches on Ray: how trials end, what is found, what Optuna and MLflow have of it."""
+"""Searches on Ray: how trials end, what is found, and what Optuna and MLflow store."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(rule: dict[str, Any], rounds: int = 9, **keys: Any) -> dict[str, Any]:
-    """Eight quadratics; a trial takes a fraction of a second once its process is there."""
+    """The experiment of a search over eight quadratics; a trial takes a fraction of a second when its process has
+    started."""
     return {
         "name": "small",
         "workload": {"name": "quadratic", "dim": 4},
@@ -102,7 +103,8 @@ def experiment_of(here: Path, data: dict[str, Any]) -> Any:
 
 
 def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None):
-    """Six trials: fine, diverging, failing, dying (twice: a process is replaced once), and two that lag behind."""
+    """Six trials: one finishes, one diverges, one fails, the processes of one die twice (a process is replaced once),
+    and two lag behind."""
     (here / "touchy.py").write_text(PLUGIN)
     points = [(0.3, "step"), (1e9, "step"), (0.1, "raise"), (0.1, "exit"), (1e-6, "step"), (1e-5, "step")]
     rules = [{"name": "touchy", "lr": lr, "does": does} for lr, does in points]
@@ -123,7 +125,7 @@ def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None):
 
 
 def test_several_objectives(here: Path, ray_here: None):
-    """More local steps, better values; bytes by the rounds: the front has the better of each."""
+    """More local steps give better values, and more rounds more bytes: the Pareto front has the best points of both."""
     made = spec({"name": "sgd", "lr": 0.1}, search={"objectives": {"eval/excess": "min", "bytes": "min"}})
     made["federation"]["rounds"] = {"search": "grid", "values": [2, 12]}
     made["federation"]["local"]["steps"] = {"search": "grid", "values": [1, 5]}
@@ -165,8 +167,8 @@ def test_another_search_is_not_gone_on_with(here: Path, ray_here: None):
 # --- MLflow -----------------------------------------------------------------------------------------------------------
 @pytest.mark.long
 def test_eight_at_once_in_mlflow(here: Path, ray_here: None):
-    """Eight trials in eight processes at the same time, every round of each in one SQLite file, nested, and no
-    complaint of a lock."""
+    """Eight trials in eight processes at the same time: every round of each is in one SQLite file, in a nested run, and
+    there is no error about a lock."""
     from mlflow import MlflowClient
 
     lrs = [0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005]
@@ -199,7 +201,7 @@ import json, os, sys
 import ray
 from fedfleet.tune.search import search
 
-os.environ["RAY_worker_niceness"] = "0"  # as the command has it; Ray's 15 starves beside anything else
+os.environ["RAY_worker_niceness"] = "0"  # as in the command; Ray's default of 15 starves workers
 
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=256 * 2**20)
 print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
@@ -208,8 +210,8 @@ print(json.dumps(search(json.loads(sys.argv[1]), "s").summary()))
 
 @pytest.mark.long
 def test_workers_of_trials_cannot_wait_for_each_other(here: Path):
-    """Two processors, four trials wanted at once, each with two workers of one processor: were workers not part of what
-    a trial holds, two trials would have one worker each and wait for ever."""
+    """There are two processors and four simultaneous trials, each with two workers of one processor. If a trial did not
+    reserve its workers together with itself, two trials would get one worker each and wait for ever."""
     asked = {**EXCESS, "workers": 2, "concurrent": 4}
     made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.3, 0.1]}}, 3, search=asked)
     command = [sys.executable, "-c", TWO_CORES, json.dumps(made)]

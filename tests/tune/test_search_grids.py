@@ -1,4 +1,4 @@
-"""The papers' grids: every key is an argument of its method, every value is one that it takes."""
+"""The papers' grids: every key is an argument of its method, and every value is allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedfleet.tune.search.space import decided, points, ranges
 ALL = [(method, paper) for method, papers in GRIDS.items() for paper in papers]
 
 RATIO = {m for m, values in COMPRESSED.items() if m != "fedbat"}
-"""Those with a compression ratio, whose default is too small for the model here."""
+"""Methods with a compression ratio, whose default is too small for the model here."""
 
 
 def data(method: str, **federation: int) -> dict:
@@ -29,7 +29,8 @@ def data(method: str, **federation: int) -> dict:
 
 @pytest.mark.parametrize(("method", "paper"), ALL)
 def test_every_point_builds_its_method(method: str, paper: str):
-    """Through the door that experiments come in by, which checks names and types; every value occurs in some point."""
+    """Each point is validated like an experiment, which checks names and types; every value of a grid is in some
+    point."""
     made = with_grid(data(method), paper)
     found = ranges(made)
     assert {r.key.removeprefix("method.") for r in found} == set(GRIDS[method][paper].values)
@@ -54,7 +55,8 @@ def test_it_is_a_search(method: str, paper: str):
 
 
 def test_table_1_of_fedmuon():
-    """Takezawa et al. 2025, table 1: two step sizes for Muon, two for vectors; three for FedAvg and SCAFFOLD."""
+    """Takezawa et al. 2025, table 1: two step sizes for Muon's matrices, two for vectors; three for FedAvg and
+    SCAFFOLD."""
     assert plan(with_grid(data("fedmuon_bc"))).trials == 4
     assert plan(with_grid(data("local_muon"))).trials == 4
     assert list(GRIDS["scaffold"]["fedmuon_bc"].values["rule.lr"]) == [0.1, 0.01, 0.001]
@@ -62,7 +64,7 @@ def test_table_1_of_fedmuon():
 
 
 def test_g3_of_feddua():
-    """Takakura et al. 2025, G.3: half-decades, other ones for other tasks, chosen by the workload."""
+    """Takakura et al. 2025, G.3: half-decades, which differ between tasks and are chosen by the workload."""
     assert decades(-2, 0) == (0.01, 0.03162, 0.1, 0.3162, 1.0)
     assert choose("fedadam", "cifar10").values["server_lr"] == decades(-4, -2)
     assert choose("fedadam", "shakespeare").values["server_lr"] == decades(-3, -1)

@@ -1,4 +1,4 @@
-"""Searches that are killed or asked to stop, and gone on with, as a user's shell does it."""
+"""Searches that are killed or asked to stop and then resumed, started as from a user's shell."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from .test_search import EXCESS, spec
 pytestmark = pytest.mark.long
 
 ROUNDS = 400
-"""Of a trial: seconds, so that a signal comes in the middle of one."""
+"""Rounds of a trial. It takes seconds, so that a signal comes in the middle of a trial."""
 
 
 def ended(folder: Path) -> list[int]:
-    """Trials whose run is complete."""
+    """The numbers of the trials whose runs are complete."""
     return sorted(int(path.parent.name) for path in folder.glob("trials/*/result.json"))
 
 
 def under_way(folder: Path) -> list[int]:
-    """Trials that have logged thirty rounds and not their end."""
+    """The numbers of the trials that have logged thirty rounds and have not ended."""
     logs = [path for path in folder.glob("trials/*/run.log") if path.read_text().count("\n") > 30]
     return sorted(set(int(path.parent.name) for path in logs) - set(ended(folder)))
 
 
 def written(here: Path, address: str | None = None, **asked: Any) -> Path:
-    """address: of a Ray that outlives the search."""
+    """Write the file of the search; returns its path. address: of a Ray that outlives the search."""
     made = spec(
         {"name": "sgd", "lr": {"search": "loguniform", "low": 1e-5, "high": 1e-1}},
         ROUNDS,
@@ -61,7 +61,7 @@ def trials(folder: Path) -> list[Any]:
 
 
 def stopped(here: Path, number: int) -> subprocess.Popen[str]:
-    """A search that got a signal when one trial had ended and another was under way."""
+    """A search that gets a signal when one trial has ended and another is running."""
     command = [*COMMAND, "search", "mine.yaml", "--out", "s"]
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -75,12 +75,12 @@ def stopped(here: Path, number: int) -> subprocess.Popen[str]:
 
 
 def seen(folder: Path) -> dict[int, tuple[Any, ...]]:
-    """What Optuna has of each trial."""
+    """Number of a trial -> what Optuna has stored of it."""
     return {t.number: (t.state.name, t.params, t.values, t.intermediate_values) for t in trials(folder)}
 
 
 def undisturbed(data: dict[str, Any], folder: Path) -> dict[int, tuple[Any, ...]]:
-    """The same search, one trial after the other in this process."""
+    """The trials of the same search, run one after the other in this process."""
     store = TrialStore(plan(data), storage_url("auto", folder), "undisturbed")
     while proposal := store.propose():
         rows = run(store.plan.experiment(proposal.values)).rows
@@ -95,8 +95,8 @@ def undisturbed(data: dict[str, Any], folder: Path) -> dict[int, tuple[Any, ...]
 @pytest.mark.timeout(1200)  # two Rays and two searches; a minute where nothing else runs
 @pytest.mark.parametrize("asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}])
 def test_killed_and_gone_on_with_is_the_same_search(here: Path, ray_here: None, asked: dict[str, Any]):
-    """The same trials with the same values, to the bit, as one that nobody disturbed; those that had ended are not run
-    again; every round is in MLflow once."""
+    """The search has the same trials with the same values, to the bit, as an undisturbed one; trials that had ended are
+    not run again; MLflow has every round once."""
     import ray
 
     path = written(here, ray.get_runtime_context().gcs_address, **asked)
@@ -128,7 +128,7 @@ def check_mlflow(here: Path) -> None:
 
 
 def test_asked_to_stop(here: Path):
-    """Ctrl-C: one sentence with the way on, status 130, no process left."""
+    """Ctrl-C: one sentence that says how to resume, status 130, and no process is left."""
     written(here, concurrent=1, trials=50)
     process = stopped(here, signal.SIGINT)
     output = process.stderr.read() if process.stderr else ""

@@ -1,4 +1,4 @@
-"""What a search shows: a line for each trial, or a live line on a terminal."""
+"""The progress of a search: a line for each trial, or a live line on a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = {
 
 
 def told() -> Progress:
-    """Two trials, one of which ends well."""
+    """The progress after two trials, one of which finished."""
     asked = plan(DATA)
     shown = Progress(asked)
     shown.begins([])
@@ -45,7 +45,7 @@ def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
 
 
 def test_on_a_terminal():
-    """The same in a process whose standard error is a terminal: one live line, redrawn."""
+    """The same in a process whose standard error is a terminal: one live line, which is redrawn."""
     leader, follower = pty.openpty()
     code = "from tests.tune.test_search_progress import told; told()"
     done = subprocess.Popen([sys.executable, "-c", code], stderr=follower, env={**os.environ, "TERM": "xterm"})

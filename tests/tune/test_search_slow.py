@@ -1,4 +1,5 @@
-"""What a search is good for, and a search into an MLflow server. Minutes."""
+"""The benefit of a search compared with a grid, and a search that writes to an MLflow server. The tests take
+minutes."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def digits(run_seed: int, matrices: Any, vectors: Any, **asked: Any) -> dict[str
 
 
 def cost(found: Found) -> int:
-    """Rounds in all, of pruned trials too."""
+    """The number of rounds of all trials, including pruned ones."""
     return sum(trial.rounds for trial in found.trials)
 
 

@@ -1,4 +1,4 @@
-"""Ranges in experiments, and the section `search`: what is read, what is refused."""
+"""Ranges in experiments, and the section `search`: how they are read, and what is refused."""
 
 from __future__ import annotations
 

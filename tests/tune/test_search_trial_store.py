@@ -1,4 +1,5 @@
-"""Optuna's storage as the truth: who proposes what, which trials end early, what is gone on with. No Ray here."""
+"""Optuna's storage as the only record of a search: proposals, trials that end early, and resuming. These tests do not
+use Ray."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ def made(folder: Path, **search: Any) -> TrialStore:
 
 
 def cost(values: dict[str, Any]) -> float:
-    """Least, 0, at lr = 0.1 and mu = 0.5."""
+    """A function with its minimum, 0, at lr = 0.1 and mu = 0.5."""
     return math.log10(values["method.rule.lr"] / 0.1) ** 2 + 4 * (values["method.mu"] - 0.5) ** 2
 
 
 def played(store: TrialStore, count: int) -> list[dict[str, Any]]:
-    """Trials one after the other."""
+    """Run trials one after the other; returns their values."""
     seen = []
     for _ in range(count):
         proposal = store.propose()
@@ -48,7 +49,8 @@ MIN = {"objectives": {"eval/loss": "min"}}
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_proposals_are_the_same_in_a_new_process(tmp_path: Path, sampler: str):
-    """Seven trials at a stretch, or with the store opened anew for each: nothing but the storage is remembered."""
+    """Seven trials are proposed by one store, or by a store that is opened anew for each: only the storage keeps
+    state."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     setting = {**MIN, "sampler": sampler, "trials": 7, "seed": 3}
@@ -112,7 +114,7 @@ def test_what_had_not_ended_is_gone_on_with(tmp_path: Path):
 
 
 def test_a_proposal_that_was_cut_short_is_completed(tmp_path: Path):
-    """Killed between making a trial and writing its second value."""
+    """The process was killed after it made a trial and before it wrote its second value."""
     first = made(tmp_path, **MIN, trials=5)
     trial = first.study.ask()
     value = first.plan.ranges[0].suggest(trial)
@@ -124,12 +126,12 @@ def test_a_proposal_that_was_cut_short_is_completed(tmp_path: Path):
 
 
 def test_asha_ends_what_lags_behind_and_remembers(tmp_path: Path):
-    """Nine trials of 27 rounds, rungs at 1, 3 and 9 (eta 3): at a rung a trial goes on if it is in the best third of
-    those that came to it. Better ones first, so that later ones end where they meet them."""
+    """Nine trials of 27 rounds, with rungs at 1, 3 and 9 (eta 3): at a rung a trial continues if it is in the best
+    third of the trials that have reached it. The better trials come first, so that later ones end at these rungs."""
     setting = {**MIN, "sampler": "random", "pruner": "asha", "trials": 9}
     rounds = []
     for height in range(9):
-        store = made(tmp_path, **setting)  # anew each time: the rungs are in the storage
+        store = made(tmp_path, **setting)  # a new store for each trial, because the rungs must be in the storage
         proposal = store.propose()
         assert proposal is not None
         for number in range(1, 28):

@@ -1,4 +1,4 @@
-"""Studies as they run: to the end whatever cells do, and on from where they stopped, nothing twice."""
+"""Running studies: they go on when cells fail, and a resumed study runs nothing twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(folder: Path) -> str:
 
 
 def children(folder: Path, name: str) -> list[Any]:
-    """The cells' runs in MLflow, by MLflow's own client."""
+    """The runs of the cells in MLflow, read by MLflow's client."""
     from mlflow import MlflowClient
 
     client = MlflowClient(stored(folder))
@@ -42,13 +42,13 @@ def children(folder: Path, name: str) -> list[Any]:
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """key -> result.json of the cells that are over."""
+    """Key -> result.json of the cells that have finished."""
     return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("cells/*/result.json")}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study's folder, tuned, with MLflow, eight cells at once."""
+    """The folder of the study with tuning and MLflow, run with eight simultaneous cells."""
     folder = tmp_path_factory.mktemp("undisturbed")
     file = written(folder, tune={"each": "cell"}, tracking={"uri": stored(folder)})
     commit_here(folder)
@@ -124,7 +124,7 @@ def test_done_again_it_runs_nothing(undisturbed: Path):
 
 
 def told(stdout: str) -> list[str]:
-    """Without the last line, which names the folder."""
+    """The lines of the output without the last one, which names the folder."""
     return stdout.splitlines()[:-1]
 
 
@@ -134,7 +134,7 @@ def started(folder: Path, file: str) -> subprocess.Popen[str]:
 
 
 RAY_PROCESS = re.compile(r"ray::(?!\w*Agent)")
-"""The title of a process of Ray that executes or may execute a run."""
+"""The titles of processes of Ray that execute a run or may execute one."""
 
 
 def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -142,14 +142,14 @@ def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """The same cells with the same models."""
+    """Check that the cells and their models are the same."""
     assert {key: r["model_sha256"] for key, r in found.items()} == {k: r["model_sha256"] for k, r in expected.items()}
 
 
 @pytest.mark.long
 def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
-    """SIGKILL in the middle: the processes that run cells die too, what is done stays done, and the end is that of no
-    kill."""
+    """After SIGKILL in the middle, the processes that run cells end too, finished cells are kept, and the resumed study
+    has the results of an undisturbed one."""
     file = written(tmp_path, tune={"each": "cell"}, tracking={"uri": stored(tmp_path)})
     process = started(tmp_path, file)
     until(lambda: len(results(tmp_path / "out")) >= 3, "three cells", 120)
@@ -251,7 +251,7 @@ def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
 
 @pytest.mark.long
 def test_cells_run_on_a_cluster_that_is_there(tmp_path: Path, ray_here: None):
-    """The same bits as here; without --jobs as many at once as fit."""
+    """The cells have the same bits as on this machine alone; without --jobs, as many run at the same time as fit."""
     import ray
 
     file = written(tmp_path, seeds=[0])
@@ -310,7 +310,7 @@ def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
 
 @pytest.mark.long
 def test_ranges_are_searched(tmp_path: Path, ray_here: None):
-    """A method with a range takes what a search finds; the search is not done again."""
+    """A method with a range gets the values that a search finds, and the search is not repeated."""
     rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
     file = written(
         tmp_path,

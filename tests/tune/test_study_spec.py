@@ -1,4 +1,4 @@
-"""Study files: what they say, what they come to, and what is refused."""
+"""Study files: how they are read, the cells that they give, and what is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_grid_has_every_point_once():
 
 
 def test_the_best_trial_is_the_cell(tmp_path: Path):
-    """At the full length a cell's best trial is the cell itself: nothing is run again."""
+    """If trials have the full number of rounds, a cell's best trial is the cell itself, and nothing is run again."""
     study = load(written(tmp_path, tune={"each": "cell"}))
     offered = trials(study)
     assert len(offered) == 8  # FedAvg's two points at two levels and two seeds; SCAFFOLD has nothing to tune
@@ -49,12 +49,13 @@ def test_the_best_trial_is_the_cell(tmp_path: Path):
 
 
 def scored(table: dict[tuple[float, str, int], float]) -> Any:
-    """A score by rate, level and seed."""
+    """A score function from a table (step size, level, seed) -> value."""
     return lambda cell: table[cell.data["method"]["rule"]["lr"], cell.place[0], cell.seed]
 
 
 def test_what_decides(tmp_path: Path):
-    """0.1 wins for (0.5, seed 0), 0.01 elsewhere; by a level's mean 0.1 wins at 0.5, by the mean of all 0.01."""
+    """0.1 is best at level 0.5 with seed 0, and 0.01 in all other cells; by the mean of a level, 0.1 is best at 0.5; by
+    the mean of all, 0.01."""
     a, b, nothing = "beta = 0.5", "beta = 2.0", -float("inf")
     table = {(0.1, a, 0): 9.0, (0.1, a, 1): 1.0, (0.1, b, 0): 1.0, (0.1, b, 1): 1.0}
     table |= {(0.01, a, 0): 1.0, (0.01, a, 1): 2.0, (0.01, b, 0): 9.0, (0.01, b, 1): 9.0}
@@ -171,7 +172,7 @@ def test_studies_are_listed():
 
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_studies_resolve(name: str):
-    """Every name and argument, at both ends of every grid; data sets need not be here."""
+    """Every name and argument is resolved, at both ends of every grid; the data sets need not be on this machine."""
     study = load(name)
     assert study.title
     known = {", ".join(place) for place, _ in levels(study)}
@@ -189,7 +190,7 @@ IMAGES = {"cifar10", "cifar100", "femnist"}
 
 @pytest.mark.parametrize("name", [name for name in shipped() if name.startswith("feddua/")])
 def test_feddua_has_its_papers_weight_decay_on_images(name: str):
-    """1e-4 in every gradient where the data are images, none elsewhere (Takakura et al. 2025)."""
+    """Weight decay of 1e-4 is in every gradient on images, and in none on other data (Takakura et al. 2025)."""
     study = load(name)
     for cell in cells(study, lambda _: 0.0):
         workload = cell.data["workload"]

@@ -73,7 +73,7 @@ def artifacts(client: Any, run: Any, folder: Path) -> dict[str, bytes]:
 
 
 def check_complete(uri: str, result: dict[str, Any], here: Path) -> None:
-    """All of a run of RUN is in the store."""
+    """Check that the store has everything about a run of RUN."""
     client, run = only_run(uri)
     assert run.info.status == "FINISHED"
     assert 0 < run.info.start_time <= run.info.end_time
@@ -126,7 +126,8 @@ def commit_here(folder: Path) -> str:
 
 
 def test_the_commit_is_the_users(here: Path):
-    """That of the folder with the plug-in, else of the current folder, else none; never that of this package."""
+    """The commit is that of the folder with the plug-in, else of the current folder, else there is none; it is never
+    the commit of this package."""
     for name in ("outside", "work", "plugin"):
         (here / name).mkdir()
     work, plugin = commit_here(here / "work"), commit_here(here / "plugin")
@@ -145,8 +146,8 @@ def test_the_commit_is_the_users(here: Path):
 
 
 def test_the_model_is_logged_and_can_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch):
-    """By MLflow's own function, which refuses pickles by default: the logits are those of the run's model, for another
-    number of rows than the example has."""
+    """MLflow's own function, which refuses pickles by default, loads it. The logits are those of the run's model, also
+    for another number of rows than the example has."""
     import torch
 
     done = invoke(*RUN, "tracking.model=true", "workload.model={name: mlp, hidden: [8]}")
@@ -203,7 +204,7 @@ DIGITS = {"name": "digits"}
     ],
 )
 def test_what_has_a_network_has_a_model(workload: Any, inner: type | None):
-    """That of a min-max problem is the network of the classification inside; a quadratic has none."""
+    """The model of a min-max problem is the network of the classification in it; a quadratic has no model."""
     import torch
 
     made = {"workload": workload, "method": "fedavg", "federation": {"clients": 4, "cohort": 2, "rounds": 2}}
@@ -223,7 +224,8 @@ def test_what_has_a_network_has_a_model(workload: Any, inner: type | None):
 
 
 def test_the_experiments_kind(here: Path):
-    """It opens the page of training runs; an experiment that somebody has given another kind keeps it."""
+    """The experiment's kind opens MLflow's page of training runs; an experiment to which a user has given another kind
+    keeps it."""
     from mlflow import MlflowClient
 
     client, _ = open_store(store("auto"), "new")
@@ -237,7 +239,7 @@ def test_the_experiments_kind(here: Path):
 
 
 def test_a_store_of_files_where_it_is_allowed(here: Path, monkeypatch: pytest.MonkeyPatch):
-    """MLflow has given it up, but has an environment variable for those who still have one."""
+    """MLflow has deprecated this store, but has an environment variable that allows it."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (here / "runs").as_uri()
     done = invoke(*RUN, f"tracking.uri={uri}")
@@ -369,7 +371,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.long
 def test_a_run_on_a_server(server: str, here: Path):
-    """With a password in the address, which such a server does not ask for and which must be found nowhere."""
+    """The address has a password, which the server does not need and which must not be written anywhere."""
     address = server.replace("//", f"//bob:{SECRET}@")
     done = invoke(*RUN, f"tracking.uri={address}")
     assert done.exit_code == 0, done.output
@@ -607,7 +609,7 @@ def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest
 
 
 def test_rounds_that_are_run_again_are_there_once(here: Path):
-    """As after the loss of a node: told are rounds 1 to 4, then 3 to 6."""
+    """As after the loss of a node: the tracker gets the rounds 1 to 4, and then 3 to 6."""
     uri = f"sqlite:///{here / 'mlflow.db'}"
     tracker = MlflowTracker(uri)
     tracker.begin(prepare(load("digits"), "again"), {})
@@ -621,7 +623,7 @@ def test_rounds_that_are_run_again_are_there_once(here: Path):
 
 
 def test_another_machine_without_the_database_begins_one(here: Path):
-    """Of a run whose folder names a file that is not there."""
+    """The folder of the run names a database that does not exist, so a new MLflow run begins."""
     (here / "mlflow.json").write_text(json.dumps({"uri": f"sqlite:///{here / 'no' / 'such.db'}", "run_id": "x"}))
     assert MlflowTracker(directory=str(here)).uri == f"sqlite:///{here / 'mlflow.db'}"
 
@@ -637,7 +639,7 @@ def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
 
 
 class Stop(Observer):
-    """An observer that presses Ctrl-C after round 5."""
+    """An observer that sends Ctrl-C after round 5."""
 
     def record(self, record: Any) -> None:
         if record["round"] == 5:
