@@ -101,7 +101,7 @@ class ClientFailed(FedFleetError):
 
     def __init__(self, round: int, clients: tuple[int, ...], cause: str, where: str) -> None:
         who = f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
-        super().__init__(f"round {round}: {who} failed on {where}: {cause}; see engine.on_failure to go on without")
+        super().__init__(f"round {round}: {who} failed on {where}: {cause}; see the setting engine.on_failure")
         self.round, self.clients, self.cause, self.where = round, clients, cause, where
 
     def __reduce__(self) -> tuple[Any, ...]:

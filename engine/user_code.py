@@ -1,4 +1,4 @@
-"""Which lines of an exception's traceback are the user's own, and how a message names them.
+"""Finds the user's own lines in the traceback of an exception, for messages.
 
 A mistake in a plug-in is raised many calls below the engine, often inside torch. The author of the plug-in needs the
 lines of the plug-in's own files. The full traceback goes to the log of the run.

@@ -1,6 +1,6 @@
 """The messages of a round on the disk: a row for each client, in sparse files like those of client states.
 
-A row consists of the bytes of the message's vectors, one leaf after another. The rows are scratch: no checkpoint has
+A row consists of the bytes of the message's vectors, one leaf after another. The rows are temporary: no checkpoint has
 them, and the next round overwrites them. Behind the rows of the cohort are further ones, for what Byzantine clients
 send and for vectors that a rule looks at like messages.
 """
@@ -21,7 +21,8 @@ from ..state.row_files import locate, make_files, paths, positions_by_file, remo
 from .vectors import Span
 
 FURTHER = 6
-"""Rows for vectors that are no messages: what a rule remembers, a trusted update, directions of an attack."""
+"""The number of rows for vectors that are no messages: the state of a rule, a trusted update, directions of an
+attack."""
 
 
 def capacity(cohort: int, attacked: bool) -> int:
@@ -117,7 +118,7 @@ def read_rows(folder: str, rows: np.ndarray, width: int) -> np.ndarray:
 
 
 def write_rows(folder: str, rows: np.ndarray, packed: np.ndarray) -> int:
-    """Write what `read_rows` returned on another node. The number of bytes."""
+    """Write what `read_rows` returned on another node. Returns the number of bytes."""
     _move(os.pwritev, folder, rows, np.array(packed))
     return packed.nbytes
 

@@ -1,6 +1,6 @@
 """The passes over the rows of a round's messages. A pass consists of tasks, each of which goes through some pieces.
 
-What a task gives follows from the rows and the pieces alone, and the pieces follow from the configuration. Parts of a
+The result of a task depends only on the rows and the pieces, and the pieces follow from the configuration. Parts of a
 Gram matrix are added in the order of a tree over the tasks. So the bits do not depend on the number of workers.
 """
 
@@ -21,8 +21,8 @@ from .vectors import Piece
 
 
 class Forged(NamedTuple):
-    """What a pass of an attack writes for one vector. plan: of the attack. rows: in the files. key: of its random
-    numbers. first: whether the attack remembers nothing yet."""
+    """What a pass of an attack writes for one vector. plan: the plan of the attack. rows: the rows in the files. key:
+    the key of its random numbers. first: whether the attack has no state yet."""
 
     plan: Plan
     rows: np.ndarray
@@ -34,8 +34,8 @@ class RowsOf(NamedTuple):
     """The rows of one vector that a pass reads.
 
     rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
-    their columns are looked at, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
-    the answer is compared, or None. places: coordinates of the vector that are looked at, in ascending order.
+    their columns are read, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
+    the answer is compared, or None. places: the coordinates of the vector that are read, in ascending order.
     forged: what a pass of an attack writes.
     """
 
@@ -61,8 +61,8 @@ class Parts(NamedTuple):
 
 
 class PassTask(NamedTuple):
-    """A task of a pass. what: of the pass. vectors: for each vector what is read, the same for all tasks of a pass.
-    lengths: P of each vector."""
+    """A task of a pass. what: the kind of pass. vectors: for each vector what is read, the same for all tasks of a
+    pass. lengths: P of each vector."""
 
     index: int
     what: str
@@ -74,7 +74,7 @@ class PassTask(NamedTuple):
 
     @property
     def memory_remedy(self) -> str:
-        """What to do where memory is too small for the task."""
+        """The remedy if memory is too small for the task."""
         return "lower federation.cohort or engine.workers"
 
     @property
@@ -118,7 +118,7 @@ def inner_products(x: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """See `answers`: the sums of the rows with their weights."""
+    """The weighted sums of the rows, in the form of `answers`."""
 
     def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
         assert of.weights is not None
@@ -128,7 +128,7 @@ def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.n
 
 
 def columns(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
-    """See `answers`: the rule's answers to sorted columns."""
+    """The rule's answers for sorted columns, in the form of `answers`."""
 
     def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
         return stage.rule.columns(sort_columns(of.values(x)), of.f) * of.scale
@@ -209,7 +209,7 @@ def forged_rows(task: PassTask, files: MessageRows, stage: Parts) -> list[np.nda
 
 
 def written(task: PassTask, files: MessageRows, forge: Callable[[Columns, Forged], np.ndarray]) -> list[np.ndarray]:
-    """Write for each piece what `forge` gives, (C,) or (rows, C). Returns the squared norms, by row."""
+    """Write for each piece what `forge` returns, (C,) or (rows, C). Returns the squared norms of the rows."""
     found = []
     for piece in task.pieces:
         of = task.vectors[piece.vector]

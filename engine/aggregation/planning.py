@@ -35,7 +35,7 @@ def largest_cohort(run_spec: RunSpec) -> int:
 
 
 def row_files(run_spec: RunSpec) -> tuple[int, int]:
-    """(the number of rows of messages, the bytes of the widest one)."""
+    """(the number of rows for messages, the bytes of the widest row)."""
     method, x = run_spec.method(), run_spec.initial_model()
     messages = [StateSpec(each, x).message for each in (method, method.warm_start) if each is not None]
     widths = [sum(leaf.numel() * leaf.element_size() for leaf in vector_leaves(message)) for message in messages]
@@ -48,8 +48,8 @@ def further_row(run_spec: RunSpec) -> int:
 
 
 def number_of_faults(faults: Faults, rows: int, cohort: int, share: float, known: int) -> int:
-    """f for so many rows, where `faults` was configured for a cohort. share: of the clients that are Byzantine. known:
-    how many of the rows are."""
+    """f for `rows` rows; `faults` is the setting, which is meant for a whole cohort. share: the share of Byzantine
+    clients. known: the number of Byzantine rows."""
     if faults == "known":
         return known
     if faults == "expected":
@@ -101,7 +101,7 @@ def check_stage(run_spec: RunSpec) -> None:
             )
     if rule.before and rule.mixed_is_unsafe and any(part.mixes for part in rule.before):
         raise ConfigError(
-            f"aggregate.before: {rule.called} after nearest-neighbour mixing stands no Byzantine message, because "
+            f"aggregate.before: {rule.called} after nearest-neighbour mixing tolerates no Byzantine message, because "
             "mixing spreads them; choose another rule, such as trimmed_mean"
         )
     if isinstance(rule.faults, int):

@@ -17,7 +17,7 @@ from ..user_code import error_summary
 Call = Literal["train", "evaluate", "aggregate"]
 Kind = Literal["client", "memory", "worker"]
 CAUSE_CHARACTERS = 2000
-"""Of a failure's cause; the whole text is in the traceback."""
+"""The largest number of characters of a failure's cause; the traceback has the whole text."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def for_log(self) -> str:
-        """Where it happened, the cause, and the traceback below it."""
+        """The worker, the cause, and the traceback in the lines below."""
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
 
 
@@ -57,8 +57,8 @@ def failure_of(task: Any, error: Exception, where: str, worker: int = -1) -> Fai
 
 
 def environmental(error: BaseException) -> bool:
-    """Whether an exception is about the machine that it was raised on, whatever the client: a package or the kernels
-    are missing there."""
+    """Whether an exception is due to the machine on which it was raised, and not to the client: a package or the
+    kernels are missing there."""
     return isinstance(error, ImportError | NoKernels)
 
 

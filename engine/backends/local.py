@@ -32,7 +32,7 @@ class LocalPool(Pool):
                 raise
             except Exception as error:  # whatever a method, a workload or a plug-in raises
                 outcome = failure_of(task, error, "this process")
-                if outcome.kind != "memory":  # whose frames hold what there is too little of
+                if outcome.kind != "memory":  # otherwise the error's frames would keep the memory that is lacking
                     outcome = replace(outcome, error=error)
             if isinstance(outcome, Failure):
                 if outcome.kind == "memory":

@@ -228,8 +228,8 @@ class Gradient(torch.autograd.Function):
 
     The clients of a block are independent, so the gradient of the sum of their losses has the gradient of each client
     in its row. Therefore vmap runs only the forward pass, and plain autograd the backward pass. (`torch.func.grad`
-    inside vmap gives the same numbers, but its first call loads torch's compiler, which costs every worker 80 MiB and
-    0.8 s.)
+    inside vmap gives the same numbers, but its first call loads torch's compiler, which costs every worker memory and
+    time, see docs/design.md.)
     """
 
     generate_vmap_rule = False

@@ -1,1 +1,1 @@
-"""Which clients take part in a round, and how they are cut into tasks."""
+"""Which clients take part in a round, and how the cohort is divided into blocks and tasks."""

@@ -1,4 +1,4 @@
-"""How a cohort is cut into blocks and tasks, and what a worker receives for each task.
+"""How a cohort is divided into blocks and tasks, and what a worker receives for each task.
 
 A block is the clients that run at once (vectorised). A task is a run of consecutive blocks that one worker takes at a
 time, and whose sums it returns as one.

@@ -68,7 +68,7 @@ def select_rows(rows: np.ndarray, owner: np.ndarray, chosen: np.ndarray, clients
 
 
 def unused_rows(split: Split) -> str:
-    """A sentence about training rows that belong to no client, "" if all rows are used."""
+    """A sentence on training rows that belong to no client, "" if all rows are used."""
     client_index, rows = split.client_index, len(next(iter(split.train.values())))
     used = len(client_index.rows) + (0 if client_index.held is None else len(client_index.held.rows))
     if used >= rows:

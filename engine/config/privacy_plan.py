@@ -8,7 +8,7 @@ Which adjacency and which accountant go with a run follows from its sampling and
     fixed, S < N      gaussian            replace          t samples without replacement, noise z / 2 (rdp only)
     cyclic            gaussian, banded    zero-out         ceil(t / b) Poisson samples with q = S b / N of a group
     cyclic            tree, others        zero-out         one release of the mechanism's sensitivity
-    as_if             gaussian            add or remove    t Poisson samples of the federation that is stood for
+    as_if             gaussian            add or remove    t Poisson samples of the larger federation
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class PrivacyPlan(Clip):
 
     @cached_property
     def _sequence(self) -> Sequence:
-        """For noise that follows a schedule."""
+        """Epsilon after every round, for noise that follows a schedule."""
         return Sequence(
             lambda t: self.releases(1, self.multiplier_of(t)), self.settings.delta, self.kind, self.adjacency
         )
@@ -163,7 +163,7 @@ class PrivacyPlan(Clip):
 
     @cached_property
     def epsilon(self) -> Any:
-        """t -> epsilon after t rounds."""
+        """The function t -> epsilon after t rounds."""
 
         def after(t: int) -> float:
             return self._sequence.epsilon(t) if math.isnan(self.multiplier) else self._epsilon(t, self.multiplier)
@@ -237,11 +237,11 @@ class PrivacyPlan(Clip):
 
     @property
     def follows_rounds(self) -> bool:
-        """Whether the noise would be another one in a run with another number of rounds."""
+        """Whether the noise depends on the number of rounds of the run."""
         return self.settings.noise == "auto" or getattr(self.mechanism, "coefficients", "") == "optimised"
 
     def continue_with(self, multiplier: float) -> None:
-        """Go on with the z of a checkpoint, which another version of the library might not find again."""
+        """Use the z of a checkpoint, because another version of the library might calibrate another z."""
         vars(self)["multiplier"] = multiplier
 
     # --- refusals -----------------------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ class RunSpec:
         by_client = "fairness" if evaluate.fairness else "held_out" if split.client_index.held is not None else ""
         if by_client and (absent := set(split.test) - set(split.train)):
             raise ConfigError(
-                f"evaluate.{by_client}: the workload's report goes by {', '.join(sorted(absent))}, which training "
+                f"evaluate.{by_client}: the workload's report needs {', '.join(sorted(absent))}, which training "
                 f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
             )
         return split

@@ -372,7 +372,7 @@ class Systems(Section):
     `interrupt`: what becomes of a client that goes offline. `session` (default): it is lost when its session ends;
     `end`: it is lost if it is not online when it would finish; `never`: it finishes.
     `work`: how much of its local work a client does, by a name in the table LOCAL_WORK (default full).
-    `examples`: what the time of computing goes by: the `real` numbers of examples in the batches (default), or
+    `examples`: what the time of computing depends on: the `real` numbers of examples in the batches (default), or
     `nominal`, batches that are all full.
     `scale`: what the time of computing is multiplied by, more than 0, for another model than the one that was timed
     (default 1).

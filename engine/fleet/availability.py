@@ -13,8 +13,8 @@ from .contract import Availability, keys, nonnegative, normal, positive, probabi
 from .traces import Assign, Sessions, read_sessions, rows_of
 
 FURTHEST = 10_000
-"""The number of slots, cycles or days that are looked at for the next session, and for the end of one. A client that
-is offline, or online, for longer stays so for ever."""
+"""The number of slots, cycles or days that are searched for the next session, and for the end of one. A client that is
+offline or online for longer counts as offline or online for ever."""
 HOUR = 3600.0
 
 
@@ -95,7 +95,7 @@ class Bernoulli(Slots):
 
 @dataclass(frozen=True)
 class Sine(Slots):
-    """Slots whose probability goes up and down: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s, where q_i is log-normal
+    """Slots whose probability rises and falls: q_i (0.4 sin(2 pi s / 24) + 0.5) in slot s, where q_i is log-normal
     with sigma = -ln(1 - beta) below a cap of 1, which one client in 1,000 would exceed. beta: how far clients differ;
     slot: seconds."""
 

@@ -1,4 +1,4 @@
-"""How much of its local work a client does. A visit that is cut short takes the first steps of its window."""
+"""How much of its local work a client does. A shortened visit takes the first of its local steps."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from ..storage.sha256 import sha256, sha256_of_json
 from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
 
 WORTH = 20_000
-"""The number of local steps from which a run is long enough for a measurement. They take half a minute with a small
-network; the measurement takes some seconds."""
+"""The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
+with a small network, and the measurement takes some seconds."""
 BLOCKS = (48, 24, 12, 8, 4)
 """The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
 MEASURED_SOURCES = (

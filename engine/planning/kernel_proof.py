@@ -8,7 +8,7 @@ kinks of ReLU and max pooling a rounding error can change a gradient abruptly. S
 reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the changes
 that this causes are allowed as well. Streams of batches and sums are compared to the bit.
 
-All of this happens before round 1. It takes some hundredths of a second for a small network.
+All of this happens before round 1, and takes a fraction of a second for a small network.
 """
 
 from __future__ import annotations

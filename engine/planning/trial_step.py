@@ -1,4 +1,4 @@
-"""One local step tried before round 1, on the run's own model and data: does the method's code keep the rules?
+"""Tries one local step before round 1, on the run's own model and data, to see whether the code keeps the rules.
 
 The engine runs a client anywhere, again, and together with others under `torch.func.vmap`. That is right only if the
 functions of a method and the losses of a workload are pure: no global random generator, no attribute that changes,
@@ -459,7 +459,7 @@ def vmap_rule_broken(message: str) -> str:
     """The rule that is broken where torch says that something cannot be vectorised. message: torch's."""
     for words, rule in (
         (".item()", "a number is read from a tensor (.item(), float(), int(), tolist())"),
-        ("data-dependent control flow", "a branch (if, while, and, or) goes by a tensor's value"),
+        ("data-dependent control flow", "a branch (if, while, and, or) depends on a tensor's value"),
         ("data pointer", "a tensor is given to NumPy or another library"),
         ("random operation", "a global random generator is drawn from"),
         ("dynamic shape", "a shape follows from a tensor's values"),

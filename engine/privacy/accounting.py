@@ -15,20 +15,20 @@ from typing import Any, Literal, NamedTuple
 from ..errors import ConfigError
 
 Adjacency = Literal["add_or_remove", "zero_out", "replace"]
-"""How two federations differ that shall be hard to tell apart: one client is added or removed; the messages of one
-client become zeros; the data of one client become any other."""
+"""The difference between two federations that an observer can hardly tell apart: one client is added or removed; the
+messages of one client become zeros; the data of one client become any other data."""
 Kind = Literal["rdp", "pld"]
 """Renyi divergences, or privacy loss distributions, which are tighter."""
 
 RELATIONS = {"add_or_remove": "ADD_OR_REMOVE_ONE", "zero_out": "REPLACE_SPECIAL", "replace": "REPLACE_ONE"}
 """Adjacencies by the names of dp-accounting."""
 GRID = 1e-3
-"""Of the discretisation of privacy losses. A finer grid lowers epsilon by about 0.001."""
+"""The width of the grid on which privacy losses are discretised. A finer grid lowers epsilon by about 0.001."""
 LEAST_NOISE = 0.05
-"""The least noise multiplier that calibration tries; accountants fail below."""
+"""The least noise multiplier that calibration tries; accountants fail below it."""
 MOST_NOISE = 1e7
 PRECISION = 1e-5
-"""Of a calibrated noise multiplier, relatively."""
+"""The relative precision of a calibrated noise multiplier."""
 
 
 class Releases(NamedTuple):
@@ -173,8 +173,8 @@ def calibrate(target: float, epsilon_of: Callable[[float], float]) -> float:
 
 
 def last_round(budget: float, rounds: int, epsilon_of: Callable[[int], float]) -> int:
-    """The last of so many rounds after which epsilon is at most `budget`; 0 if it is none. epsilon_of: of the first t
-    rounds."""
+    """The last of `rounds` rounds after which epsilon is at most `budget`; 0 if there is none. epsilon_of: t -> epsilon
+    of the first t rounds."""
     low, high = 0, rounds
     while low < high:
         middle = (low + high + 1) // 2
@@ -184,7 +184,7 @@ def last_round(budget: float, rounds: int, epsilon_of: Callable[[int], float]) -
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that dp-accounting logs about single orders which it then leaves out."""
+    """A context without the warnings that dp-accounting logs about single orders, which it then leaves out."""
     from absl import logging
 
     before = logging.get_verbosity()

@@ -104,8 +104,8 @@ class Accumulator:
     def _add_lone_blocks(self) -> None:
         """Add the messages of up to AT_ONCE blocks with one client each in one pass over the memory.
 
-        If the sum of the neighbour in the tree is waiting for theirs, they are added to it in the same pass. The bits
-        are those of adding one by one, with a third of the memory traffic, which limits large models.
+        If the sum of the neighbour in the tree waits for their sum, they are added to it in the same pass. The bits are
+        those of adding one by one, with less memory traffic, which is what limits large models.
         """
         if not self.lone:
             return

@@ -47,7 +47,7 @@ from .defence import (
 
 
 class Aggregated(NamedTuple):
-    """What the stage gives in a round. columns: for the record."""
+    """The result of the stage in a round. columns: for the record."""
 
     mean: Message
     state: StageState
@@ -101,7 +101,7 @@ class StageRunner:
         return self.run_spec.byzantine[clients]
 
     def without_silent(self, tasks: list[TrainingTask], round: int) -> tuple[list[TrainingTask], tuple[int, ...]]:
-        """(the tasks without the clients that send nothing, these clients). Blocks keep their places in the tree."""
+        """(the tasks without the clients that send no message, these clients). Blocks keep their places in the tree."""
         if self.stage.attack is None or not self.stage.attack.silent:
             return tasks, ()
         byzantine = [self.byzantine(round, task.clients) for task in tasks]
@@ -162,7 +162,7 @@ class StageRunner:
         self, vector: Vector, weights: np.ndarray, f: int, norms2: np.ndarray, round: int,
         gram: np.ndarray | None = None,
     ) -> Rows:  # fmt: skip
-        """What the rule knows of the rows of a vector."""
+        """What the rule knows of the rows of one vector."""
         weights = weights if vector.weighted else np.ones(len(weights))
         key = counted.key(self.seed, "aggregate", round)
         return Rows(len(weights), vector.length, f, weights, norms2, round, key, gram)
@@ -197,7 +197,7 @@ class Collected:
             self.cohort, attack, told = forgery.run()
             self.state = self.state._replace(attack=attack)
         self.norms2 = grouped(self.cohort.norms2, self.single, self.vectors)
-        self.sound = np.isfinite(self.norms2) | isinstance(self.rule, Mean)  # (S, V): the others are taken out
+        self.sound = np.isfinite(self.norms2) | isinstance(self.rule, Mean)  # (S, V): all others are left out
         numbers = range(len(self.vectors))
         of = {number: RowsOf(self._rows(number)) for number in numbers}
         grams = self.passes.grams(list(of.values())) if reads_gram(self.rule) else {}
@@ -213,7 +213,7 @@ class Collected:
         return np.append(rows, self.runner.further) if has_further_row(self.rule) else rows
 
     def _write_last(self) -> None:
-        """Write what the rule gave in the round before to the further row."""
+        """Write the rule's answer of the round before to the further row."""
         files = self.runner.files(self.state_spec, self.round.number == 0)
         for vector, last in zip(self.vectors, self.state.last, strict=True):
             for span, values in zip(vector.spans, last, strict=True):
@@ -264,8 +264,8 @@ class Collected:
         return Aggregated(with_vector_leaves(self.state_spec.message, leaves), state, record)
 
     def _columns(self, apart: np.ndarray, honest: np.ndarray, weights: np.ndarray | None) -> dict[str, float]:
-        """The columns robust/… of the first vector, see docs/robustness.md. apart: |F - mean|^2 and |mean|^2 over the
-        honest rows. honest: (S,) bool, of the sound rows."""
+        """The columns robust/… of the first vector, see docs/howto/robustness.md. apart: |F - mean|^2 and |mean|^2 over
+        the honest rows. honest: (S,) bool, of the sound rows."""
         record = {"robust/broken": float((~self.sound).any(1).sum())}
         spread2 = float(self.norms2[self.sound[:, 0], 0][honest].mean()) - apart[1] if honest.any() else 0.0
         record["robust/error"] = float(np.sqrt(apart[0] / spread2)) if spread2 > 0 else 0.0

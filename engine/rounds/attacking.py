@@ -1,4 +1,4 @@
-"""The driver's part of an attack that looks at the messages of a round: it has the workers forge the Byzantine rows.
+"""The driver's part of an attack that reads the messages of a round: it has the workers write the Byzantine rows.
 
 The forged rows lie behind those of the cohort in the files, so that the clients' own messages stay: a task that runs
 again gives the same bytes.
@@ -69,7 +69,7 @@ class Forgery:
         return counted.key(self.runner.seed, "attack", self.round, number)
 
     def _rows_of(self, number: int) -> RowsOf:
-        """The known rows of one vector. A row that is not finite tells the attacker nothing."""
+        """The known rows of one vector, without rows that are not finite."""
         rows = self.known
         sound = np.isfinite(self.cohort.norms2[rows, number])
         return RowsOf(self.cohort.rows[rows[sound] if sound.any() else rows])
@@ -155,7 +155,7 @@ class Forgery:
 
 
 class Search:
-    """What an attacker that searches against the rule may ask: how far does the rule's answer move?"""
+    """What an attacker that searches against the rule may evaluate: the distance by which the rule's answer moves."""
 
     def __init__(self, forgery: Forgery, number: int, rows: np.ndarray, gram: np.ndarray) -> None:
         """number: of the vector. rows: the known rows in the files. gram: see `Seen`, and the further row of the rule

@@ -25,9 +25,9 @@ RunPass = Callable[[Sequence[PassTask]], Iterable[TaskResult]]
 class StageState(NamedTuple):
     """What the parts of the stage keep from round to round.
 
-    rule: for each vector. last: for each vector the answer of the round before, a tensor for each span; () where the
-    rule does not read it. attack: for each vector its numbers, and the vectors that it remembers, a tensor for each
-    span. noise: of the noise.
+    rule: the state of the rule for each vector. last: for each vector the answer of the round before, a tensor for each
+    span; () if the rule does not read it. attack: for each vector the attack's numbers and the vectors that it keeps, a
+    tensor for each span. noise: the state of the noise.
     """
 
     rule: tuple[Any, ...] = ()
@@ -37,10 +37,10 @@ class StageState(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients whose messages there are, in ascending client number.
+    """The clients that have sent messages, in ascending client number.
 
     clients: (S,). rows: (S,) of their messages in the files. weights: (S,) their client weights. norms2: (S, V) the
-    squared norms of the vectors, each by itself. byzantine: (S,) bool: who attacks in this round.
+    squared norms of the vectors, each by itself. byzantine: (S,) bool: which clients attack in this round.
     """
 
     clients: np.ndarray
@@ -51,7 +51,8 @@ class Cohort(NamedTuple):
 
     @staticmethod
     def of(sampled: np.ndarray, weights: np.ndarray, byzantine: np.ndarray, totals: RoundTotals) -> Cohort:
-        """sampled: (S,) in ascending order. weights: (S,) of them. byzantine: (S,) who attacks in this round."""
+        """sampled: (S,) in ascending order. weights: (S,) their client weights. byzantine: (S,) which of them attack in
+        this round."""
         order = np.argsort(totals.clients["id"])
         clients = totals.clients["id"][order]
         rows = np.searchsorted(sampled, clients)
@@ -60,14 +61,14 @@ class Cohort(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """What a rule knows of one vector, and the matrix of what stands before it, None for nothing."""
+    """What a rule knows of one vector, and the matrix of the pre-aggregations, None if there are none."""
 
     rows: Rows
     matrix: np.ndarray | None
 
 
 class Decided(NamedTuple):
-    """A rule's decision on one vector. matrix: of what stands before the rule, or None. f: of the rule."""
+    """A rule's decision on one vector. matrix: that of the pre-aggregations, or None. f: the f of the rule."""
 
     decision: Decision
     matrix: np.ndarray | None
@@ -79,11 +80,11 @@ class Decided(NamedTuple):
         assert weights is not None
         if self.matrix is not None:
             own = product(self.matrix.T, weights[: len(self.matrix)])
-            weights = np.append(own, weights[len(self.matrix) :])  # the further row, which nothing mixes
+            weights = np.append(own, weights[len(self.matrix) :])  # the further row is never mixed
         return weights * self.decision.scale
 
     def combination(self, count: int) -> np.ndarray | None:
-        """The matrix by which `count` rows are combined before their columns are looked at, or None."""
+        """The matrix by which `count` rows are combined before their columns are read, or None."""
         if self.decision.chosen is None:
             return self.matrix
         return (np.eye(count) if self.matrix is None else self.matrix)[self.decision.chosen]
@@ -143,13 +144,13 @@ class Passes:
 
 
 class Defence:
-    """The rule of one round, with what stands before it."""
+    """The rule of one round, with its pre-aggregations."""
 
     def __init__(self, runner: StageRunner, passes: Passes, state: StageState) -> None:
         self.runner, self.rule, self.passes, self.state = runner, runner.rule, passes, state
 
     def mix(self, rows: Rows) -> Mixed:
-        """What the rule knows of one vector, after what stands before it. rows: before."""
+        """What the rule knows of one vector after the pre-aggregations. rows: the rows before them."""
         f, matrix = rows.f, None
         for part in self.rule.before:
             own = part.faults(f)
@@ -173,7 +174,7 @@ class Defence:
 
     def look(self, mixed: dict[int, Mixed], of: dict[int, RowsOf]) -> dict[int, Mixed]:
         """The same, with the values or the signs that the rule reads. of: what is read of each vector, with the matrix
-        of everything that stands before the rule."""
+        of all pre-aggregations."""
         signs = "signs" in self.rule.reads
         if not signs and "values" not in self.rule.reads:
             return mixed
@@ -204,8 +205,8 @@ class Defence:
 
 
 def reads_gram(rule: Aggregator) -> bool:
-    """Whether a rule, or what stands before it, needs the Gram matrix of the rows: where it says so, and where norms
-    are wanted of rows that are combinations of others."""
+    """Whether a rule or a pre-aggregation needs the Gram matrix of the rows: because it declares that, or because it
+    needs the norms of rows that are combinations of other rows."""
     parts: list[Before | Aggregator] = [*rule.before, rule]
     combined = False
     for part in parts:
@@ -238,7 +239,7 @@ def transformed(rows: Rows, matrix: np.ndarray, scales: bool) -> Rows:
         return changed._replace(gram=gram, norms2=np.maximum(np.diagonal(gram)[: len(matrix)], 0.0))
     if scales:
         return changed._replace(norms2=np.square(np.diagonal(matrix)) * rows.norms2)
-    return changed._replace(norms2=np.full(len(matrix), np.nan))  # which nothing reads, see `reads_gram`
+    return changed._replace(norms2=np.full(len(matrix), np.nan))  # these are never read, see `reads_gram`
 
 
 def combined_gram(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:

@@ -166,7 +166,7 @@ class Driver:
             raise
 
     def _tell_privacy(self, t: int, when: str) -> None:
-        """Log what t rounds of a private run cost. when: in words."""
+        """Log the epsilon of a private run after t rounds. when: the state of the run in words."""
         if self.run_spec.privacy is not None and t:
             self.log(f"{self.run_spec.privacy.description(t)} ({when})")
 
@@ -229,7 +229,7 @@ class Driver:
             if not (liars := int(aggregated.columns.get("robust/byzantine", 0))):
                 raise
             detail = f"{liars} of {len(sampled)} messages were Byzantine; {error.detail}"
-            raise Diverged(number, detail, "choose a rule with aggregate that stands them") from None
+            raise Diverged(number, detail, "choose a rule with aggregate that tolerates them") from None
         updated = time.perf_counter()
         record = {
             "round": number,

@@ -1,4 +1,5 @@
-"""The columns that the record of a run will have, from one small round: so that a misspelt one is refused at once."""
+"""The columns that the record of a run will have, found by one small round, so that a misspelt name is refused at
+once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Retry:
     def __init__(self, pool: Pool, on_failure: str, log: Log, remedy: Callable[[], str] = str) -> None:
         """on_failure: "fail" ends the run at a client that fails alone, "drop" leaves it out. log: log callback.
 
-        remedy: returns the clause that a user is told where memory runs out.
+        remedy: returns the clause with the remedy for the message about memory that runs out.
         """
         self.pool, self.on_failure, self.log, self.remedy = pool, on_failure, log, remedy
 
@@ -54,7 +54,7 @@ class Retry:
             raise ClientFailed(first.round, tuple(names), first.cause, first.where) from first.__cause__
 
     def _successes(self, outcomes: Iterable[Outcome], failures: list[Failure]) -> Iterator[TaskResult | PartialSum]:
-        """What went well; failures are logged and collected in `failures`."""
+        """The results of the tasks that succeeded; failures are logged and collected in `failures`."""
         for outcome in outcomes:
             if isinstance(outcome, Failure):
                 self.log(f"{outcome.task.description} failed on {outcome.for_log}")
@@ -67,7 +67,7 @@ class Retry:
         task = failure.task
         if not isinstance(task, TrainingTask):
             if failure.kind == "memory":
-                what = f"{task.description} failed on {failure.where} for want of memory: {failure.cause}"
+                what = f"{task.description} failed on {failure.where} for lack of memory: {failure.cause}"
                 remedy = getattr(task, "memory_remedy", "lower evaluate.batch or engine.workers")
                 raise OutOfMemory(f"{what}; {remedy}, or choose a smaller model")
             raise EvaluationFailed(f"{task.description} failed on {failure.where}: {failure.cause}") from failure.reason
@@ -91,10 +91,10 @@ class Retry:
 
     def _no_memory(self, task: TrainingTask, failure: Failure) -> OutOfMemory:
         what = f"round {task.round}: one client alone failed on {failure.where}"
-        return OutOfMemory(f"{what} for want of memory: {failure.cause}; {self.remedy()}")
+        return OutOfMemory(f"{what} for lack of memory: {failure.cause}; {self.remedy()}")
 
     def _whole_or_in_halves(self, phase: Phase, task: TrainingTask, failure: Failure) -> TaskResult:
-        """A task whose clients all run well in smaller groups: its failures were chance, or it is too large."""
+        """The result of a task whose clients all succeed in smaller groups: it failed by chance, or it is too large."""
         result = self._run_one(phase, task)
         if isinstance(result, TaskResult):
             return result
@@ -105,7 +105,8 @@ class Retry:
     def _failing_alone(
         self, phase: Phase, task: TrainingTask, places: np.ndarray, known: Failure
     ) -> tuple[list[int], Failure]:
-        """(places of the clients that fail alone, the last failure seen). known: the failure of these places."""
+        """(positions of the clients that fail alone, the last failure). known: the failure of the task with these
+        positions."""
         whole = len(places) == len(task.clients) and len(places) > 1
         result = known if whole else self._run_one(phase, task.subset(places))
         if isinstance(result, TaskResult):
@@ -118,7 +119,8 @@ class Retry:
         return first + second, result
 
     def _in_halves(self, phase: Phase, task: TrainingTask, failure: Failure) -> TaskResult:
-        """A task that fails only as a whole (for lack of memory, say), put together from the largest parts that run."""
+        """The result of a task that fails only as a whole, for example for lack of memory: the joined results of its
+        largest parts that succeed."""
         if len(task.clients) == 1:
             if failure.kind == "memory":
                 raise self._no_memory(task, failure)

@@ -1,4 +1,4 @@
-"""Who watches a run: progress bars, trackers, the run's folder."""
+"""Observers of a run, such as progress bars, trackers and the run's folder."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class RunDirectory(Observer):
     def __init__(self, path: Path, run_id: str = "") -> None:
         self.path, self.run_id = path.resolve(), run_id
         self.rows = History()
-        self.locked = True  # where the file system has locks
+        self.locked = True  # False if the file system has no locks
 
     @staticmethod
     def new(path: Path) -> RunDirectory:

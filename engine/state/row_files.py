@@ -1,9 +1,9 @@
 """Client states on the disk, in sparse files.
 
 The state of a client is a row: the bytes of its leaves, one leaf after another. The rows are distributed over several
-files, because a file system lets only one process at a time write to a file: two workers that wrote rows of 40 kB to
-one file waited for each other ten times as long as they wrote. The files are read and written, not mapped into memory:
-a mapping costs a page fault every 4 KiB, which took several times as long as the copying.
+files, because a file system lets only one process at a time write to a file, so that two workers would wait for each
+other. The files are read and written, not mapped into memory: a mapping costs a page fault every 4 KiB, which takes
+longer than the copying (benchmarks/RESULTS.md has the times).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 DIGEST = 16
-"""Bytes of a row's digest (XXH3, 128 bits). It finds damage in a fortieth of the time that SHA-256 takes, which was 8 %
-of a round. The files of checkpoints themselves have SHA-256 digests."""
+"""Bytes of a row's digest (XXH3, 128 bits). It finds damage in a small part of the time that SHA-256 takes, see
+benchmarks/RESULTS.md. The files of checkpoints themselves have SHA-256 digests."""
 FILES = 16
 """The number of files over which the rows are distributed."""
 PIECES_PER_CALL = os.sysconf("SC_IOV_MAX")

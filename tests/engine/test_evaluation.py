@@ -127,7 +127,7 @@ def test_fairness_needs_rows_that_a_report_can_read():
             "tracking": {"uri": "none"},
         }
     )
-    with pytest.raises(ConfigError, match=r"evaluate.fairness: .* goes by floor, hessian, optimum"):
+    with pytest.raises(ConfigError, match=r"evaluate.fairness: .* needs floor, hessian, optimum"):
         run(run_spec)
 
 

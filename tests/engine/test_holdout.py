@@ -177,7 +177,7 @@ def test_mistakes_about_held_out_rows(table):
         (plan("digits", 1442, {"held_out": 0.5}), "held_out: no client has a row to hold out, got clients of 1 rows"),
         (plan("quadratic", 10, {"held_out": 0.5}), "held_out: no client has a row"),
         (plan("linear", 10, {"held_out": 0.5}), None),
-        (plan("saddle", 10, {"fairness": True}), "evaluate.fairness: the workload's report goes by floor"),
+        (plan("saddle", 10, {"fairness": True}), "evaluate.fairness: the workload's report needs floor"),
     ):
         run_spec = RunSpec.of("mistake", experiment)
         if words is None:

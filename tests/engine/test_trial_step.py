@@ -285,7 +285,7 @@ ALONE = {
     "item": (Item, "a number is read from a tensor"),
     "float": (Float, "a number is read from a tensor"),
     "to numpy": (Numpy, "given to NumPy"),
-    "branch": (Branch, "a branch (if, while, and, or) goes by a tensor's value"),
+    "branch": (Branch, "a branch (if, while, and, or) depends on a tensor's value"),
     "mask": (Mask, "a shape follows from a tensor's values"),
     "fills": (FillsShared, "written to in place"),
 }

@@ -71,7 +71,7 @@ def test_a_client_that_fails_is_named_and_the_run_can_go_on_once_it_is_repaired(
     names = ", ".join(str(client) for client, _ in guilty)
     assert f"client{'s' if clients > 1 else ''} {names} failed on" in line
     assert "is broken (" in line  # the plug-in's line follows
-    assert "); see engine.on_failure to go on without" in line
+    assert "); see the setting engine.on_failure" in line
     assert "Traceback" not in done.output
     number = int(line.partition("round ")[2].partition(":")[0])
     assert read(tmp_path / "out" / "checkpoints" / f"round-{number - 1:06d}")[1] == ""

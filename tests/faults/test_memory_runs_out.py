@@ -114,7 +114,7 @@ def test_clients_without_memory_are_not_dropped(tmp_path):
     machines."""
     client = int(cohort_of(1)[4])
     plan(tmp_path, rule(client, "memory"))
-    with pytest.raises(OutOfMemory, match=r"round 1: one client alone failed on this process for want of memory"):
+    with pytest.raises(OutOfMemory, match=r"round 1: one client alone failed on this process for lack of memory"):
         run(small(tmp_path, on_failure="drop"))
     plan(tmp_path, rule(client, "memory", 0, 1))
     watch = Watch()

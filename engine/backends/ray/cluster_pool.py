@@ -1,9 +1,8 @@
-"""The pool of a run on several nodes: one agent for each node and group of workers, and this, which the driver has.
-
-The driver gives each agent tasks (near the states that they read, the longest first), brings the rows that they lack,
-and takes the sums at the end of a phase. A node that is lost costs the tasks that it had in this round: they run again
-elsewhere. Committed rows of a lost node are on the driver's node too if a checkpoint names them; where some are on no
-node, RowsLost sends the driver back to its last checkpoint.
+"""The pool of a run on several nodes. The driver has the pool, which has one agent for each node and group of workers.
+The pool gives each agent tasks (near the states that they read, the longest first), has the rows copied that their
+nodes lack, and takes the sums at the end of a phase. If a node is lost, the tasks that it had in this round run again
+elsewhere. Committed rows of a lost node are also on the driver's node if a checkpoint names them; if some rows are on
+no node, RowsLost sends the driver back to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,26 +39,27 @@ from .worker_pool import DEATHS, LOOK_SECONDS, Hooks, WorkerRequest, last_error_
 from .worker_process import memory_sizes
 
 NEWS_SECONDS = 5.0
-"""How long an agent waits for an outcome before it says that there is none."""
+"""The time after which an agent answers even if there is no outcome."""
 CHUNK = 256
-"""Rows that a checkpoint brings to the driver's node at a time."""
+"""The number of rows that a checkpoint copies to the driver's node at a time."""
 CLOSE_SECONDS = 10.0
-"""What the agents may take to close."""
+"""The time in which the agents must have closed."""
 PARTS = 4
-"""Sums of a node that may come with its last news; there are more if its tasks are no neighbours in the tree."""
+"""The largest number of sums of a node that come with its last news. A node has more if its tasks are not neighbours in
+the tree."""
 ANSWER_SECONDS = 120.0
-"""What an agent may take to answer, before its node counts as lost."""
+"""The time after which the node of an agent that does not answer counts as lost."""
 
 
 @dataclass(eq=False)
 class Agent:
     """The workers of one group on one node, as the driver sees them.
 
-    id: Ray's id of the node. node: the run's number of it, see RowLocations. workers: how many there are. started: the
-    reference to the agent's start. speed: local steps a second of one worker. given: tasks that are under way.
-    unsent: those of them that the agent does not know of yet. begun: whether it knows of the phase. asked: the
-    reference to the agent's news, while it has been asked for them. pieces: the references to the sums that may come
-    with the news. sums: of all results that it has, where they came with the news.
+    id: Ray's id of the node. node: the run's number of the node, see RowLocations. workers: the number of workers.
+    started: the reference to the answer of `start`. speed: the local steps per second of one worker. given: the tasks
+    that the agent has not finished. unsent: those of them that have not been sent to it. begun: whether it knows of the
+    phase. asked: the reference to the agent's news, while the driver waits for them. pieces: the references to the sums
+    that may come with the news. sums: the sums of all its results, if they came with the news.
     """
 
     id: str
@@ -81,10 +81,11 @@ class Agent:
 
 @dataclass
 class Progress:
-    """What has come of a phase.
+    """The state of a phase.
 
-    open: tasks whose result is awaited. reported: tasks whose outcome the driver has; one that is open again runs for
-    its states and sums alone. done: tasks with a result, and the agent that has their states and sums.
+    open: the tasks whose results are awaited. reported: the tasks whose outcome the driver has; if such a task is open
+    again, only its states and sums are needed. done: the tasks with a result, and the agents that have their states and
+    sums.
     """
 
     phase: Phase
@@ -95,7 +96,7 @@ class Progress:
 
 
 class ClusterPool(Pool):
-    """Start the agents with `open`. Nothing else is called before."""
+    """The pool on a cluster. `open` starts the agents and must be called first."""
 
     def __init__(
         self,
@@ -115,8 +116,8 @@ class ClusterPool(Pool):
         self.messages = row_files(run_spec) if table.layout.messages else (0, 0)
         self.locations = RowLocations(table.capacity)
         self.scheduler = Scheduler(self.locations, steps)
-        self.agents: list[Agent] = []  # those whose workers have started
-        self.coming: list[Agent] = []  # those that start
+        self.agents: list[Agent] = []  # the agents whose workers have started
+        self.coming: list[Agent] = []  # the agents whose workers are starting
         self.numbers: dict[str, int] = {}  # Ray's id of a node -> its number
         self.groups = run_spec.experiment.engine.groups()
         self.pace = np.zeros((len(self.groups), 2))  # steps and seconds of each group
@@ -194,7 +195,8 @@ class ClusterPool(Pool):
         )
 
     def _welcome(self, first: bool = False) -> None:
-        """Agents whose workers have started take part. first: one that cannot start ends the run."""
+        """Let the agents whose workers have started take part. first: whether an agent that cannot start ends the
+        run."""
         for agent in list(self.coming):
             if not ray.wait([agent.started], timeout=0)[0]:
                 continue
@@ -218,9 +220,8 @@ class ClusterPool(Pool):
         self._set_speeds()
 
     def _give_up(self, agent: Agent, cause: Exception) -> None:
-        """Go on without an agent's workers, whose environment is to blame and no client; none start on its node again.
-
-        The agent stays for the rows of its node and for the sums of what its workers have done.
+        """Go on without an agent's workers, because their environment cannot run clients. No worker starts on its node
+        again. The agent stays for the rows of its node and for the sums of its workers' results.
         """
         for line in ray.get(agent.actor.lines.remote()):
             self.hooks.log(f"node {agent.name}: {line}")
@@ -236,7 +237,7 @@ class ClusterPool(Pool):
         return WorkersLost(known[-1] if known else "no worker is left, and no node has room for another")
 
     def _set_speeds(self) -> None:
-        """The measured speeds of groups; a group that was not measured counts as the quickest."""
+        """Set the measured speeds of the groups; a group that was not measured counts as the fastest."""
         known = [steps / seconds if seconds else 0.0 for steps, seconds in self.pace]
         for agent in self.agents:
             agent.speed = known[self.groups.index(agent.group)] or max(known) or 1.0
@@ -296,7 +297,7 @@ class ClusterPool(Pool):
         return self._outcomes(progress)
 
     def _pass_here(self, phase: Phase) -> Iterator[Outcome]:
-        """A pass over the messages by the driver itself, whose node has the messages and no worker."""
+        """Run a pass over the messages in the driver itself, if its node has the messages but no worker."""
         if self.here is None or self.here[0] != (phase.tasks[0].round == 0):
             warm_start = phase.tasks[0].round == 0
             method, x = self.run_spec.method(), self.run_spec.initial_model()
@@ -311,7 +312,7 @@ class ClusterPool(Pool):
             yield task.run(staged.files, staged.parts)
 
     def _begin(self, agent: Agent) -> None:
-        """The agent is told of the phase with its first tasks."""
+        """Tell the agent of the phase; its first tasks come in the same message."""
         agent.given.clear()
         agent.unsent.clear()
         agent.begun, agent.asked, agent.sums = False, None, None
@@ -379,7 +380,7 @@ class ClusterPool(Pool):
         return outcomes
 
     def _hear(self, progress: Progress, agent: Agent) -> list[Outcome]:
-        """What an agent has to tell."""
+        """Take an agent's news, and return its outcomes."""
         if agent not in self.agents:  # it was lost with another agent of its node
             return []
         asked, agent.asked = agent.asked, None
@@ -403,11 +404,11 @@ class ClusterPool(Pool):
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _ended(self, progress: Progress, agent: Agent, outcome: Any) -> Outcome | None:
-        """Note a task's outcome; None where the driver has had it."""
+        """Note a task's outcome; returns None if the driver has had it before."""
         key = key_of(outcome.task if isinstance(outcome, Failure) else outcome)
         task = agent.given.pop(key)
         known = key in progress.reported or key in self.earlier
-        if isinstance(outcome, Failure) and known:  # it went well before
+        if isinstance(outcome, Failure) and known:  # it succeeded before
             self.scheduler.put(task)
             return None
         progress.open.discard(key)
@@ -462,15 +463,15 @@ class ClusterPool(Pool):
             agent.begun, agent.unsent = True, []
 
     def _ask(self, agent: Agent, method: Any, first: Any, *others: Any) -> None:
-        """Call `work` or `news` of an agent. It is asked for news less often while no task waits; the last of a phase
-        come with its sums."""
+        """Call `work` or `news` of an agent. While no task waits, it is asked for news less often. The last news of a
+        phase come with the sums."""
         last = not len(self.scheduler)
         until = Until(NEWS_SECONDS, 0 if last else AHEAD * agent.workers, self.room if last else 0)
         told = method.options(num_returns=1 + until.room).remote(first, until, *others)
         agent.asked, *agent.pieces = told if until.room else [told]
 
     def _give(self, agent: Agent, task: Any) -> None:
-        """Have an agent run a task, and other nodes send the rows that it reads and the agent's node lacks.
+        """Have an agent run a task, and have other nodes send the rows that the task reads and the agent's node lacks.
 
         A task that waits for rows is sent by itself, so that it keeps no other task waiting.
         """
@@ -533,14 +534,14 @@ class ClusterPool(Pool):
             raise WorkersLost(f"{self.deaths} nodes' workers died in a row without finishing a task, the last: {cause}")
 
     def _lost_node(self, lost: Agent) -> None:
-        """A node is gone, or an agent on it: its tasks go elsewhere. RowsLost where that is not enough."""
+        """A node, or an agent on it, is lost: its tasks go elsewhere. Raises RowsLost if committed rows are lost."""
         gone = [agent for agent in self.agents if agent.node == lost.node]
         self.agents = [agent for agent in self.agents if agent.node != lost.node]
         self.coming = [agent for agent in self.coming if agent.node != lost.node]
         for agent in gone:
             ray.kill(agent.actor)
         self._died("the node is lost")
-        on_driver = lost.node == DRIVER  # whose rows are in the run's own files
+        on_driver = lost.node == DRIVER  # its rows are in the run's own files
         if not on_driver:
             self.locations.lose(lost.node)
             del self.numbers[lost.id]
@@ -559,7 +560,8 @@ class ClusterPool(Pool):
             self._start_agent(Node(lost.id, lost.name, {}, {}), lost.group, lost.worker_requests)
 
     def _run_again(self, gone: Sequence[Agent], rows: bool) -> int:
-        """Put the tasks that these agents had; how many of them had a result. rows: states are lost, too."""
+        """Let the tasks of these agents wait again. Returns how many of them had a result. rows: whether the states
+        were lost too."""
         progress = self.progress
         if progress is None:
             return 0
@@ -573,7 +575,7 @@ class ClusterPool(Pool):
         return len(again)
 
     def _drop(self) -> None:
-        """Give the phase up, and wait until no worker writes rows any more."""
+        """Give up the phase, and wait until no worker writes rows."""
         self.scheduler.forget()
         self.earlier.clear()
         self.progress = None
@@ -613,6 +615,6 @@ class ClusterPool(Pool):
 
 
 def cause_of(error: RayError) -> Exception:
-    """What was raised in the other process, where Ray has it."""
+    """The exception that was raised in the other process, if Ray has it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, or starting Ray on this machine. What goes wrong becomes one sentence.
+"""Connects to a Ray cluster, or starts Ray on this machine. Every failure becomes a one-line message.
 
 The runs of one process share the Ray that the first of them starts, because its start takes longer than many runs. It
 ends with the process, or by `shutdown`.
@@ -222,7 +222,7 @@ def join(address: str) -> None:
     try:
         ray.init(address=found or address, **QUIET)
     except AuthenticationError:
-        raise ConfigError(f"engine.address={address}: the cluster wants a token and none is here; {TOKEN}") from None
+        raise ConfigError(f"engine.address={address}: the cluster requires a token, got none; {TOKEN}") from None
     except RuntimeError as error:
         raise ConfigError(f"engine.address={address}: {version_mismatch(str(error))}") from None
     except (ConnectionError, SystemExit) as error:
@@ -285,12 +285,12 @@ def check_is_ray(address: str, given: str) -> None:
     if not speaks_http2(address):
         raise ConfigError(
             f"engine.address={given}: something answers there, but it is no Ray; give the port that `ray start --head` "
-            "told (6379 unless chosen otherwise; 8265 is the dashboard's, for `fedfleet submit`)"
+            "printed (by default 6379; 8265 is the dashboard's, for `fedfleet submit`)"
         )
     if not address.startswith("ray://") and not is_head(address):
         raise ConfigError(
             f"engine.address={given}: something answers there, but it is not the head of a Ray cluster; give the port "
-            "that `ray start --head` told, or ray://HOST:PORT for a port of Ray Client"
+            "that `ray start --head` printed, or ray://HOST:PORT for a port of Ray Client"
         )
 
 
@@ -319,7 +319,7 @@ def is_head(address: str) -> bool:
     try:
         import grpc
     except ImportError:
-        return True  # grpc comes with ray[default] only; then Ray itself finds out
+        return True  # only ray[default] includes grpc; without it, Ray itself finds out
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(CLUSTER_ID, request_serializer=bytes, response_deserializer=bytes)
         try:
@@ -352,7 +352,7 @@ def why_refused(address: str, message: str) -> str:
     if address == "auto" or "Could not find any running Ray instance" in message:
         return "no cluster runs on this machine; start one by `ray start --head`, or give its HOST:PORT"
     return (
-        f"something listens there, but this Ray ({ray.__version__}) was not let in: if the cluster wants a token, "
+        f"something listens there, but this Ray ({ray.__version__}) was refused: if the cluster requires a token, "
         f"{TOKEN}; else compare `ray --version` on both sides"
     )
 

@@ -74,7 +74,8 @@ class DriverProcess:
     def _pool(self, data: list[Any], summary: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
         """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
 
-        On a cluster that was there before, the workers take their room at once. A trial of a search has its own room.
+        On a cluster that existed before, the workers reserve their resources at once. A trial of a search has reserved
+        its resources already.
         """
         engine, hooks = self.run_spec.experiment.engine, Hooks(self._check, log)
         alike = len(engine.groups()) == 1

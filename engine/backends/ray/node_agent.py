@@ -1,7 +1,6 @@
-"""What runs on each node of a cluster: the node's rows of client states, its workers, and the sums of their results.
-
-The driver gives an agent tasks, and hears of their results; the sums stay with the agent, which adds neighbours in the
-tree as they come, until the driver takes what is left of them at the end of the phase.
+"""The agent of a node of a cluster: it has the node's rows of client states, its workers, and the sums of their
+results. The driver gives an agent tasks and gets news of their results. The sums stay with the agent, which adds
+neighbours in the tree as they come, until the driver takes the remaining sums at the end of the phase.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ from .worker_process import MemorySizes
 
 
 class News(NamedTuple):
-    """What an agent tells the driver: lines for the log, outcomes of tasks, and how many workers it has.
-
-    pieces: how many of the call's other results are the sums of all results of the phase, see `pieces.cut`. 0 while
-    tasks are under way, where the sums come with the results, and where they need more pieces than there is room for.
+    """An agent's message to the driver: lines for the log, outcomes of tasks, and the number of its workers. pieces:
+    how many of the call's other results are the sums of all results of the phase, see `pieces.cut`. It is 0 while tasks
+    are under way, if the sums come with the results, and if they need more pieces than the call may return.
     """
 
     log: list[str]
@@ -44,7 +42,7 @@ class News(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """What a phase is: see Phase."""
+    """The description of a phase, see Phase."""
 
     call: Call
     shape: TreeShape
@@ -60,8 +58,8 @@ class Add(NamedTuple):
 
 
 class Until(NamedTuple):
-    """When an agent tells its news: once at most `left` tasks are without an outcome or a task has failed, but after
-    so many seconds at the latest. room: how many pieces of sums the news may have."""
+    """When an agent sends its news: as soon as at most `left` tasks are without an outcome or a task has failed, and
+    after `seconds` at the latest. room: the largest number of pieces of sums in the news."""
 
     seconds: float
     left: int
@@ -73,14 +71,14 @@ class Drop(NamedTuple):
 
 
 Told = News | tuple[News | bytes, ...]
-"""News; where there is room for pieces of sums, news and as many pieces as there is room for."""
+"""News, followed by `Until.room` pieces of sums if that is not 0."""
 
 Request = tuple[Add, Leaves] | Drop
-"""Tasks, and the leaves of the broadcast where a phase begins with them."""
+"""Tasks, and the leaves of the broadcast if a phase begins with these tasks."""
 
 
 class NodeAgent:
-    """An actor of Ray's. One thread serves the workers; the driver's calls come in others."""
+    """A Ray actor. One thread serves the workers, and the driver's calls run in other threads."""
 
     def __init__(
         self,
@@ -96,9 +94,10 @@ class NodeAgent:
         """data: references, see WorkerPool. sample: a client's state. sizes: of the shared memory. messages: the number
         of rows of messages, and the bytes of one.
 
-        make: whether the files of rows are made here, and removed by `close`. made: what Ray waits for before it starts
-        this, where another agent of the node makes the files. The driver gives `sample` and `sizes`, because this must
-        also work on a node where the model cannot be built: what is wrong there is for its workers to say.
+        make: whether this agent makes the files of rows and removes them in `close`. made: a value for which Ray waits
+        before it starts this agent, if another agent of the node makes the files. The driver gives `sample` and
+        `sizes`, because an agent must also work on a node where the model cannot be built: the workers there report
+        what is wrong.
         """
         keep_freed_memory()
         self.run_spec, self.data, self.layout, self.sizes, self.mine = run_spec, data, layout, sizes, make
@@ -116,7 +115,7 @@ class NodeAgent:
         self.log: list[str] = []
         self.requests: deque[Request] = deque()
         self.doing = False  # whether requests are just being done
-        self.early: list[tuple[Add, Leaves]] = []  # whose phase has not begun yet
+        self.early: list[tuple[Add, Leaves]] = []  # tasks that came before their phase has begun
         self.outcomes: deque[TaskResult | Failure] = deque()
         self.unfinished = 0  # tasks of the phase that are without an outcome
         self.error: BaseException | None = None
@@ -124,7 +123,7 @@ class NodeAgent:
 
     # --- the workers ------------------------------------------------------------------------------------------------
     def start(self, worker_requests: Sequence[WorkerRequest]) -> str:
-        """Start the workers and wait for them; the node's id. Raises WorkersLost."""
+        """Start the workers and wait for them. Returns the node's id. Raises WorkersLost."""
         self.pool = WorkerPool(
             self.run_spec,
             self.data,
@@ -138,19 +137,19 @@ class NodeAgent:
         return ray.get_runtime_context().get_node_id()
 
     def _check(self) -> None:
-        """The driver ends an agent by killing it; nothing else stops its waiting."""
+        """The pool's check while it waits: it does nothing, because the driver ends an agent by killing it."""
 
     def work(self, add: Add, until: Until, *arguments: Any) -> Told:
-        """What `add` and `news` do, in one message."""
+        """Do what `add` and `news` do, in one call."""
         self.add(add, *arguments)
         return self.news(add.version, until)
 
     def add(self, add: Add, *arguments: Any) -> None:
         """Have the workers run these tasks of a phase. Ray may have this run before the phase has begun.
 
-        Where a phase begins, tasks of the phase before that are still under way are finished, and their results
+        If a phase begins, tasks of the phase before that are still under way are finished, and their results are
         dropped; the arguments are the leaves of the broadcast, see `pieces.as_arguments`. Otherwise the arguments are
-        results of `write`, for which Ray waits, so that the rows that the tasks read are here.
+        results of `write`, for which Ray waits, so that the rows that the tasks read are on this node.
         """
         self._ask((add, from_arguments(arguments) if add.begin is not None else []))
 
@@ -162,7 +161,8 @@ class NodeAgent:
         os.write(self.writing, b"\n")
 
     def news(self, version: int, until: Until) -> Told:
-        """Outcomes of a phase since the last call. A driver that has nothing else to give hears once of all tasks."""
+        """The outcomes of a phase since the last call. A driver without further tasks gets the outcomes of all tasks in
+        one call."""
         with self.changed:
             self.changed.wait_for(
                 lambda: (self.version == version and self._worth_telling(until.left)) or self.error is not None,
@@ -186,7 +186,8 @@ class NodeAgent:
         return self.unfinished <= left or any(isinstance(outcome, Failure) for outcome in self.outcomes)
 
     def lines(self) -> list[str]:
-        """What the log should have and `news` has not told, for the driver that gives the workers up."""
+        """The lines for the log that `news` has not returned yet; the driver asks for them when it gives up the
+        workers."""
         with self.changed:
             lines, self.log[:] = list(self.log), []
         return lines
@@ -200,7 +201,7 @@ class NodeAgent:
         return [PartialSum(*item) for item in self.reducer.parts.items()]
 
     def drop(self) -> None:
-        """Give the phase up, and wait until the workers are idle."""
+        """Give up the phase, and wait until the workers are idle."""
         request = Drop(threading.Event())
         self._ask(request)
         request.done.wait()
@@ -243,8 +244,8 @@ class NodeAgent:
         elif add.version == self.version:
             with self.changed:
                 self.unfinished += len(add.tasks)
-            # Workers report when an order is finished. The last tasks are an order of their own, so that the driver
-            # hears of the others, and sends new ones, while these run.
+            # Workers report when an order is finished. The last tasks form a separate order, so that the driver gets
+            # the other results, and sends new tasks, while the last ones run.
             last = min(len(add.tasks), AHEAD * len(self.pool.workers))
             for part in (add.tasks[: len(add.tasks) - last], add.tasks[len(add.tasks) - last :]):
                 if part:
@@ -264,7 +265,7 @@ class NodeAgent:
         self.pool.begin(begin.call, Broadcast(version, leaves))
 
     def _pass_on(self, finished: Sequence[Finished]) -> None:
-        """Add up the results' sums, and hand the rest to the driver."""
+        """Add up the sums of the results, and pass everything else to the driver."""
         passed = []
         for each in finished:
             outcome = each.outcome
@@ -288,7 +289,7 @@ class NodeAgent:
         return self.rows.packed(rows)
 
     def write(self, rows: np.ndarray, packed: np.ndarray) -> int:
-        """Store what another node's `read` returned. The number of bytes."""
+        """Store what another node's `read` returned. Returns the number of bytes."""
         assert self.rows is not None
         self.rows.unpack(rows, packed)
         return packed.nbytes
@@ -298,7 +299,7 @@ class NodeAgent:
         return read_rows(self.layout.messages, rows, width)
 
     def write_messages(self, rows: np.ndarray, packed: np.ndarray) -> int:
-        """Store what another node's `read_messages` returned. The number of bytes."""
+        """Store what another node's `read_messages` returned. Returns the number of bytes."""
         return write_rows(self.layout.messages, rows, packed)
 
     def answers(self) -> bool:

@@ -19,7 +19,7 @@ from ...config.schema import Engine, WorkerGroup
 from ...errors import ConfigError, NoRoom
 
 TRY_SECONDS = 5.0
-"""How long one plan is tried, before another is made of what is free by then."""
+"""The time for which one placement is tried, before another one is planned with the resources that are free by then."""
 NODE = "ray.io/node-id"
 
 
@@ -28,7 +28,7 @@ class Node(NamedTuple):
 
     id: str
     name: str  # for log lines
-    room: dict[str, float]  # its resources, or those that are free
+    room: dict[str, float]  # its resources, or its free resources
     labels: dict[str, str]
 
     def fits(self, group: WorkerGroup) -> int:

@@ -43,11 +43,11 @@ class RowLocations:
         self.copies[node] = False
 
     def gone(self, rows: np.ndarray) -> np.ndarray:
-        """Those of these rows that no node has."""
+        """The rows among these that no node has."""
         return rows[~self.copies[: self.nodes, rows].any(0)]
 
     def missing(self, node: int, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """[(a node that has them, rows), …]: those of these rows that this node does not have."""
+        """[(another node, rows that it has), …] for the rows among these that this node lacks."""
         rows = rows[~self.copies[node, rows]]
         source = self.copies[: self.nodes, rows].argmax(0)
         return [(int(other), rows[source == other]) for other in np.unique(source)]

@@ -14,17 +14,18 @@ from ...reduction.tree import TreeNode, TreeShape
 from .row_locations import RowLocations
 
 AHEAD = 2
-"""Tasks that a node has for each of its workers while there are many: workers need not wait for the driver."""
+"""The number of tasks per worker that a node has while there are many tasks, so that workers do not wait for the
+driver."""
 ALIKE = 0.9
-"""Share of the longest task's steps from which on another may go before it: a long task that waits ends late. It does
-not matter while the longest is less than SMALL of what waits for each worker."""
+"""A task may go before the longest one only if it has at least this share of its steps, because a long task that starts
+late ends late. The limit does not apply while the longest task is less than SMALL of the waiting work per worker."""
 SMALL = 1 / 4
-"""Share of a worker's steps in a phase: with so few left to do, it is given its next task before it asks."""
+"""If a worker has less than this share of its steps of the phase left, it gets its next task before it asks."""
 PORTION = 3 / 4
-"""Share of its fair part of the waiting steps that a node is given at once. Portions shrink towards the end of a phase,
+"""The share of its fair part of the waiting steps that a node gets at once. Portions shrink towards the end of a phase,
 so that few messages are needed and nodes still end together."""
 LEAST = 1 / 16
-"""Share of its part of the whole phase that a node is given at once at least."""
+"""The smallest share of its part of the whole phase that a node gets at once."""
 SEVERAL = -1
 """In place of a node's number: tasks below a branch of the tree have gone to several nodes."""
 
@@ -39,8 +40,8 @@ class Waiting(NamedTuple):
 
 
 class Taker(Protocol):
-    """Workers of one group on one node. node: its number. workers: how many. speed: steps a second of one worker.
-    given: the tasks that they have been given and not finished."""
+    """The workers of one group on one node. node: the number of the node. workers: their number. speed: the steps per
+    second of one worker. given: the tasks that they have and have not finished."""
 
     @property
     def node(self) -> int: ...
@@ -53,7 +54,7 @@ class Taker(Protocol):
 
 
 def key_of(task: Any) -> Key:
-    """Tells a task, a branch of a task, or the result of either from all others of a phase."""
+    """A key that identifies a task, a branch of a task, or the result of either within a phase."""
     return (task.index, task.branch)
 
 
@@ -63,15 +64,14 @@ def rows_read(task: Any) -> np.ndarray:
 
 
 def steps_in(task: Any, steps: np.ndarray | None) -> int:
-    """Local steps of a task; 1 where that is not known. steps: (N,) of each client."""
+    """The local steps of a task, 1 if they are not known. steps: (N,) of each client."""
     return int(steps[task.clients].sum()) if steps is not None and isinstance(task, TrainingTask) else 1
 
 
 class Pace(NamedTuple):
-    """How fast the workers of all takers are together.
-
-    workers: how many there are. quickest: the largest speed. steps_a_second: of all. all: seconds of all tasks that
-    were put. fair: seconds from now until all is done if nobody waits; infinite where all have the same speed.
+    """The speed of the workers of all takers together. workers: their number. quickest: the largest speed of a worker.
+    steps_a_second: the steps per second of all of them. all: the seconds that all tasks of the phase take. fair: the
+    seconds from now until all tasks are done if no worker waits; infinite if all workers have the same speed.
     """
 
     workers: int
@@ -82,7 +82,8 @@ class Pace(NamedTuple):
 
     @staticmethod
     def of(ordered: Sequence[Taker], steps: int, waiting: int, given: Callable[[Taker], int]) -> Pace:
-        """ordered: the quickest first. steps: of all tasks that were put. waiting: of those that wait."""
+        """ordered: the takers, the fastest first. steps: the steps of all tasks of the phase. waiting: the steps of the
+        tasks that wait. given: returns the steps of the tasks that a taker has."""
         speed = sum(taker.speed * taker.workers for taker in ordered)
         unequal = ordered[-1].speed < ordered[0].speed
         fair = (waiting + sum(map(given, ordered))) / speed if unequal else np.inf
@@ -92,11 +93,11 @@ class Pace(NamedTuple):
 class Scheduler:
     """Hands out tasks, the longest first, in the order in which they were put.
 
-    Among the next few tasks of nearly the same length, a node gets the one that spares the most bytes: rows that it
-    has, and sums of neighbours that it can add. So blocks return to where their clients' states are, and where a node
-    is behind, others take its blocks, states included. Each node begins at its own place of the tree and goes on from
-    there, so that most of its sums are of neighbours. The quickest workers choose first; slower ones take nothing that
-    would keep the others waiting at the end of the phase.
+    Among the next few tasks of nearly the same length, a node gets the task that saves the most bytes: rows that the
+    node has, and sums of neighbours that it can add. So blocks return to the nodes that have their clients' states, and
+    if a node is late, other nodes take its blocks with their states. Each node begins at its own place of the tree and
+    goes on from there, so that most of its sums are neighbours. The fastest workers choose first; slower ones take no
+    task for which the others would have to wait at the end of the phase.
     """
 
     def __init__(self, locations: RowLocations, steps: np.ndarray | None = None) -> None:
@@ -118,7 +119,7 @@ class Scheduler:
         self.stretch: dict[int, tuple[int, int]] = {}  # node -> (first, end) of its last run of neighbours in `order`
 
     def __len__(self) -> int:
-        """Tasks that wait."""
+        """The number of tasks that wait."""
         return len(self.waiting)
 
     def put(self, task: Any) -> None:
@@ -134,8 +135,8 @@ class Scheduler:
     def take(self, node: int, among: int, most: float = np.inf) -> Any:
         """The next task for a node, or None.
 
-        among: the choice is among the next so many tasks that are nearly as long as the longest, and those beside what
-        the node was given last. most: steps that the task may have.
+        among: the number of tasks to choose from; these are the next ones that are nearly as long as the longest, and
+        the neighbours of the task that the node got last. most: the largest number of steps of the task.
         """
         fitting = (item for item in self.waiting.items() if item[1].steps <= most)
         few = list(islice(fitting, among))
@@ -154,7 +155,7 @@ class Scheduler:
         return chosen.task
 
     def _beside(self, node: int) -> list[Key]:
-        """The tasks that wait right after and right before what a node was given last."""
+        """The waiting tasks right after and right before the one that a node got last."""
         if not self.order:
             self._sort()
         first, end = self.stretch.get(node, (0, len(self.order)))
@@ -173,9 +174,9 @@ class Scheduler:
         self.stretch[node] = (first, end + 1) if place == end else (place, end if place == first - 1 else place + 1)
 
     def _bytes_spared(self, waiting: Waiting, node: int) -> float:
-        """A neighbour's sums count whole, those of the neighbour of both a half, and so on; sums on another node count
-        as lost."""
-        held = int(waiting.held[node]) if self.row_bytes and node < len(waiting.held) else 0  # the node came later
+        """The bytes that are saved if a node gets a task. The sums of a neighbour count fully, those of the neighbour
+        of both count a half, and so on; sums on another node count as lost."""
+        held = int(waiting.held[node]) if self.row_bytes and node < len(waiting.held) else 0  # else it joined later
         share = 0.0
         if self.sum_bytes:
             for up, above in enumerate(waiting.above):
@@ -204,7 +205,8 @@ class Scheduler:
         self._give_portions(short, pace, give)
 
     def _spread(self, takers: Sequence[Taker]) -> None:
-        """Have each node begin at a place of the tree of its own, as far apart as the nodes have workers."""
+        """Choose the place of the tree at which each node begins. The distances between these places are proportional
+        to the nodes' numbers of workers."""
         self._sort()
         workers = dict.fromkeys((taker.node for taker in takers), 0)
         for taker in takers:
@@ -216,7 +218,8 @@ class Scheduler:
             before += count
 
     def _give_portions(self, takers: Sequence[Taker], pace: Pace, give: Callable[[Any, Any], None]) -> None:
-        """Give takers that had at most AHEAD tasks for each worker a portion of what waits, one task each in turns."""
+        """Give the takers that have at most AHEAD tasks per worker a portion of the waiting tasks, one task each in
+        turn."""
         seconds = max(PORTION * self.steps_waiting / pace.steps_a_second, LEAST * pace.all)
         loads = [(taker, self._steps_given(taker) / taker.workers) for taker in takers]
         while loads:

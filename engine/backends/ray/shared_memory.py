@@ -1,9 +1,8 @@
 """Memory that a pool shares with its workers on one node. It holds the broadcast and the results of tasks.
 
 Workers claim tasks in it by themselves. A round therefore costs one message per worker, and not two per task, and a
-result of some megabytes costs one copy. (With one Ray call per task and with Ray's object store, handing out tasks took
-10 % of a round of LeNet clients on two cores.) The memory has no name in the file system; the system removes it when
-the last process that has it open ends.
+result of some megabytes costs one copy. The memory has no name in the file system; the system removes it when the last
+process that has it open ends.
 
 A process that sees the flag of a slot must also see everything that was written before the flag was set, also on
 processors that reorder stores (ARM). Python has no instruction for this, but the kernel's lock of a file orders memory.
@@ -29,10 +28,10 @@ import numpy as np
 ALIGNED = 64  # bytes of a cache line
 DONE, WITHDRAWN = -1, -2
 FIRST_OPEN = -3
-"""Of an open slot's owner: FIRST_OPEN - n for the order number n. A worker that still looks through an earlier order
-must not claim a slot that was opened again for a later one."""
-"""The owner of a slot while no worker has claimed its task, when its result is there, and when no worker shall claim it
-any more. Otherwise the owner is the number of the worker that has claimed the task, plus 1."""
+"""The owner of a slot that is open for the order with the number n is FIRST_OPEN - n. A worker that still looks through
+an earlier order must not claim a slot that was opened again for a later one."""
+"""Owners of a slot: no worker has claimed its task; its result is there; no worker may claim it any more. Otherwise the
+owner is the number of the worker that has claimed the task, plus 1."""
 
 
 class Spec(NamedTuple):

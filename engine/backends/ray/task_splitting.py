@@ -1,8 +1,8 @@
-"""Tasks split into branches of their trees, where there are more workers than tasks.
+"""Splits tasks into branches of their trees if there are many workers for few tasks.
 
 Tasks are cut by the configuration, never by the number of workers, and a task's blocks are added in the order of a tree
 (reduction/tree.py): that is why the bits do not depend on workers. So a branch of that tree may run anywhere by itself.
-Each branch costs a message of the model's length, so tasks are split only where workers would be idle otherwise.
+Each branch costs a message of the model's length, so tasks are split only if workers would be idle otherwise.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TreeNode, TreeShape
 
 FINE = 16
-"""A task of more than 1/FINE of a worker's share of the phase is split into branches of about so much."""
+"""A task with more than 1/FINE of a worker's share of the phase is split into branches of about this size."""
 
 
 def split_tasks(tasks: Sequence[Any], workers: int, steps: np.ndarray) -> list[Any]:
-    """The tasks of a phase, with those split that are large for so many workers. steps: (N,) of each client."""
+    """The tasks of a phase, of which those that are large for this number of workers are split. steps: (N,) of each
+    client."""
     if not all(isinstance(task, TrainingTask) for task in tasks):
         return list(tasks)
     weights = [int(steps[task.clients].sum()) for task in tasks]
@@ -32,7 +33,7 @@ def split_tasks(tasks: Sequence[Any], workers: int, steps: np.ndarray) -> list[A
 
 
 def branches_of(task: TrainingTask, steps: np.ndarray, most: float) -> list[TrainingTask]:
-    """The task in branches of at most so many steps, but a single block is never split."""
+    """The task in branches of at most `most` steps; a single block is never split."""
     cuts = (0, *task.cuts)
     blocks = len(cuts) - 1
     done = np.concatenate([[0], np.cumsum(steps[task.clients])])

@@ -1,4 +1,4 @@
-"""How a pool wakes a worker, and hears that the worker is done or dead: a pipe in each direction.
+"""The pipes between a pool and a worker: one wakes the worker, and the other reports that the worker is done or dead.
 
 With one Ray call for each round and worker, workers waited 16 to 18 of 150 ms of w1 (benchmarks/RESULTS.md); with pipes
 they wait 11 to 12. Only the worker writes to its pipe, so the end of the pipe tells of the worker's death.
@@ -43,7 +43,7 @@ class WakeUp:
             os.write(self.orders, number.to_bytes(NUMBER, "little"))
 
     def answer(self) -> bool:
-        """Whether the worker is done, else it is dead. Call it for what `wait_for` returned."""
+        """True if the worker is done, False if it is dead. It is called for the objects that `wait_for` returned."""
         return bool(os.read(self.news, 1))
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class WakeUp:
 
 
 def wait_for(wakeups: Iterable[WakeUp], seconds: float, also: int | None = None) -> set[WakeUp] | None:
-    """Those whose worker is done or dead, as soon as there is one; None after so many seconds.
+    """The objects whose worker is done or dead, as soon as there is one; None after so many seconds.
 
     also: a further file handle; something to be read from it ends the waiting.
     """
@@ -71,7 +71,7 @@ class Listener:
         self.orders, self.news = os.open(ends.orders, os.O_RDONLY), os.open(ends.news, os.O_WRONLY)
 
     def wait(self) -> int:
-        """The next number that the pool sends; 0 once the pool is gone."""
+        """The next number that the pool sends; 0 if the pool is gone."""
         return int.from_bytes(os.read(self.orders, NUMBER), "little")
 
     def done(self) -> None:

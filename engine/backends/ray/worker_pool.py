@@ -2,9 +2,9 @@
 
 The process that has the pool (the driver, or a node's agent) writes the tasks into shared memory and wakes the workers
 by a pipe. Workers claim one task after the other, and leave the results in shared memory. A worker that dies is
-replaced, and so is one that has begun no local step for `engine.patience` seconds; the task that it had claimed is a
-Failure. A worker whose environment is unfit (a package or the kernels are missing there) is given up instead, and its
-task runs elsewhere.
+replaced, and so is a worker that has begun no local step for `engine.patience` seconds; the outcome of the task that it
+had claimed is a Failure. A worker whose environment cannot run clients (a package or the kernels are missing there) is
+given up instead, and its task runs elsewhere.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .worker_process import MemorySizes, Order, Signs, WorkerProcess, memory_siz
 LOOK_SECONDS = 0.5
 """How often workers are checked for hanging while no result comes."""
 DEATHS = 20
-"""Workers that may be lost in a row, with no task done in between, before the run is given up."""
+"""If this many workers are lost in a row, with no task done in between, the run is given up."""
 STARTS = 3
-"""Processes that may die in a row as they start in one worker's place, before that worker is given up."""
+"""If this many processes of one worker die in a row while they start, that worker is given up."""
 START_SECONDS = 120.0
-"""What a worker may take to start, where engine.patience is less."""
+"""The seconds that a worker may take to start, if engine.patience is less."""
 NUMBERS = 4096
-"""Workers whose signs of life have a place; numbers are used again."""
+"""The number of places for the workers' signs of life; numbers of workers are used again."""
 
 
 class Hooks(NamedTuple):
@@ -56,7 +56,7 @@ class Hooks(NamedTuple):
 
 
 class WorkerRequest(NamedTuple):
-    """What a worker is started with: its group, and Ray's scheduling strategy that says where."""
+    """The settings with which a worker is started: its group, and Ray's scheduling strategy that says where."""
 
     group: WorkerGroup
     strategy: Any
@@ -64,8 +64,8 @@ class WorkerRequest(NamedTuple):
 
 @dataclass(eq=False)
 class Handle:
-    """One worker. pid and end are references: to its process's number, and to the error that it ends by. stack is the
-    handle of the file for its stack. tries: how many processes in a row died in its place as they started."""
+    """One worker. pid, end: references to the number of its process and to the error with which it ends. stack: the
+    handle of the file for its stack. tries: the number of its processes that died in a row while they started."""
 
     actor: Any
     number: int
@@ -84,7 +84,7 @@ class Handle:
             return f"worker {self.number}"
 
     def started(self, seconds: float) -> bool:
-        """Whether it has started, waiting at most so long. RayError: it died while it started."""
+        """Whether it has started; waits for `seconds` at most. Raises RayError if it died while it started."""
         if not ray.wait([self.pid], timeout=seconds)[0]:
             return False
         ray.get(self.pid)
@@ -92,7 +92,7 @@ class Handle:
         return True
 
     def read_stack(self) -> str:
-        """What the worker is doing. Python need not be running in it for this."""
+        """The stack of the worker, also while it runs code that is not Python."""
         try:
             os.kill(ray.get(self.pid, timeout=1), signal.SIGUSR1)
         except (OSError, RayError):
@@ -118,8 +118,8 @@ class Handle:
 
 @dataclass(frozen=True)
 class IssuedOrder:
-    """Tasks that workers may claim. number: counts the pool's orders. address: where the order lies in the orders'
-    memory, see `WakeUp.wake`."""
+    """Tasks that workers may claim. number: counts the pool's orders. address: the place of the order in the memory of
+    the orders, see `WakeUp.wake`."""
 
     number: int
     address: int
@@ -127,7 +127,7 @@ class IssuedOrder:
 
 
 class Woken(NamedTuple):
-    """A worker that was told to claim tasks of an order, and when (time.monotonic)."""
+    """A worker that was woken to claim tasks of an order, and the time (time.monotonic)."""
 
     worker: Handle
     order: IssuedOrder
@@ -157,8 +157,8 @@ class WorkerPool(Pool):
     ) -> None:
         """Start a worker for each request, and wait for them.
 
-        data: references to training set, test set and client index. placement: what is given back by `close`. sizes: of
-        the shared memory; worked out from the run specification unless given.
+        data: references to training set, test set and client index. placement: the reserved resources, which `close`
+        gives back. sizes: of the shared memory; by default they follow from the run specification.
         """
         self.placement = placement
         self.run_spec, self.data, self.layout, self.hooks = run_spec, data, layout, hooks
@@ -221,8 +221,8 @@ class WorkerPool(Pool):
                 )
 
     def _died_starting(self, worker: Handle, error: RayError) -> Handle | None:
-        """Start another process in the worker's place; None where the worker is given up: the reason is its
-        environment, or too many processes died in a row."""
+        """Start another process in the worker's place. Returns None if the worker is given up, because its environment
+        is the reason, or because too many processes died in a row."""
         cause = why_unfit(error)
         if not cause:
             cause = death_at_start(error, self.run_spec)
@@ -237,7 +237,7 @@ class WorkerPool(Pool):
         return None
 
     def _give_up(self, worker: Handle, cause: str) -> None:
-        """Go on without a worker, whose environment is to blame and no client. WorkersUnfit where it was the last."""
+        """Go on without a worker whose environment cannot run clients. Raises WorkersUnfit if it was the last one."""
         self.hooks.log(f"{worker.name} is given up, it cannot run clients: {cause}")
         self.working.pop(worker.wakeup, None)
         self.workers.remove(worker)
@@ -252,18 +252,20 @@ class WorkerPool(Pool):
         return self._outcomes(release=phase.repeated)
 
     def _outcomes(self, release: bool) -> Iterator[Outcome]:
-        """release: each result's memory is used again once the next outcome is asked for."""
+        """The outcomes of a phase. release: whether the memory of a result may be used again when the next outcome is
+        asked for."""
         while self.busy:
             for finished in self.take():
                 yield finished.outcome
                 if release:
                     self.release(finished)
-            if self.waiting or self.under_way:  # else nothing will come, and listening would only take its time
+            if self.waiting or self.under_way:  # otherwise nothing will come, and listening would only cost time
                 self.listen()
 
     def begin(self, call: Call, broadcast: Broadcast, release: bool = True) -> None:
-        """Begin a phase, after all outcomes of the one before. release: nobody reads the earlier results any more."""
-        while self.working:  # workers that had the last results: about to say that they found no more tasks
+        """Begin a phase, after all outcomes of the one before. release: whether the memory of the earlier results may
+        be used again."""
+        while self.working:  # workers with the last results have yet to report that they found no more tasks
             self.listen()
         self.call: Call = call
         self.version = broadcast.version
@@ -273,7 +275,7 @@ class WorkerPool(Pool):
         self.specs = self.memory.post(broadcast.leaves)
 
     def add(self, tasks: Sequence[Any]) -> None:
-        """Have the workers run these tasks, too."""
+        """Have the workers run these tasks too."""
         self.waiting.extend(tasks)
         self._issue()
 
@@ -283,16 +285,16 @@ class WorkerPool(Pool):
         return bool(self.waiting or self.under_way or self.finished)
 
     def take(self) -> Iterator[Finished]:
-        """The outcomes that are there, each once."""
+        """The outcomes that have come, each once."""
         while self.finished:
             yield self.finished.popleft()
 
     def release(self, finished: Finished) -> None:
-        """Nobody reads this result's arrays any more."""
+        """Allow the memory of this result's arrays to be used again."""
         self.held.discard(-1 if finished.slot is None else finished.slot)
 
     def listen(self, also: int | None = None) -> None:
-        """Wait until a worker has something to say, for LOOK_SECONDS at most, and take what results there are.
+        """Wait until a worker reports something, for LOOK_SECONDS at most, and take the results that are there.
 
         also: a further handle; something to be read from it ends the waiting.
         """
@@ -301,13 +303,13 @@ class WorkerPool(Pool):
         if ready is None:
             self._look_for_hanging()
         for wakeup in ready or ():
-            if wakeup in self.working:  # else its worker was given up meanwhile
+            if wakeup in self.working:  # otherwise its worker was given up in the meantime
                 self._returned(wakeup)
         self._collect()
         self._issue()
 
     def _issue(self) -> None:
-        """Write an order of what waits, as far as there is memory for results, and wake workers that are idle."""
+        """Write an order of the waiting tasks, as many as there is memory for results, and wake the idle workers."""
         free = [slot for slot in range(MOST_TASKS) if slot not in self.held and slot not in self.under_way]
         count = min(len(free), len(self.waiting))
         if not count:
@@ -331,7 +333,7 @@ class WorkerPool(Pool):
         self.working[worker.wakeup] = Woken(worker, order, time.monotonic())
 
     def _collect(self) -> None:
-        """Take the results that are done out of the shared memory."""
+        """Take the finished results out of the shared memory."""
         unfit: list[Failure] = []
         for slot, task in list(self.under_way.items()):
             found = self.memory.get(slot)
@@ -410,7 +412,7 @@ class WorkerPool(Pool):
                 self._lost(worker, Failure(None, f"no step for {patience:g} s (engine.patience)", ""))
 
     def drop(self) -> None:
-        """Forget the phase: tasks that workers are at are finished, and nobody takes the results."""
+        """Give up the phase: the workers finish their current tasks, and the results are dropped."""
         self.waiting.clear()
         for order in self.orders:
             self.memory.withdraw(order.slots, order.number)
@@ -432,20 +434,20 @@ class WorkerPool(Pool):
 
 
 def start_seconds(run_spec: RunSpec) -> float:
-    """What a worker may take to start, in seconds: it may have to build the kernels."""
+    """The seconds that a worker may take to start; it may have to build the kernels."""
     return START_SECONDS + (BUILD_SECONDS if run_spec.kernels != "torch" else 0.0)
 
 
 def why_unfit(error: Exception) -> str:
-    """Of the error by which a worker's start ended: why no other process would do better there; "" where the worker
-    was killed, or its node is gone."""
+    """Why no other process could start there either, from the error with which a worker's start ended; "" if the worker
+    was killed or its node is gone."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, WorkerUnfit):
         return str(error.cause)
     return last_error_line(error) if isinstance(error, RayActorError) and error.actor_init_failed else ""
 
 
 def death(error: Exception, run_spec: RunSpec) -> Failure:
-    """A failure by the death of a worker, as Ray reports it, with the remedy where memory may be the reason."""
+    """The failure for the death of a worker, as Ray reports it, with the remedy if memory may be the reason."""
     if isinstance(error, OutOfMemoryError):
         cause = "the worker died: Ray ended it, because its machine's memory ran out"
         return Failure(None, cause, "", kind="memory")
@@ -468,6 +470,6 @@ def death_at_start(error: Exception, run_spec: RunSpec) -> str:
 
 
 def last_error_line(error: Exception) -> str:
-    """The last line of one of Ray's errors, which says most."""
+    """The last line of an error of Ray, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__

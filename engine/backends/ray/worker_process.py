@@ -1,4 +1,4 @@
-"""The process of a worker: claims tasks from shared memory until none is left, and shows that it lives."""
+"""The process of a worker: it claims tasks from shared memory until none is left, and gives signs of life."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ SIZE_BITS = 32
 
 
 def order_address(offset: int, size: int) -> int:
-    """The number that a worker is woken by: where the pickled order lies in the orders' memory, and its bytes."""
+    """The number with which a worker is woken: the offset of the pickled order in the memory of the orders, and its
+    size in bytes."""
     return offset << SIZE_BITS | size
 
 
 class Signs(NamedTuple):
-    """How a worker shows that it lives, and how it is woken.
+    """The files and pipes by which a worker gives signs of life and is woken.
 
     beats: the file with the times of all workers' last steps, in which `number` is this one's place. stack: the file to
     write its stack to at SIGUSR1. orders: the file with the orders.
@@ -69,7 +70,7 @@ class Signs(NamedTuple):
 
 
 class WorkerProcess(Worker):
-    """A worker in a process of its own, an actor of Ray's: claims tasks from the shared memory until none is left."""
+    """A worker in a separate process, a Ray actor: it claims tasks from the shared memory until none is left."""
 
     def __init__(
         self,
@@ -139,18 +140,18 @@ class WorkerProcess(Worker):
             if outcome.kind == "memory":
                 release_freed_memory()
             if outcome.kind == "worker":
-                self.unfit = outcome.cause  # no other task is taken: it would fail alike
+                self.unfit = outcome.cause  # it takes no other task, which would fail in the same way
             self.shared_memory.put(self.slot, outcome, [])
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """The shared memory for the task's sums, float64: sums that are made there need not be copied."""
+        """Views of the shared memory for the task's sums, float64, so that the sums need not be copied."""
         views = self.shared_memory.space(self.slot, tuple(Spec(shape, "<f8") for shape in shapes))
         return [torch.from_numpy(view) for view in views]
 
 
 def why_not(prepare: Callable[[], None]) -> str:
-    """Prepare a worker; why that is impossible here, "" where it worked. A plug-in may even end the process as it is
-    imported."""
+    """Prepare a worker. Returns why that is impossible here, "" if it succeeded. A plug-in may even end the process
+    when it is imported."""
     try:
         prepare()
     except (Exception, SystemExit) as error:
@@ -159,7 +160,8 @@ def why_not(prepare: Callable[[], None]) -> str:
 
 
 MemorySizes = tuple[int, int, int, int]
-"""(head, arrays, reply, slots) of a shared memory: bytes, bytes and bytes of each slot, and the number of slots."""
+"""(head, arrays, reply, slots) of a shared memory: the bytes of the broadcast, the bytes of a slot's arrays and reply,
+and the number of slots."""
 
 
 def memory_sizes(run_spec: RunSpec) -> MemorySizes:
@@ -180,5 +182,5 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
 
 
 def bytes_of(leaf: Any) -> int:
-    """In the shared memory, as float64 or narrower."""
+    """The bytes of a leaf in the shared memory, as float64 or narrower."""
     return Spec(tuple(leaf.shape), "<f8").bytes
