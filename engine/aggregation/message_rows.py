@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreFull
-from ..state.row_files import locate, make_files, paths, positions_by_file, remove_files
+from ..state.row_files import PIECES_PER_CALL, locate, make_files, paths, positions_by_file, remove_files, skip_bytes
 from .vectors import Span
 
 FURTHER = 6
@@ -28,6 +28,20 @@ attack."""
 def capacity(cohort: int, attacked: bool) -> int:
     """The number of rows that a round with so many clients may need."""
     return cohort * (2 if attacked else 1) + FURTHER
+
+
+class ReusedMemory:
+    """Memory that one array after another uses. New memory for each of them would cost more time than to fill it."""
+
+    def __init__(self) -> None:
+        self.bytes = np.empty(0, dtype=np.uint8)
+
+    def array(self, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+        """(rows, columns): an array with arbitrary content. The arrays before it are no longer valid."""
+        size = rows * columns * dtype.itemsize
+        if len(self.bytes) < size:
+            self.bytes = np.empty(size, dtype=np.uint8)
+        return self.bytes[:size].view(dtype).reshape(rows, columns)
 
 
 class MessageRows:
@@ -41,6 +55,7 @@ class MessageRows:
         self.offsets = [0, *np.cumsum(sizes).tolist()]
         self.width = self.offsets[-1]
         self.files = [os.open(path, os.O_RDWR) for path in paths(folder)]
+        self.matrix, self.row = ReusedMemory(), ReusedMemory()  # of what was read last
 
     def __del__(self) -> None:
         for file in getattr(self, "files", []):
@@ -58,34 +73,50 @@ class MessageRows:
         return stored.view(-1).view(torch.uint8).numpy().reshape(count, -1)
 
     def read(self, rows: Sequence[int] | np.ndarray, span: Span) -> np.ndarray:
-        """(c, n): the numbers of a span in c rows, in the leaf's dtype."""
-        found = np.empty((len(rows), span.length), dtype=self.numpy_dtypes[span.leaf])
-        offset = self.offsets[span.leaf] + span.begin * found.itemsize
-        memory = found.view(np.uint8)
-        for place, row in enumerate(rows):
-            self.transfer(os.preadv, int(row), offset, [memory[place]])
+        """(c, n): the numbers of a span in c rows, in the leaf's dtype. They are valid until the next call."""
+        found = self.matrix.array(len(rows), span.length, self.numpy_dtypes[span.leaf])
+        for target, row in zip(found, rows, strict=True):
+            self._read_row(target, int(row), span)
         return found
+
+    def read_double(self, rows: Sequence[int] | np.ndarray, span: Span) -> np.ndarray:
+        """(c, n) float64: the same numbers, valid until the next call."""
+        found = self.matrix.array(len(rows), span.length, np.dtype(np.float64))
+        for target, row in zip(found, self.each_row(rows, span), strict=True):
+            target[:] = row
+        return found
+
+    def each_row(self, rows: Sequence[int] | np.ndarray, span: Span) -> Iterator[np.ndarray]:
+        """(n,): the numbers of a span in one row after another, in the leaf's dtype. All rows come to lie in the same
+        memory, which therefore stays in the processor's cache."""
+        found = self.row.array(1, span.length, self.numpy_dtypes[span.leaf])[0]
+        for row in rows:
+            self._read_row(found, int(row), span)
+            yield found
+
+    def _read_row(self, target: np.ndarray, row: int, span: Span) -> None:
+        offset = self.offsets[span.leaf] + span.begin * target.itemsize
+        self.transfer(os.preadv, row, offset, [target.view(np.uint8)])
 
     def write_span(self, row: int, span: Span, values: np.ndarray) -> None:
         """Write the numbers of a span, (n,), into one row."""
         stored = np.ascontiguousarray(values, dtype=self.numpy_dtypes[span.leaf])
         self.transfer(os.pwritev, row, self.offsets[span.leaf] + span.begin * stored.itemsize, [stored.view(np.uint8)])
 
-    def transfer(self, call: Any, row: int, offset: int, memory: list[np.ndarray]) -> None:
+    def transfer(self, call: Any, row: int, offset: int, memory: Sequence[np.ndarray]) -> None:
         """Read or write a part of a row. call: os.preadv or os.pwritev. offset: in the row, in bytes."""
         number, position = locate(row)
-        left = [piece for piece in memory if len(piece)]
-        begin = position * self.width + offset
+        left, begin = memory, position * self.width + offset
         while left:
-            moved = call(self.files[number], left, begin)
-            if not moved:
+            pieces = left[:PIECES_PER_CALL]
+            moved = call(self.files[number], pieces, begin)
+            if moved == sum(map(len, pieces)):
+                left = left[PIECES_PER_CALL:]
+            elif moved:
+                left = skip_bytes(left, moved)
+            else:
                 raise OSError(f"row {row} of the messages ends early")
             begin += moved
-            while left and moved >= len(left[0]):
-                moved -= len(left[0])
-                left = left[1:]
-            if moved:
-                left = [left[0][moved:], *left[1:]]
 
 
 def make_rows(folder: str, count: int, width: int, clients: int, called: str) -> None:

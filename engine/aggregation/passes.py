@@ -17,7 +17,7 @@ from ...algorithms.attacks.contract import Columns, Plan
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from .message_rows import MessageRows
 from .sorting import sort_columns
-from .vectors import Piece
+from .vectors import Piece, Span
 
 
 class Forged(NamedTuple):
@@ -98,7 +98,7 @@ def gram(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     for piece in task.pieces:
         of = task.vectors[piece.vector]
         assert of is not None
-        part = inner_products(torch.from_numpy(files.read(of.rows, piece.span)).to(torch.float64))
+        part = inner_products(torch.from_numpy(files.read_double(of.rows, piece.span)))
         found[piece.vector] = found[piece.vector] + part if piece.vector in found else part
     return [np.triu(part.numpy()) + np.triu(part.numpy(), 1).T for part in found.values()]
 
@@ -117,53 +117,70 @@ def inner_products(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
+class Answer(NamedTuple):
+    """What a pass gives for one piece. values: (C,) float64. mean: (C,), what the answer is compared with, or None."""
+
+    values: np.ndarray
+    mean: np.ndarray | None
+
+
 def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """The weighted sums of the rows, in the form of `answers`."""
 
-    def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
+    def answer(of: RowsOf, span: Span, compared: bool) -> Answer:
         assert of.weights is not None
-        return weighted_sum(of.weights, x)
+        weights = np.stack([of.weights, of.mean]) if compared and of.mean is not None else of.weights[None]
+        used = np.flatnonzero(weights.any(axis=0))
+        sums = sums_of_rows(weights[:, used], files.each_row(of.rows[used], span), span.length)
+        return Answer(sums[0], sums[1] if len(sums) > 1 else None)
 
-    return answers(task, files, answer)
+    return answers(task, answer)
 
 
 def columns(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """The rule's answers for sorted columns, in the form of `answers`."""
 
-    def answer(of: RowsOf, x: np.ndarray) -> np.ndarray:
-        return stage.rule.columns(sort_columns(of.values(x)), of.f) * of.scale
+    def answer(of: RowsOf, span: Span, compared: bool) -> Answer:
+        x = files.read(of.rows, span)
+        mean = weighted_sum(of.mean, x) if compared and of.mean is not None else None
+        return Answer(stage.rule.columns(sort_columns(of.values(x)), of.f) * of.scale, mean)
 
-    return answers(task, files, answer)
+    return answers(task, answer)
 
 
-def answers(task: PassTask, files: MessageRows, answer: Callable[[RowsOf, np.ndarray], np.ndarray]) -> list[np.ndarray]:
+def answers(task: PassTask, answer: Callable[[RowsOf, Span, bool], Answer]) -> list[np.ndarray]:
     """For each piece the answer, (C,) float64; then (V, 2): for each vector of the task |answer - mean|^2 and |mean|^2
-    over the pieces that decide."""
+    over the pieces that decide. answer: of a span; whether it is compared with a mean."""
     found = []
     apart = {number: np.zeros(2) for number in task.numbers}
     for piece in task.pieces:
         of = task.vectors[piece.vector]
         assert of is not None
-        x = files.read(of.rows, piece.span)
-        mean = None if of.mean is None or piece.follows else weighted_sum(of.mean, x)
-        found.append(answer(of, x))
+        values, mean = answer(of, piece.span, not piece.follows)
+        found.append(values)
         if mean is not None:
-            apart[piece.vector] += [np.square(found[-1] - mean).sum(), np.square(mean).sum()]
+            apart[piece.vector] += [np.square(values - mean).sum(), np.square(mean).sum()]
     return [*found, np.stack(list(apart.values()))]
 
 
 def weighted_sum(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(C,) float64: the sum of weights[i] x[i]; rows with weight 0 are left out.
+    """(C,) float64: see `sums_of_rows`. weights: (S,). x: (S, C)."""
+    return sums_of_rows(weights[None], x, x.shape[1])[0]
+
+
+def sums_of_rows(weights: np.ndarray, rows: Iterable[np.ndarray], length: int) -> np.ndarray:
+    """(k, C) float64: k sums of S rows with weights (k, S); rows with weight 0 are left out. length: C.
 
     Products are rounded before they are added, row after row, so that the bits do not depend on the number of columns.
     """
-    total = np.zeros(x.shape[1])
-    product = np.empty(x.shape[1])
-    for weight, row in zip(weights.tolist(), x, strict=True):
-        if weight:
-            np.multiply(row, weight, out=product)
-            total += product
-    return total
+    totals = np.zeros((len(weights), length))
+    product = np.empty(length)
+    for each, row in zip(weights.T.tolist(), rows, strict=True):
+        for total, weight in zip(totals, each, strict=True):
+            if weight:
+                np.multiply(row, weight, out=product)
+                total += product
+    return totals
 
 
 def in_piece(places: np.ndarray, piece: Piece) -> np.ndarray:
@@ -215,7 +232,7 @@ def written(task: PassTask, files: MessageRows, forge: Callable[[Columns, Forged
         of = task.vectors[piece.vector]
         assert of is not None
         assert of.forged is not None
-        x = files.read(of.rows, piece.span).astype(np.float64)
+        x = files.read_double(of.rows, piece.span)
         mean = np.add.reduce(x, axis=0) / len(x)
         squares = np.add.reduce(np.square(x - mean), axis=0)
         deviation = np.sqrt(squares / (len(x) - 1)) if len(x) > 1 else np.zeros_like(mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from .message_rows import MessageRows
 from .passes import Parts
 from .planning import planned_rule
-from .vectors import vector_leaves, vectors_of, with_vector_leaves
+from .vectors import vector_leaves, vectors_of
 
 
 def leaves_messages_alone(run_spec: RunSpec, folder: str) -> bool:
@@ -35,8 +35,12 @@ def sends(attack: Attack | None) -> bool:
     return isinstance(attack, OwnAttack) and (not isinstance(attack, PoisoningAttack) or attack.sends)
 
 
+Leaves = Sequence[Tensor]
+
+
 class StagedMessages:
-    """The messages of some clients, (c, ...) in every leaf. files: the rows, None where messages are added up."""
+    """What happens to the messages of c clients, which are given by their vectors (`vector_leaves`), with the clients'
+    axis first in every leaf. files: the rows, None where messages are added up."""
 
     def __init__(self, run_spec: RunSpec, sample: Message, folder: str) -> None:
         """sample: a decoded message. folder: of the rows, "" for none."""
@@ -46,13 +50,12 @@ class StagedMessages:
         self.vectors, self.single = (vectors_of(sample, how, buffers) for how in (self.rule.vectors, "each"))
         self.files = MessageRows(folder, vector_leaves(sample)) if folder else None
 
-    def attacked(self, message: Message, clients: np.ndarray, round: int) -> Message:
+    def attacked(self, leaves: Leaves, clients: np.ndarray, round: int) -> Leaves:
         """The messages, those of Byzantine clients replaced by what they send of their own. clients: (c,)."""
         attack = self.run_spec.stage.attack
         if not sends(attack) or not attack.active(round) or not self.run_spec.byzantine[clients].any():
-            return message
+            return leaves
         cohort, byzantine = self._cohort(round)
-        leaves = vector_leaves(message)
         flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
         for place in np.flatnonzero(self.run_spec.byzantine[clients]).tolist():
             for number, vector in enumerate(self.single):
@@ -61,7 +64,7 @@ class StagedMessages:
                 sent = attack.send(own, Sender(cohort, byzantine, key.to(own.device)))
                 for span, part in zip(vector.spans, sent.split([s.length for s in vector.spans]), strict=True):
                     flat[span.leaf][place, span.begin : span.end] = part
-        return with_vector_leaves(message, [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)])
+        return [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)]
 
     def _cohort(self, round: int) -> tuple[int, int]:
         """(the number of clients in a round, how many of them are Byzantine)."""
@@ -71,9 +74,9 @@ class StagedMessages:
             sampled = sample_cohort(self.run_spec.experiment.seed, round, federation)
         return len(sampled), int(self.run_spec.byzantine[sampled].sum())
 
-    def norms2(self, message: Message) -> np.ndarray:
+    def norms2(self, leaves: Leaves) -> np.ndarray:
         """(c, V) float64: the squared norms of the vectors, each by itself."""
-        flat = [leaf.reshape(len(leaf), -1) for leaf in vector_leaves(message)]
+        flat = [leaf.reshape(len(leaf), -1) for leaf in leaves]
         found = np.zeros((len(flat[0]) if flat else 0, len(self.single)))
         for number, vector in enumerate(self.single):
             for span in vector.spans:
@@ -81,11 +84,10 @@ class StagedMessages:
                 found[:, number] += torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().cpu().numpy()
         return found
 
-    def contributions(self, message: Message) -> Message:
+    def contributions(self, leaves: Leaves) -> Leaves:
         """What the rule adds up of each message."""
         if isinstance(self.rule, Mean) or not self.rule.adds:
-            return message
-        leaves = vector_leaves(message)
+            return leaves
         flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
         for vector in self.vectors:
             x = torch.cat([flat[span.leaf][:, span.begin : span.end] for span in vector.spans], dim=1)
@@ -95,7 +97,7 @@ class StagedMessages:
                     added = vmap(self.rule.contribution)(x, y)
                     for span, part in zip(spans, added.split([span.length for span in spans], dim=1), strict=True):
                         flat[span.leaf][:, span.begin : span.end] = part
-        return with_vector_leaves(message, [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)])
+        return [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)]
 
 
 def trusted_examples(run_spec: RunSpec, train: Mapping[str, Tensor], clients: int) -> ClientIndex:

@@ -21,7 +21,7 @@ from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex, Columns
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
-from ..aggregation.vectors import vector_leaves
+from ..aggregation.vectors import vector_leaves, with_vector_leaves
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
@@ -242,17 +242,18 @@ class Worker:
         if messages is None:
             return result
         began = time.perf_counter()
-        message = result.message
-        if isinstance(clients, int):
-            message = pytree.tree_map(lambda leaf: leaf.unsqueeze(0), message)
+        alone = isinstance(clients, int)
+        leaves: Sequence[Tensor] = vector_leaves(result.message)
+        if alone:
+            leaves = [leaf.unsqueeze(0) for leaf in leaves]
         if task.clients[0] < self.run_spec.experiment.federation.clients:  # else it is the server's own
-            message = messages.attacked(message, np.atleast_1d(task.clients[clients]), task.round)
-        accumulator.clients.setdefault("norms2", []).append(messages.norms2(message))
+            leaves = messages.attacked(leaves, np.atleast_1d(task.clients[clients]), task.round)
+        accumulator.clients.setdefault("norms2", []).append(messages.norms2(leaves))
         if messages.files is None:
-            message = messages.contributions(message)
-            kept = message if isinstance(clients, slice) else pytree.tree_map(lambda leaf: leaf[0], message)
+            leaves = messages.contributions(leaves)
+            kept = with_vector_leaves(result.message, [leaf[0] for leaf in leaves] if alone else leaves)
         else:
-            messages.files.write(np.atleast_1d(task.position[clients]).tolist(), vector_leaves(message))
+            messages.files.write(np.atleast_1d(task.position[clients]).tolist(), leaves)
             kept = Message((), (), result.message.facts)
         accumulator.times["reduce"] += time.perf_counter() - began
         return result._replace(message=kept)
