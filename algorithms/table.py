@@ -224,7 +224,9 @@ _ATTACKS = _HERE + "attacks."
 ATTACKS = {
     "label_flip": Entry(_ATTACKS + "poisoning:LabelFlip", "data: label l becomes C - 1 - l"),
     "backdoor": Entry(_ATTACKS + "poisoning:Backdoor", "data with a trigger, and a message that is scaled"),
-    "sign_flip": Entry(_ATTACKS + "sign_flip:sign_flip", "-k times the own message, or the mean of the honest ones"),
+    "sign_flip": Entry(
+        _ATTACKS + "sign_flip:sign_flip", "-k times the own message, the mean of the honest ones, or each gradient"
+    ),
     "gaussian": Entry(_ATTACKS + "gaussian:gaussian", "random messages"),
     "noise": Entry(_ATTACKS + "noise:Noise", "the own message with noise"),
     "zero": Entry(_ATTACKS + "constant:Zero", "a message of zeros"),

@@ -6,8 +6,8 @@
 W1 is LeNet with 61,706 parameters, 100 of 1,000 clients in a round. One process has a run of the mean and a run of each
 rule, and goes through their rounds in turn: mean, rule, mean, rule. A pair is a round of a rule and the mean's round
 right before it, so both meet the same load of the machine. `seconds` is the ratio of their durations, `processor` that
-of the processor time of the process, which other work on the machine hardly changes; with --backend ray two workers have
-processes of their own, and only durations are compared.
+of the processor time of the process, which other work on the machine hardly changes. With --backend ray two workers
+have processes of their own, and only durations are compared.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
-from .run_files import column, read_json
+from .run_files import column, privacy_spent, read_json
 from .study.cells import WITHOUT_EFFECT
 from .study.folder import points_of
 from .study.spec import Report
@@ -121,10 +121,10 @@ def run_of(folder: Path, label: str, report: Report) -> Run:
     final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
     reason = "" if finished else read_json(folder / "failure.json").get("reason", "no result.json")
     status = "finished" if finished else "not finished"
-    totals = (math.nan, math.nan, math.nan)
+    up = down = seconds = math.nan
     if (folder / "rounds.parquet").is_file():
         table = pq.read_table(folder / "rounds.parquet")
-        totals = tuple(
+        up, down, seconds = (
             float(column(table, name).sum()) for name in ("comm/bytes_up", "comm/bytes_down", "time/seconds")
         )
-    return Run(label, (), seed, status, reason, {}, "", points, final, *totals)
+    return Run(label, (), seed, status, reason, {}, "", points, final, up, down, seconds, privacy_spent(folder))

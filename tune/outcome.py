@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
+from .run_files import privacy_spent
 
 
 def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +79,7 @@ def show_result(result: Any, as_json: bool) -> None:
 
 
 def text_of(result: Any) -> str:
-    """A run's result in three lines."""
+    """A run's result in three lines, and in one more if it is private."""
     summary = result.summary()
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(
@@ -87,6 +88,7 @@ def text_of(result: Any) -> str:
             f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",
+            *filter(None, [privacy_spent(result.directory) if result.directory else ""]),
         ]
     )
 

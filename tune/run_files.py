@@ -28,6 +28,14 @@ def column(table: Any, name: str) -> np.ndarray:
     return np.array(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
+def privacy_spent(run: Path) -> str:
+    """What the rounds of a private run cost, as its log says in one line; "" for a run without privacy."""
+    log = run / "run.log"
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    texts = [line.partition(" ")[2] for line in lines]
+    return next((text for text in reversed(texts) if text.startswith("privacy: ") and "(spent" in text), "")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file, or {} if it cannot be read."""
     try:

@@ -15,7 +15,7 @@ from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from .page.html import render
 from .quantities import duration, is_share, shown
-from .run_files import Columns, read_columns, read_json
+from .run_files import Columns, privacy_spent, read_columns, read_json
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -37,6 +37,8 @@ def page_of(folder: Path) -> Page:
     problem = "" if result else failure(folder)
     sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]
     present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
+    if spent := privacy_spent(folder):
+        present.append(Section("Privacy", f"{spent.removeprefix('privacy: ')}."))
     return Page(title(config), facts(config, folder, result), present, problem=problem)
 
 

@@ -1,11 +1,12 @@
 """Any classification workload whose training data some clients have poisoned.
 
-    label_flipped   label l of a row of these clients becomes C - 1 - l
-    backdoored      some rows of these clients get a trigger, a square of one value at the top left, and a target label;
-                    the metric `backdoor` is the share of the test rows of other classes that, with the trigger, are
-                    taken for the target
+    label_flipped       label l of a row of these clients becomes C - 1 - l
+    gradients_flipped   every gradient of these clients is multiplied by -k
+    backdoored          some rows of these clients get a trigger, a square of one value at the top left, and a target
+                        label; the metric `backdoor` is the share of the test rows of other classes that, with the
+                        trigger, are taken for the target
 
-Losses, and reports on clean test rows, are those of the inner workload.
+Values of losses, and reports on clean test rows, are those of the inner workload.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from . import counted
 from .base import Batch, Chained, ClientIndex, Columns, Params, Split
-from .wrapped import Wrapped
+from .wrapped import Wrapped, unseen
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,37 @@ class LabelFlipped(Poisoned):
         rows, label = self.rows(split.client_index), split.train["label"].copy()
         label[rows] = self.classes - 1 - label[rows]
         return split._replace(train={**split.train, "label": label})
+
+
+@dataclass(frozen=True)
+class GradientsFlipped(Poisoned):
+    """`k`: the factor, so that a client with plain SGD climbs its loss. Any workload; the values of losses stay."""
+
+    k: float = 1.0
+
+    @property
+    def chained(self) -> Chained | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """None: fused kernels would compute the gradients of the inner losses."""
+        return None
+
+    def check(self) -> None:
+        self.of.check()
+
+    def split(self, seed: int, clients: int) -> Split:
+        """Adds the column "flipped", (n,) bool: the rows of the poisoned clients."""
+        split = self.of.split(seed, clients)
+        flipped = np.zeros(len(next(iter(split.train.values()))), dtype=bool)
+        if self.clients:
+            flipped[self.rows(split.client_index)] = True
+        return split._replace(train={**split.train, "flipped": flipped})
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        """(B,): l, or l with the gradient -k l' in rows of poisoned clients."""
+        inner = {name: column for name, column in batch.items() if name != "flipped"}
+        losses = self.of.losses(p, inner)
+        if "flipped" not in batch:
+            return losses
+        return torch.where(batch["flipped"], losses.detach() - self.k * unseen(losses), losses)
 
 
 @dataclass(frozen=True)

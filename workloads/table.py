@@ -42,6 +42,9 @@ WORKLOADS = {
     "label_flipped": Entry(
         _HERE + "poisoned:LabelFlipped", "another workload (of) in which some clients' labels are flipped"
     ),
+    "gradients_flipped": Entry(
+        _HERE + "poisoned:GradientsFlipped", "another workload (of) in which some clients' gradients are negated"
+    ),
     "backdoored": Entry(
         _HERE + "poisoned:Backdoored", "another workload (of) in which some clients' rows have a trigger"
     ),

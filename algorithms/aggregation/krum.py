@@ -77,8 +77,10 @@ class MultiKrum(Krum):
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep >= 1 must hold, got keep={self.keep}")
 
-    def fewest(self, f: int) -> int:
-        return max(super().fewest(f), self.keep or 1)
+    def refuses(self, rows: int, f: int) -> str:
+        if self.keep is None or self.keep <= rows:
+            return ""
+        return f"Multi-Krum needs keep <= S, got keep={self.keep} with S={rows}; lower aggregate.keep"
 
     def is_mean(self, rows: int, f: int) -> bool:
         return (rows - f if self.keep is None else self.keep) == rows

@@ -109,6 +109,11 @@ class PoisoningAttack(OwnAttack):
 
     workload: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds is not None:
+            raise ValueError(f"rounds: the data are poisoned for the whole run, got rounds={self.rounds}; drop it")
+
     def arguments(self) -> dict[str, Any]:
         """Further arguments of the poisoning workload."""
         return {}

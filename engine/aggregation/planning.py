@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ...algorithms.aggregation.contract import Aggregator, Faults, Mean
+from ...algorithms.aggregation.contract import Aggregator, Mean
 from ...algorithms.contract import Message
+from ..cohorts.sampling import cohort_sizes
 from ..config.run_spec import RunSpec
+from ..config.schema import Federation
 from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from .message_rows import FURTHER, capacity
@@ -19,19 +21,35 @@ def collects(run_spec: RunSpec) -> bool:
 
 def planned_rule(run_spec: RunSpec) -> Aggregator:
     """The rule of the run, or the mean where the rule always is the mean of a cohort."""
-    rule, cohort = run_spec.stage.rule, run_spec.experiment.federation.cohort
-    rows = cohort
+    rule = run_spec.stage.rule
+    if isinstance(rule, Mean) and not rule.before:
+        return rule
+    return Mean() if all(is_mean(run_spec, size) for size in round_sizes(run_spec)) else rule
+
+
+def is_mean(run_spec: RunSpec, rows: int) -> bool:
+    """Whether the rule, with what stands before it, is the mean of a round with so many clients."""
+    rule = run_spec.stage.rule
+    if isinstance(rule.faults, str):
+        return False
+    f = faults_in(rule.faults, rows, run_spec.experiment.federation.cohort)
     for part in rule.before:
         if not part.keeps_mean(rows):
-            return rule
+            return False
         rows = part.count(rows)
-    return Mean() if isinstance(rule.faults, int) and rule.is_mean(rows, rule.faults) else rule
+    return rule.is_mean(rows, f)
+
+
+def round_sizes(run_spec: RunSpec) -> frozenset[int]:
+    """The numbers of clients in the rounds of a run."""
+    return cohort_sizes(run_spec.experiment.seed, run_spec.experiment.federation)
 
 
 def largest_cohort(run_spec: RunSpec) -> int:
     """The most messages of one pass: of a round, or of a pass over all clients before round 1."""
-    federation = run_spec.experiment.federation
-    return federation.clients if run_spec.method().warm_start is not None else federation.cohort
+    if run_spec.method().warm_start is not None:
+        return run_spec.experiment.federation.clients
+    return max(round_sizes(run_spec))
 
 
 def row_files(run_spec: RunSpec) -> tuple[int, int]:
@@ -47,34 +65,32 @@ def further_row(run_spec: RunSpec) -> int:
     return capacity(largest_cohort(run_spec), run_spec.stage.attack is not None) - FURTHER
 
 
-def number_of_faults(faults: Faults, rows: int, cohort: int, share: float, known: int) -> int:
-    """f for `rows` rows; `faults` is the setting, which is meant for a whole cohort. share: the share of Byzantine
-    clients. known: the number of Byzantine rows."""
+def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> int:
+    """f of the run's rule for so many rows. drawn: the number of clients in the round, more than `rows` where some were
+    dropped. known: how many of the rows are Byzantine."""
+    faults = planned_rule(run_spec).faults
     if faults == "known":
         return known
     if faults == "expected":
-        return -int(-rows * share // 1)
-    assert isinstance(faults, int)
-    return faults if rows <= cohort else -(-faults * rows // cohort)
+        return -int(-rows * float(run_spec.byzantine.mean()) // 1)
+    return faults_in(int(faults), drawn, run_spec.experiment.federation.cohort)
+
+
+def faults_in(faults: int, drawn: int, cohort: int) -> int:
+    """f in a round with so many clients, rounded up: in proportion to the cohort, for which `faults` was configured."""
+    return -(-faults * drawn // cohort)
 
 
 def check_stage(run_spec: RunSpec) -> None:
     """Raise ConfigError for a rule that cannot be used in this run."""
     stage, federation = run_spec.stage, run_spec.experiment.federation
-    rule, cohort = stage.rule, federation.cohort
+    rule = stage.rule
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
     if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
         got = "an attack" if stage.attack is not None else rule.called
         raise ConfigError(
             f"privacy: clipping and noise go with aggregate: mean and no attack, got {got}; drop one of them"
-        )
-    if federation.sampling != "fixed" and collects(run_spec):
-        attack = stage.attack
-        called = rule.called if attack is None or not planned_rule(run_spec).adds else attack.called
-        raise ConfigError(
-            f"federation.sampling: {called} needs rounds with equally many messages, got {federation.sampling}; "
-            "choose sampling: fixed, or aggregate: mean"
         )
     if isinstance(rule.faults, int) and rule.faults < 0:
         raise ConfigError(f"aggregate.f: f >= 0 must hold, got f={rule.faults}; give a number of messages")
@@ -105,28 +121,34 @@ def check_stage(run_spec: RunSpec) -> None:
             "mixing spreads them; choose another rule, such as trimmed_mean"
         )
     if isinstance(rule.faults, int):
-        check_counts(rule, cohort, rule.faults)
+        for size in sorted(round_sizes(run_spec) - {0}):  # the answer to no messages is 0 under every rule
+            check_counts(rule, federation, size)
 
 
-def check_counts(rule: Aggregator, cohort: int, f: int) -> None:
-    """Raise ConfigError if a rule, or a part before it, needs more messages than the cohort has."""
-    rows = cohort
+def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:
+    """Raise ConfigError if a rule, or a part before it, needs more messages than a round has. drawn: clients of the
+    round."""
+    assert isinstance(rule.faults, int)
+    rows, f = drawn, faults_in(rule.faults, drawn, federation.cohort)
+    where, remedy = f"with federation.cohort={drawn}", "lower {} or raise federation.cohort"
+    if federation.sampling != "fixed":
+        where = f"in a round of {drawn} clients, which federation.sampling: {federation.sampling} draws"
+        remedy = "lower {}, raise federation.cohort or choose sampling: fixed"
     for part in rule.before:
         own = part.faults(f)
         if rows < part.fewest(own):
             raise ConfigError(
-                f"aggregate.before: {part.called} needs {part.condition}, got f={own} with federation.cohort={cohort}; "
-                "lower f or raise federation.cohort"
+                f"aggregate.before: {part.called} needs {part.condition}, got f={own} {where}; {remedy.format('f')}"
             )
         rows = part.count(rows)
     if rows < rule.fewest(f):
-        after = f" ({rows} rows after aggregate.before)" if rows != cohort else ""
+        after = f" ({rows} rows after aggregate.before)" if rows != drawn else ""
         raise ConfigError(
-            f"aggregate.f: {rule.called} needs {rule.condition}, got f={f} with federation.cohort={cohort}{after}; "
-            "lower aggregate.f or raise federation.cohort"
+            f"aggregate.f: {rule.called} needs {rule.condition}, got f={f} {where}{after}; "
+            f"{remedy.format('aggregate.f')}"
         )
     if why := rule.refuses(rows, f):
-        raise ConfigError(f"aggregate.f: {why}")
+        raise ConfigError(f"aggregate: {why}")
 
 
 def result_bytes(run_spec: RunSpec, message: Message) -> int:

@@ -33,8 +33,12 @@ def sample_poisson(seed: int, round: int, clients: int, rate: float) -> np.ndarr
     """(m,) ascending client numbers, each of which is drawn with probability `rate`, independently of the others.
 
     Their number is drawn first, so that the cost does not depend on the number of clients."""
-    count = philox(seed, "cohort size", round).binomial(clients, rate)
-    return sample(seed, round, clients, int(count))
+    return sample(seed, round, clients, poisson_size(seed, round, clients, rate))
+
+
+def poisson_size(seed: int, round: int, clients: int, rate: float) -> int:
+    """m of `sample_poisson`."""
+    return int(philox(seed, "cohort size", round).binomial(clients, rate))
 
 
 @lru_cache(1)
@@ -61,6 +65,23 @@ def sample_cohort(seed: int, round: int, federation: Federation) -> np.ndarray:
     if federation.sampling == "cyclic" and federation.separation is not None:
         return sample_cyclic(seed, round, clients, cohort, federation.separation)
     return sample(seed, round, clients, cohort)
+
+
+def cohort_sizes(seed: int, federation: Federation) -> frozenset[int]:
+    """The numbers of clients in the rounds of a run."""
+    sampling, rounds = federation.sampling, federation.rounds
+    return _cohort_sizes(seed, rounds, federation.clients, federation.cohort, sampling, federation.separation or 1)
+
+
+@lru_cache(8)
+def _cohort_sizes(seed: int, rounds: int, clients: int, cohort: int, sampling: str, separation: int) -> frozenset[int]:
+    if sampling == "fixed" or (sampling == "cyclic" and cohort * separation == clients):
+        return frozenset([cohort])
+    groups = [len(range(first, clients, separation)) for first in range(separation)]
+    rate = cohort * separation / clients
+    return frozenset(
+        poisson_size(seed, round, groups[(round - 1) % separation], rate) for round in range(1, rounds + 1)
+    )
 
 
 class CohortSampler:

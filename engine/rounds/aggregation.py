@@ -19,10 +19,11 @@ from ...algorithms.aggregation.contract import Mean, Rows, product
 from ...algorithms.attacks.contract import CohortAttack
 from ...algorithms.contract import Message, Round
 from ...workloads import counted
-from ..aggregation.message_rows import MessageRows
+from ..aggregation.message_rows import FURTHER, MessageRows, capacity
 from ..aggregation.passes import RowsOf
-from ..aggregation.planning import collects, further_row, number_of_faults, planned_rule
+from ..aggregation.planning import collects, further_row, largest_cohort, number_of_faults, planned_rule
 from ..aggregation.vectors import (
+    PIECE,
     Vector,
     vector_leaves,
     vectors_of,
@@ -30,6 +31,7 @@ from ..aggregation.vectors import (
 )
 from ..cohorts.tasks import TrainingTask
 from ..config.run_spec import RunSpec
+from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from ..reduction.round_totals import RoundTotals
 from ..state.retention import message_folder
@@ -44,6 +46,9 @@ from .defence import (
     has_further_row,
     reads_gram,
 )
+
+GRAMS = 4
+"""Matrices of S x S numbers that the driver has at the same time: inner products, distances, combinations."""
 
 
 class Aggregated(NamedTuple):
@@ -65,6 +70,20 @@ class StageRunner:
         self.seed = run_spec.experiment.seed
         self.opened: dict[bool, MessageRows] = {}
         self.further = further_row(run_spec)
+
+    def check_memory(self, free: int | None) -> None:
+        """Raise ConfigError if a rule cannot look at the messages of the largest round in memory. free: the bytes that
+        are available, None if the system does not say."""
+        attack, rows = self.stage.attack, capacity(largest_cohort(self.run_spec), False)
+        asks = isinstance(attack, CohortAttack) and "gram" in attack.reads
+        grams = GRAMS * 8 * rows * rows if asks or reads_gram(self.rule) else 0
+        needed = grams + 12 * rows * PIECE  # a piece of the rows, as it is stored and in float64
+        if free is not None and needed > free:
+            raise ConfigError(
+                f"aggregate: {self.rule.called} looks at {rows - FURTHER:,} messages at once, which takes {needed:,} "
+                f"bytes of memory, and {free:,} bytes are free; lower federation.cohort, or use norm_clipping or "
+                "sign_vote"
+            )
 
     def vectors(self, message: Message) -> list[Vector]:
         """The vectors that the rule acts on."""
@@ -122,10 +141,18 @@ class StageRunner:
         if not self.collects:
             found = self._from_sums(state_spec, state, round, leaves, cohort, totals.facts["weight"])
             return found._replace(columns={**told, **found.columns})
+        if not len(cohort.clients):
+            return Aggregated(self._nothing(state_spec, leaves), state, told)
         facts = state_spec.facts_only().mean(leaves, round.cohort, totals.facts["weight"]).facts
         found = Collected(self, state_spec, state, round, cohort).run()
         columns = {**told, **found.columns, "time/aggregate": time.perf_counter() - began}
         return found._replace(mean=found.mean._replace(facts=facts), columns=columns)
+
+    def _nothing(self, state_spec: StateSpec, leaves: list[Tensor]) -> Message:
+        """The answer in a round without clients: 0, as the mean's. leaves: sums of the facts of nobody."""
+        zeros = [torch.zeros_like(leaf) for leaf in vector_leaves(state_spec.message)]
+        facts = state_spec.facts_only().mean(leaves, 1, 1).facts
+        return with_vector_leaves(state_spec.message, zeros)._replace(facts=facts)
 
     def _from_sums(
         self, state_spec: StateSpec, state: StageState, round: Round, leaves: list[Tensor], cohort: Cohort,
@@ -228,9 +255,8 @@ class Collected:
 
     def faults(self) -> int:
         """f of the rule for this round's messages, before broken ones are taken out."""
-        run_spec, byzantine = self.runner.run_spec, self.cohort.byzantine
-        cohort, share = run_spec.experiment.federation.cohort, float(run_spec.byzantine.mean())
-        return number_of_faults(self.rule.faults, len(byzantine), cohort, share, int(byzantine.sum()))
+        byzantine = self.cohort.byzantine
+        return number_of_faults(self.runner.run_spec, len(byzantine), self.cohort.drawn, int(byzantine.sum()))
 
     # --- the answer ---------------------------------------------------------------------------------------------------
     def _answer(self, decided: Sequence[Decided], gram: np.ndarray | None, told: dict[str, float]) -> Aggregated:

@@ -207,9 +207,7 @@ class Search:
     def _rows(self, gram: np.ndarray) -> Rows:
         vector: Vector = self.forgery.vectors[self.number]
         count = len(self.sender[0])
-        run_spec = self.runner.run_spec
-        cohort, share = run_spec.experiment.federation.cohort, float(run_spec.byzantine.mean())
-        f = number_of_faults(self.rule.faults, count, cohort, share, self.forgery.byzantine)
+        f = number_of_faults(self.runner.run_spec, count, self.forgery.cohort.drawn, self.forgery.byzantine)
         norms2 = np.maximum(np.diagonal(gram)[:count], 0.0)
         return self.runner.rows(vector, self.weights, f, norms2, self.forgery.round, gram)
 

@@ -40,7 +40,8 @@ class Cohort(NamedTuple):
     """The clients that have sent messages, in ascending client number.
 
     clients: (S,). rows: (S,) of their messages in the files. weights: (S,) their client weights. norms2: (S, V) the
-    squared norms of the vectors, each by itself. byzantine: (S,) bool: which clients attack in this round.
+    squared norms of the vectors, each by itself. byzantine: (S,) bool: which clients attack in this round. drawn: the
+    number of clients in the round, with those that were dropped.
     """
 
     clients: np.ndarray
@@ -48,6 +49,7 @@ class Cohort(NamedTuple):
     weights: np.ndarray
     norms2: np.ndarray
     byzantine: np.ndarray
+    drawn: int
 
     @staticmethod
     def of(sampled: np.ndarray, weights: np.ndarray, byzantine: np.ndarray, totals: RoundTotals) -> Cohort:
@@ -57,7 +59,7 @@ class Cohort(NamedTuple):
         clients = totals.clients["id"][order]
         rows = np.searchsorted(sampled, clients)
         norms2 = totals.clients["norms2"][order] if "norms2" in totals.clients else np.zeros((len(clients), 0))
-        return Cohort(clients, rows, weights[rows], norms2, byzantine[rows])
+        return Cohort(clients, rows, weights[rows], norms2, byzantine[rows], len(sampled))
 
 
 class Mixed(NamedTuple):

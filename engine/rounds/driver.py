@@ -29,6 +29,7 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
 from ..config.memory_errors import memory_remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
@@ -102,6 +103,7 @@ class Driver:
 
     def _make_message_rows(self) -> None:
         """Make the files for the messages of a round, and of the pass over all clients if the method has one."""
+        self.stage.check_memory(available_memory())
         folder = str(message_folder(self.run_spec))
         make_rows(folder, *row_files(self.run_spec), largest_cohort(self.run_spec), self.stage.rule.called)
         self.table.layout = self.table.layout._replace(messages=folder)
@@ -285,7 +287,7 @@ class Driver:
         columns = (self.visits[sampled], weights, read, write)
         training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
         training_tasks, silent = self.stage.without_silent(training_tasks, number)
-        if tasks:
+        if any(len(task.clients) for task in training_tasks):
             totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
         else:
             leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)

@@ -13,6 +13,8 @@ from fedfleet.engine import Observer, resume, run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import Diverged, Interrupted
+from fedfleet.tune.outcome import text_of
+from fedfleet.tune.run_report import write_run_report
 from fedfleet.workloads import counted
 from tests.faults import runs as faults
 
@@ -151,6 +153,33 @@ def test_a_client_whose_message_is_not_a_number_sends_zeros(tmp_path):
     result = run(experiment(broken))
     assert result.rows[0]["client/nonfinite"] == 1
     assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values())
+
+
+def test_a_dropped_client_is_a_zero_in_the_sum(tmp_path):
+    """The sum is still divided by S, and the noise is the same: the model is that of a run in which it sends zeros."""
+    client, models = int(faults.cohort_of(1)[0]), []
+    for kind in ("raise", "nan"):
+        folder = tmp_path / kind
+        broken = faults.setting(folder, rounds=1, on_failure="drop") | {"privacy": NOISY}
+        faults.plan(folder, faults.rule(client, kind))
+        models.append(run(experiment(broken)))
+    dropped, zeros = models
+    assert dropped.rows[0]["client/dropped"] == 1
+    assert zeros.rows[0]["client/dropped"] == 0
+    assert dropped.rows[0]["privacy/epsilon"] == zeros.rows[0]["privacy/epsilon"]
+    for name in zeros.model:
+        torch.testing.assert_close(dropped.model[name], zeros.model[name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_result_and_the_report_say_what_was_spent(tmp_path):
+    result = run(private(NOISY, POISSON), tmp_path / "run")
+    line = text_of(result).splitlines()[-1]
+    assert line.startswith("privacy: epsilon = ")
+    assert "3 rounds, z = 1; PLD" in line
+    page = write_run_report(tmp_path / "run").read_text()
+    assert "<h2>Privacy</h2>" in page
+    assert f"epsilon = {result.rows[-1]['privacy/epsilon']:.4g} at delta = 0.01" in page
+    assert "privacy" not in text_of(run(private(None), tmp_path / "public"))
 
 
 # ---------------------------------------------------------------- Transactions

@@ -123,13 +123,6 @@ def test_methods_that_do_not_fit(others, message):
         prepared(FINE, {}, **others)
 
 
-def test_rules_that_need_equally_many_messages():
-    data = digits("fedavg", STEPS).plain() | {"aggregate": {"name": "krum", "f": 2}}
-    data["federation"] |= POISSON
-    with pytest.raises(ConfigError, match="needs rounds with equally many messages, got poisson"):
-        prepare(experiment(data), "private")
-
-
 @pytest.mark.parametrize(
     ("privacy", "federation", "adjacency", "kind"),
     [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..quantities import is_share
-from ..run_files import column, read_json
+from ..run_files import column, privacy_spent, read_json
 from ..study.cells import Cell, levels, trials
 from ..study.folder import FINISHED, Folder, Points
 from ..study.spec import Published, Report
@@ -21,7 +21,7 @@ Place = tuple[str, ...]
 
 class Run(NamedTuple):
     """One run. `chosen`: tuned settings as text; `final`: mean of the last evaluations, nan unless finished;
-    `up`, `down`: bytes; `seconds`: of the rounds."""
+    `up`, `down`: bytes; `seconds`: of the rounds; `privacy`: what they cost, in one line, "" for a run without it."""
 
     method: str
     place: Place
@@ -35,6 +35,7 @@ class Run(NamedTuple):
     up: float
     down: float
     seconds: float
+    privacy: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
         up,
         down,
         seconds,
+        privacy_spent(folder.of(cell)),
     )
 
 

@@ -17,7 +17,18 @@ BY = "by the reported metric on the test set, as in the papers"
 def tables(found: Findings) -> list[Table]:
     """All tables that have rows."""
     made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
-    return [table for table in [*made, troubles(found)] if table.rows]
+    return [table for table in [*made, troubles(found), privacy(found)] if table.rows]
+
+
+def privacy(found: Findings) -> Table:
+    """What the private runs cost, at each level one line for a method."""
+    rows = []
+    for place in found.places:
+        for method in found.methods:
+            if line := next((run.privacy for run in found.at(method, place) if run.privacy), ""):
+                rows.append(plain(name_of(place), method, line.removeprefix("privacy: ")))
+    note = "Of the first seed; of a run that ended early, after its last round. It is the privacy of a simulation."
+    return Table("Privacy", note, ["level", "method", "epsilon, and what it depends on"], rows)
 
 
 def plain(*cells: str) -> list[Text]:
