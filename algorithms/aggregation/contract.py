@@ -312,8 +312,3 @@ class Stage:
     attack: Any = None
     clip: Clip | None = None
     noise: Noise | None = None
-
-
-def flat_zeros(length: int) -> Tensor:
-    """(P,) float64 zeros: the usual first state of a rule that remembers a vector."""
-    return torch.zeros(length, dtype=torch.float64)
