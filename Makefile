@@ -50,7 +50,7 @@ EDITOR := $(VENV)/editor/fedfleet
 # This file is written last. An environment without it is left from an interrupted installation and is made again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON must be Python 3.10 or newer, got %d.%d; run make PYTHON=python3.x" % sys.version_info[:2])'
-	@echo "setting up $(VENV), a few minutes the first time"
+	@echo "bringing $(VENV) up to date, a few minutes the first time"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'

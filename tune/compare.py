@@ -14,7 +14,7 @@ from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
-from .run_files import column, privacy_spent, read_json
+from .run_files import column, privacy_spent, why_unfinished
 from .study.cells import WITHOUT_EFFECT
 from .study.folder import points_of
 from .study.spec import Report
@@ -119,7 +119,7 @@ def run_of(folder: Path, label: str, report: Report) -> Run:
     seed = seed_of(folder)
     points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
     final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
-    reason = "" if finished else read_json(folder / "failure.json").get("reason", "no result.json")
+    reason = "" if finished else why_unfinished(folder) or "no result.json"
     status = "finished" if finished else "not finished"
     up = down = seconds = math.nan
     if (folder / "rounds.parquet").is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def privacy_spent(run: Path) -> str:
     lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
     texts = [line.partition(" ")[2] for line in lines]
     return next((text for text in reversed(texts) if text.startswith("privacy: ") and "(spent" in text), "")
+
+
+def why_unfinished(run: Path) -> str:
+    """Why a run's folder has no result, from failure.json or the last such line of the log; "" if neither says it."""
+    if reason := read_json(run / "failure.json").get("reason"):
+        return str(reason)
+    log = run / "run.log"
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    texts = [line.partition(" ")[2] for line in lines]
+    last = next((text for text in reversed(texts) if text.startswith(("failed: ", "stopped: "))), "")
+    return re.sub(r"^failed: (\w+: )?", "", last)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from .page.html import render
 from .quantities import duration, is_share, shown
-from .run_files import Columns, privacy_spent, read_columns, read_json
+from .run_files import Columns, privacy_spent, read_columns, read_json, why_unfinished
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -71,12 +71,8 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
 
 def failure(folder: Path) -> str:
     """Why there is no result."""
-    if reason := read_json(folder / "failure.json").get("reason"):
-        return f"The run has no result: {reason}"
-    log = folder / "run.log"
-    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
-    last = next((line.partition(" ")[2] for line in reversed(lines) if " failed: " in line), "")
-    return f"The run has no result: {last.removeprefix('failed: ')}" if last else "The run is not over."
+    reason = why_unfinished(folder)
+    return f"The run has no result: {reason}" if reason else "The run is not over."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import experiment
-from ..errors import ConfigError, FedFleetError, NotSaved, StoreFull, first_line, full_traceback
+from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
@@ -245,7 +245,8 @@ class RunDirectory(Observer):
         if self.path.is_dir():
             cause = error.__cause__ if isinstance(error, FedFleetError) else error
             trace = f"\n{full_traceback(cause)}" if cause is not None else ""
-            self._log(f"failed: {type(error).__name__}: {error}{trace}")
+            stopped = isinstance(error, Interrupted)
+            self._log(f"stopped: {error}" if stopped else f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(Exception):  # there may be no memory left to write with, either
                 if self.rows:
                     self._write_rounds(self.path / "rounds.parquet")

@@ -372,7 +372,7 @@ def test_interrupted(here: Path, backend: str):
     status, stderr, last = interrupted(here, signal.SIGINT, f"engine.backend={backend}", "engine.workers=1")
     assert status == 130
     assert re.fullmatch(r"interrupted; checkpoint after round \d+; to go on: fedfleet resume mine\n", stderr)
-    assert "failed: Interrupted" in last
+    assert "stopped: interrupted" in last
     kept = pq.read_table(here / "mine" / "rounds.parquet")["round"].to_pylist()
     assert status_in(here / "mlflow.db") == ("KILLED", kept[-1])
     assert kept == list(range(1, kept[-1] + 1))

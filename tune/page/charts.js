@@ -103,6 +103,7 @@ function axis(spec, title, log, values, sideways) {
     Object.assign(made, { tickmode: "array", tickvals, ticktext: tickvals.map(short) });
   } else if (spec.whole) {
     made.tickformat = "~d";
+    if (values.length && Math.max(...values) - Math.min(...values) <= 7) made.dtick = 1;  // else 4, 5, 5, 6, 6
   }
   return made;
 }
