@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -41,11 +43,10 @@ def experiment(rounds: int) -> dict[str, object]:
     }
 
 
-def start(folder: str, processors: list[int]) -> tuple[str, list[subprocess.Popen[bytes]]]:
-    """Start a cluster with one node for each entry of `processors`, in a process that lives until it is ended.
-
-    Returns the address and the process.
-    """
+@contextmanager
+def cluster(processors: list[int]) -> Iterator[str]:
+    """A cluster with one node for each entry of `processors`, in a process of its own. Yields its address."""
+    folder = tempfile.mkdtemp(prefix="ff-")
     code = f"""
 import ray._private.utils
 ray._private.utils.write_ray_address = lambda *arguments: None  # other programs on this machine do not join
@@ -61,11 +62,16 @@ cluster.shutdown()
 """
     environment = {"RAY_worker_niceness": "0", **os.environ}
     process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, env=environment)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(b"ADDRESS "):
-            return line.split()[1].decode(), [process]
-    sys.exit("the cluster did not start")
+    try:
+        assert process.stdout is not None
+        addresses = (line.split()[1].decode() for line in process.stdout if line.startswith(b"ADDRESS "))
+        address = next(addresses, None)
+        if address is None:
+            sys.exit("the cluster did not start")
+        yield address
+    finally:
+        process.communicate(b"\n")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure(address: str, config: Path, out: Path) -> tuple[float, str]:
@@ -82,25 +88,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=60)
     asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ff-"))
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        addresses = []
-        for name, processors in (("one", [2]), ("two", [1, 1])):
-            address, started = start(str(folder / name), processors)
-            addresses.append(address)
-            processes += started
-        config = folder / "w1.yaml"
+    with tempfile.TemporaryDirectory(prefix="ff-") as made, cluster([2]) as one_node, cluster([1, 1]) as two_nodes:
+        config = Path(made) / "w1.yaml"
         config.write_text(yaml.safe_dump(experiment(asked.rounds + WARMUP + 1)))
         for repeat in range(asked.repeats):
-            found = [measure(address, config, folder / f"{repeat}-{i}") for i, address in enumerate(addresses)]
-            (one, first), (two, second) = found
+            one, first = measure(one_node, config, Path(made) / f"{repeat}-one")
+            two, second = measure(two_nodes, config, Path(made) / f"{repeat}-two")
             same = "the same bits" if first == second else "OTHER BITS"
             print(f"one node {one:.0f} clients/s, two nodes {two:.0f}, ratio {two / one:.3f}, {same}", flush=True)
-    finally:
-        for process in processes:
-            process.communicate(b"\n")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ all processes of this machine took for it.
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -70,9 +67,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=61_706, help="of the model")
     parser.add_argument("--times", type=int, default=100)
     asked = parser.parse_args()
-    folder, processes = Path(tempfile.mkdtemp(prefix="ff-")), []
-    try:
-        address, processes = nodes.start(str(folder), [1, 1])
+    with nodes.cluster([1, 1]) as address:
         ray.init(address=address, **QUIET)
         remote: Any = ray.remote(num_cpus=0)(Echo)
         actors = [
@@ -102,10 +97,6 @@ def main() -> None:
         measure("sums, Ray's shared memory", fetch, asked.times)
         measure("sums, in pieces", fetch_pieces, asked.times)
         ray.shutdown()
-    finally:
-        for process in processes:
-            process.communicate(b"\n")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
