@@ -121,6 +121,14 @@ class Round(NamedTuple):
         return self.cohort / self.clients
 
 
+class LocalNorms(NamedTuple):
+    """How far clients can have gone after 1, 2, … local steps. The engine multiplies the weight of a client that took
+    K steps by (the mean of `effective` over the cohort, with the client weights) / `norms`[K - 1]."""
+
+    norms: tuple[float, ...]
+    effective: tuple[float, ...]
+
+
 class RunContext(NamedTuple):
     """What is known of a run before it starts. `cohort`: S; `clients`: N; `rounds`: R; `steps`: K, or None where it
     differs from client to client; `seed`: of everything that is drawn at random; `layout`: the model's tensors."""
@@ -202,6 +210,11 @@ class Algorithm(ABC):
     @abstractmethod
     def model(self, server: Server) -> Tree:
         """The model that is evaluated."""
+
+    def local_norms(self, most: int) -> LocalNorms | None:
+        """What the weights of clients with different numbers of local steps follow from, for up to `most` steps; None
+        where the number of steps changes no weight."""
+        return None
 
     @property
     def warm_start(self) -> Algorithm | None:

@@ -43,6 +43,7 @@ METHODS = _methods(
     ("scaffold", "control variates cancel client drift", "Karimireddy et al. 2020", "1 | 2 | 2 | 1"),
     ("local_sgdm", "local momentum SGD; models and momenta are averaged", "Yu et al. 2019", "0 | 2 | 2 | 1"),
     ("fedprox", "local steps that are pulled back to the server's model", "Li et al. 2020", "0 | 1 | 1 | 1"),
+    ("fednova", "unequal numbers of local steps weigh alike", "Wang et al. 2020", "0 | 1 | 1 | 1"),
     ("fedavg_m", "local steps along a momentum that all clients share", "Cheng et al. 2024", "0 | 2 | 1 + scalar | 1"),
     ("fedavg_vr", "FedAvg-M with variance reduction", "Cheng et al. 2024", "0 | 3 | 1 + scalar | 2"),
     ("scaffold_m", "SCAFFOLD with a shared momentum", "Cheng et al. 2024", "1 | 2 | 2 + scalar | 1"),

@@ -43,12 +43,19 @@ class Visits(NamedTuple):
 
 
 def stream(
-    client_index: ClientIndex, clients: np.ndarray, visits: np.ndarray, local: Local, seed: int, native: bool = False
+    client_index: ClientIndex,
+    clients: np.ndarray,
+    visits: np.ndarray,
+    local: Local,
+    seed: int,
+    native: bool = False,
+    taken: np.ndarray | None = None,
 ) -> Stream:
     """The batches of these clients (c,).
 
     visits: (c,) how often each client has taken part before. native: compute them with the library's C++ code, which
-    gives the same numbers as NumPy.
+    gives the same numbers as NumPy. taken: (c,) the local steps that each client takes, the first ones of its visit;
+    None for all.
     """
     clients, visits = clients.astype(np.int64), visits.astype(np.int64)
     offsets, ends = (client_index.offsets[clients + shift].astype(np.int64) for shift in (0, 1))
@@ -57,7 +64,11 @@ def stream(
     shape = (len(clients), int(steps.max()), min(local.batch, int(sizes.max())))
     draw = _draw_native if native else _draw
     rows, weight, keys = draw(client_index.rows, Visits(clients, offsets, sizes, visits, steps), shape, local, seed)
-    return Stream(rows, weight, torch.from_numpy(steps), keys)
+    if taken is None:
+        return Stream(rows, weight, torch.from_numpy(steps), keys)
+    most = int(taken.max())
+    kept = None if weight is None else weight[:, :most]
+    return Stream(rows[:, :most], kept, torch.from_numpy(taken.astype(np.int64)), keys[:, :most])
 
 
 def _draw_native(

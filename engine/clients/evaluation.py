@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...workloads import counted
 from ...workloads.base import ClientIndex, Params, Workload
 from ..config.schema import Evaluate
 from ..errors import EvaluationFailed
@@ -52,6 +53,51 @@ class ClientGroup(NamedTuple):
     @property
     def description(self) -> str:
         return f"evaluation of clients {self.begin} to {self.end}{', on rows that they hold out' * self.held_out}"
+
+
+class LossProbe(NamedTuple):
+    """A task: the mean loss of the model on rows of each of some clients. rows: how many rows of each, drawn for this
+    round; None for all."""
+
+    index: int
+    clients: np.ndarray  # (c,)
+    rows: int | None
+    round: int
+    branch: None = None  # as a TrainingTask has
+
+    @property
+    def description(self) -> str:
+        return f"the losses of clients {', '.join(map(str, self.clients))}"
+
+
+def loss_probes(
+    client_index: ClientIndex, clients: np.ndarray, rows: int | None, round: int, size: int
+) -> list[LossProbe]:
+    """The tasks that find the losses of these clients (c,), in their order: about `size` rows each."""
+    counts = client_index.sizes_of(clients)
+    counts = counts if rows is None else np.minimum(counts, rows)
+    group = np.cumsum(counts) // size
+    parts = np.split(clients, np.flatnonzero(np.diff(group)) + 1)
+    return [LossProbe(i, part, rows, round) for i, part in enumerate(parts)]
+
+
+def probe_losses(
+    workload: Workload, p: Params, train: Columns, client_index: ClientIndex, task: LossProbe, seed: int,
+    device: torch.device,
+) -> Metrics:  # fmt: skip
+    """The mean loss over the rows of each client, (c,), by the workload's report. seed: of the run."""
+    found = []
+    for client in task.clients.tolist():
+        rows = client_index.rows[client_index.offsets[client] : client_index.offsets[client + 1]]
+        if task.rows is not None and task.rows < len(rows):
+            draw = counted.numpy_generator(seed, "probe", task.round, client)
+            rows = np.sort(draw.choice(rows, task.rows, replace=False))
+        batch = {name: column.index_select(0, torch.from_numpy(rows)).to(device) for name, column in train.items()}
+        report = workload.report(p, batch)
+        if "loss" not in report:
+            raise ValueError("the workload's report must have a loss for this sampler; choose loss: last")
+        found.append(float(report["loss"].mean(dtype=torch.float64)))
+    return {}, {"loss": np.array(found)}
 
 
 def test_slices(rows: int, size: int) -> list[TestSlice]:

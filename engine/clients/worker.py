@@ -31,7 +31,7 @@ from ..reduction.accumulator import Accumulator, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
-from .evaluation import ClientGroup, TestSlice, evaluate_clients, evaluate_test_rows
+from .evaluation import ClientGroup, LossProbe, TestSlice, evaluate_clients, evaluate_test_rows, probe_losses
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
 
@@ -120,7 +120,7 @@ class Worker:
             local = Local(epochs=1, batch=local.batch)
         self.gather_seconds, began = 0.0, time.perf_counter()
         seed, native = self.run_spec.experiment.seed, self.kernels != "torch"
-        batches = stream(self._client_index(task), task.clients, task.visits, local, seed, native)
+        batches = stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
@@ -332,7 +332,7 @@ class Worker:
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, task: TestSlice | ClientGroup, broadcast: Broadcast) -> TaskResult:
+    def evaluate(self, task: TestSlice | ClientGroup | LossProbe, broadcast: Broadcast) -> TaskResult:
         """The metrics of the model that was broadcast, on rows of the test set or on rows of some clients."""
         model = Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout)
         workload, p = self.run_spec.workload, dict(model.items())
@@ -340,6 +340,9 @@ class Worker:
         with kernels(self.kernels), evaluating():
             if isinstance(task, TestSlice):
                 metrics = evaluate_test_rows(workload, p, self.data.test, task, self.device)
+            elif isinstance(task, LossProbe):
+                seed = self.run_spec.experiment.seed
+                metrics = probe_losses(workload, p, train, client_index, task, seed, self.device)
             else:
                 metrics = evaluate_clients(workload, p, train, client_index, task, size, self.device)
         return TaskResult(task.index, [], *metrics)

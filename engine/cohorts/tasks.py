@@ -35,13 +35,16 @@ def steps_of(sizes: np.ndarray, local: Local) -> np.ndarray:
     return local.epochs * -(-sizes // local.batch)
 
 
-def plan_tasks(clients: np.ndarray, sizes: np.ndarray, local: Local, block: int) -> list[ClientTask]:
-    """The tasks of clients with `sizes` (c,) examples, in blocks of at most `block` clients.
+def plan_tasks(
+    clients: np.ndarray, sizes: np.ndarray, local: Local, block: int, steps: np.ndarray | None = None
+) -> list[ClientTask]:
+    """The tasks of clients with `sizes` (c,) examples, in blocks of at most `block` clients. steps: (c,) the local
+    steps that each takes, None for those of `local`.
 
     The sizes of blocks differ by at most one client. Clients with the most steps come first, so that no worker begins
     a long task at the end of a round, and so that clients of similar length share a block.
     """
-    steps = steps_of(sizes, local)
+    steps = steps_of(sizes, local) if steps is None else steps
     ordered = clients[np.lexsort((clients, -steps))]
     blocks = np.array_split(ordered, -(-len(ordered) // block))
     edges = task_edges(len(blocks))
@@ -82,16 +85,22 @@ class TrainingTask(NamedTuple):
     write: np.ndarray  # the row for its new state
     position: np.ndarray  # of each client in the cohort, in ascending client number: the row of its message
     branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
+    steps: np.ndarray | None = None  # that each client takes, if some take fewer than all
 
     @staticmethod
     def of(
-        task: ClientTask, when: tuple[int, bool], sampled: np.ndarray, columns: tuple[np.ndarray, ...]
+        task: ClientTask,
+        when: tuple[int, bool],
+        sampled: np.ndarray,
+        columns: tuple[np.ndarray, ...],
+        steps: np.ndarray | None = None,
     ) -> TrainingTask:
         """`when`: (round, warm_start). `columns`: visits, weights, read and write of `sampled`, each (S,); `sampled`
-        is in ascending order."""
+        is in ascending order. `steps`: (S,), see the field."""
         positions = np.searchsorted(sampled, task.clients)
         visits, weights, read, write = (column[positions] for column in columns)
-        return TrainingTask(task, *when, visits, weights, read, write, positions)
+        taken = None if steps is None else steps[positions]
+        return TrainingTask(task, *when, visits, weights, read, write, positions, None, taken)
 
     @property
     def index(self) -> int:
@@ -117,7 +126,12 @@ class TrainingTask(NamedTuple):
         """
         cuts = tuple(int((positions < cut).sum()) for cut in self.cuts)
         task = ClientTask(self.index, self.clients[positions], cuts)
-        return TrainingTask(task, self.round, self.warm_start, *self.columns_of(positions), self.branch)
+        return TrainingTask(
+            task, self.round, self.warm_start, *self.columns_of(positions), self.branch, self._steps_of(positions)
+        )
+
+    def _steps_of(self, clients: Any) -> np.ndarray | None:
+        return None if self.steps is None else self.steps[clients]
 
     def columns_of(self, clients: Any) -> TaskColumns:
         """The columns of some clients. clients: their positions in the task, or a slice."""
@@ -130,7 +144,8 @@ class TrainingTask(NamedTuple):
         cuts = tuple(cut - first for cut in self.cuts[begin:end])
         clients = slice(first, self.cuts[end - 1])
         task = ClientTask(self.index, self.clients[clients], cuts)
-        return TrainingTask(task, self.round, self.warm_start, *self.columns_of(clients), branch)
+        columns = self.columns_of(clients)
+        return TrainingTask(task, self.round, self.warm_start, *columns, branch, self._steps_of(clients))
 
 
 @dataclass(frozen=True)
@@ -143,19 +158,25 @@ class PackedTasks:
     tasks: list[tuple[int, tuple[int, ...], TreeNode | None]]  # (index, cuts, branch)
     when: tuple[int, bool]  # (round, warm_start)
     columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write, position; each (clients of all tasks,)
+    steps: np.ndarray | None  # (clients of all tasks,), see `TrainingTask`
 
     @staticmethod
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
         tasks = [(work.index, work.cuts, work.branch) for work in works]
         columns = zip(*((w.task.clients, *w.columns_of(slice(None))) for w in works), strict=True)
-        return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)))
+        steps = None
+        if works[0].steps is not None:
+            steps = np.concatenate([w.steps for w in works if w.steps is not None])
+        return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)), steps)
 
     def __getitem__(self, position: int) -> TrainingTask:
         index, cuts, branch = self.tasks[position]
         begin = sum(before[-1] for _, before, _ in self.tasks[:position])
-        clients, visits, weights, read, write, positions = (column[begin : begin + cuts[-1]] for column in self.columns)
+        part = slice(begin, begin + cuts[-1])
+        clients, visits, weights, read, write, positions = (column[part] for column in self.columns)
+        steps = None if self.steps is None else self.steps[part]
         task = ClientTask(index, clients, cuts)
-        return TrainingTask(task, *self.when, visits, weights, read, write, positions, branch)
+        return TrainingTask(task, *self.when, visits, weights, read, write, positions, branch, steps)
 
 
 class Broadcast(NamedTuple):

@@ -18,7 +18,18 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
-DEFAULTS = {"aggregate": "mean", "attack": None, "federation.sampling": "fixed"}
+DEFAULTS = {
+    "aggregate": "mean",
+    "attack": None,
+    "federation.sampling": "fixed",
+    "federation.sampler": "uniform",
+    "federation.mean": "auto",
+    "federation.pace.name": "rounds",
+    "federation.pace.select": 1.0,
+    "federation.pace.stragglers": "wait",
+    "federation.pace.least": 1,
+    "federation.pace.notice": "once",
+}
 """Settings that a configuration may lack, and the values that they then have."""
 
 

@@ -1,9 +1,10 @@
 """Parts by name: methods, rules, workloads, models, partitions and trackers, including the user's own.
 
 A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
-AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK). They map names
-to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does (`summary`). The
-project's own parts are found in the same way as everybody else's, by entry points of the group "fedfleet.plugins".
+AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK, SAMPLERS). They
+map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does
+(`summary`). The project's own parts are found in the same way as everybody else's, by entry points of the group
+"fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ TABLES = (
     "DISTRIBUTIONS",
     "AVAILABILITIES",
     "LOCAL_WORK",
+    "SAMPLERS",
 )
 
 SINGULAR = {"DEVICES": "kind of devices", "AVAILABILITIES": "availability", "LOCAL_WORK": "local work"}

@@ -79,6 +79,38 @@ class Local(Section):
         return values
 
 
+class Pace(Section):
+    """How a round ends in virtual time. Other values than the defaults need a section `systems`.
+
+    `name`: `rounds` (default), synchronous rounds.
+    `select`: how many clients are selected for each one that is wanted, at least 1; the round takes those that arrive
+    first (default 1).
+    `deadline`: the virtual seconds after which a round ends, more than 0 (default: none).
+    `stragglers`: what becomes of clients that would miss the deadline. `wait` (default): there is no deadline; `drop`:
+    they are left out; `partial`: they take as many local steps as fit into it.
+    `least`: the fewest clients that a round needs, at least 1: it begins when so many are online, and is empty if fewer
+    arrive (default 1).
+    `notice`: when a client that is lost is noticed, `once` it is lost (default) or `never`, which needs a deadline.
+    """
+
+    name: Literal["rounds"] = "rounds"
+    select: float = Field(default=1.0, ge=1)
+    deadline: float | None = Field(default=None, gt=0)
+    stragglers: Literal["wait", "drop", "partial"] = "wait"
+    least: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    notice: Literal["once", "never"] = "once"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Pace:
+        if self.stragglers == "wait" and self.deadline is not None:
+            raise ValueError(f"deadline goes with stragglers drop or partial, got deadline={self.deadline}; choose one")
+        if self.stragglers != "wait" and self.deadline is None:
+            raise ValueError(f"deadline is missing: stragglers={self.stragglers} needs it; give seconds")
+        if self.notice == "never" and self.deadline is None:
+            raise ValueError("notice=never needs a deadline, or a round without an answer never ends; give seconds")
+        return self
+
+
 class Federation(Section):
     """Who is trained, how often, and how the results are averaged.
 
@@ -90,6 +122,12 @@ class Federation(Section):
     that S is the mean number, or takes all of the group if it has S clients.
     `separation`: for `cyclic`, the fewest rounds from one turn of a client to its next, at least 1; cohort * separation
     must be at most `clients` (default: none).
+    `sampler`: how clients are chosen without an account of privacy, by a name in the table SAMPLERS, or a name with
+    arguments as in {name: power_of_choice, d: 40}; goes with sampling: fixed (default uniform).
+    `mean`: what the weighted sum of a cohort is divided by. `auto` (default): by what the sampler needs for a mean that
+    is right on average, if it has unequal probabilities, else by the sum of the weights; `normalised`: by the sum of
+    the weights; `unbiased`: by the expected sum, so that the mean over all draws is that over all clients.
+    `pace`: how a round ends in virtual time, see `Pace`.
     `rounds`: the number R of rounds, at least 1 (default 50).
     `local`: the work of one client in a round, see `Local`.
     `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
@@ -100,6 +138,9 @@ class Federation(Section):
     cohort: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
     separation: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    sampler: Any = "uniform"
+    mean: Literal["auto", "normalised", "unbiased"] = "auto"
+    pace: Pace = Field(default_factory=Pace)
     rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
@@ -128,9 +169,25 @@ class Federation(Section):
             )
         return self
 
+    @field_validator("sampler")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return name_or_mapping(value)
+
+    @model_validator(mode="after")
+    def _sampler_fits(self) -> Federation:
+        if self.sampling != "fixed" and (self.sampler != "uniform" or self.mean != "auto"):
+            raise ValueError(
+                f"sampler and mean go with sampling: fixed, got sampling={self.sampling}, sampler={self.sampler}, "
+                f"mean={self.mean}; leave them out, or choose fixed"
+            )
+        return self
+
     @property
     def largest_cohort(self) -> int:
         """The largest number of clients that a round may have."""
+        if part_name(self.sampler) == "poisson":
+            return self.clients
         if self.sampling == "cyclic":
             return -(-self.clients // (self.separation or 1))
         return self.cohort if self.sampling == "fixed" else self.clients
@@ -267,6 +324,8 @@ class Evaluate(Section):
 
     `every`: the number of rounds between evaluations; 0 evaluates only after the last round, which is always evaluated
     (default 5).
+    `seconds`: instead of `every`, the virtual seconds between evaluations, more than 0: the first round that ends at or
+    after a multiple of them is evaluated (default: none).
     `batch`: the number of examples in a batch of an evaluation, at least 1 (default 500).
     `fairness`: whether the model is also evaluated on each client's own training rows. The mean over the clients and
     the mean over the worst tenth of them are recorded (default false).
@@ -275,6 +334,7 @@ class Evaluate(Section):
     """
 
     every: int = Field(default=5, ge=0, le=LARGEST_COUNT)
+    seconds: float | None = Field(default=None, gt=0)
     batch: int = Field(default=500, ge=1, le=LARGEST_COUNT)
     fairness: bool = False
     held_out: float = Field(default=0.0, ge=0, lt=1)
@@ -393,9 +453,7 @@ class Systems(Section):
     @field_validator("devices", "availability", "work")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        if isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("name"), str)):
-            return value
-        raise ValueError("must be a name or {name: …, arguments}")
+        return name_or_mapping(value)
 
 
 PARTS = ("workload", "method", "aggregate", "attack")
@@ -487,6 +545,18 @@ class Experiment(Section):
             value = getattr(self, key)
             data[key] = value if value is None or isinstance(value, str | dict) else repr(value)
         return data
+
+
+def name_or_mapping(value: Any) -> Any:
+    """The value. Raises ValueError unless it is the name of a part, or a mapping with a name."""
+    if isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("name"), str)):
+        return value
+    raise ValueError("must be a name or {name: …, arguments}")
+
+
+def part_name(spec: Any) -> str:
+    """The name in what `name_or_mapping` allows."""
+    return spec if isinstance(spec, str) else spec["name"]
 
 
 def _name_of(part: Any) -> str:

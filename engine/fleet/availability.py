@@ -12,7 +12,7 @@ import numpy as np
 from .contract import Availability, keys, nonnegative, normal, positive, probability, require, uniform
 from .traces import Assign, Sessions, read_sessions, rows_of
 
-FURTHEST = 10_000
+FURTHEST = 2_000
 """The number of slots, cycles or days that are searched for the next session, and for the end of one. A client that is
 offline or online for longer counts as offline or online for ever."""
 HOUR = 3600.0

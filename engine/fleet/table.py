@@ -1,4 +1,4 @@
-"""The tables of the parts of a fleet that experiments choose by name."""
+"""The tables of samplers and of the parts of a fleet that experiments choose by name."""
 
 from __future__ import annotations
 
@@ -40,4 +40,17 @@ LOCAL_WORK = {
     "uniform": Entry(_HERE + "work:UniformWork", "some clients stop at a random step"),
     "range": Entry(_HERE + "work:RangeOfEpochs", "a random number of epochs"),
     "speed": Entry(_HERE + "work:BySpeed", "slow clients take fewer steps"),
+}
+
+_SAMPLERS = "fedfleet.engine.cohorts.samplers:"
+
+SAMPLERS = {
+    "uniform": Entry(_SAMPLERS + "UniformSampler", "S clients, each set with the same probability"),
+    "replacement": Entry(_SAMPLERS + "Replacement", "S draws with replacement"),
+    "poisson": Entry(_SAMPLERS + "PoissonSampler", "a coin for each client"),
+    "separated": Entry(_SAMPLERS + "Separated", "S clients that were not drawn for some rounds"),
+    "weighted": Entry(_SAMPLERS + "WeightedSampler", "S clients in proportion to their numbers of examples"),
+    "cyclic": Entry(_SAMPLERS + "CyclicSampler", "the next S clients of an order"),
+    "power_of_choice": Entry(_SAMPLERS + "PowerOfChoice", "those of d candidates with the largest losses"),
+    "oort": Entry("fedfleet.engine.cohorts.oort:Oort", "clients with large losses and short durations"),
 }

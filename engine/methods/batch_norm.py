@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithms.contract import Algorithm, Client, Local, Message, Oracle, Public, Round, Server
+from ...algorithms.contract import Algorithm, Client, Local, LocalNorms, Message, Oracle, Public, Round, Server
 from ...algorithms.tree import Layout, Tree
 
 
@@ -126,6 +126,9 @@ class Buffered(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return join_trees(self.method.model(self._method_server(server)), server.public.buffers)
+
+    def local_norms(self, most: int) -> LocalNorms | None:
+        return self.method.local_norms(most)
 
     @property
     def warm_start(self) -> Algorithm | None:

@@ -22,13 +22,14 @@ from ..aggregation.message_rows import make_rows
 from ..aggregation.passes import PassTask
 from ..aggregation.planning import largest_cohort, row_files
 from ..backends.base import Phase, Pool
-from ..clients.evaluation import evaluation_columns
+from ..clients.evaluation import evaluation_columns, loss_probes
 from ..clients.worker import keep_freed_memory
-from ..cohorts.sampling import CohortSampler
-from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, tree_shape
+from ..cohorts.samplers import norm_weights
+from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
 from ..config.memory_errors import memory_remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
 from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
@@ -76,9 +77,7 @@ class Driver:
         self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.cohorts = CohortSampler(
-            experiment.seed, self.federation, data.client_index, run_spec.block(x.flat.numel())
-        )
+        self.planner = RoundPlanner(run_spec, self.state_spec, data.client_index, run_spec.block(x.flat.numel()))
         self.stage = StageRunner(run_spec, self._run_pass)
         self._begin()
         self.version = 0  # of the last broadcast
@@ -97,6 +96,7 @@ class Driver:
         """Take the state before round 1."""
         self.server = self.run_spec.method().server_init(self.run_spec.initial_model())
         self.stage_state = self.stage.init(self.state_spec)
+        self.plan_state = self.planner.start()
         self.visits = np.zeros(self.federation.clients, dtype=np.int64)
         self.round = 0
         self.records = History(capacity=self.federation.rounds)
@@ -189,16 +189,16 @@ class Driver:
         if method is None:
             return {}
         started = time.perf_counter()
-        everyone, tasks = self.cohorts.all_clients()
-        state_spec = StateSpec(method, self.model())
-        mean, totals, round = self._train(method, state_spec, 0, everyone, tasks)
+        plan, state_spec = self.planner.everyone(), StateSpec(method, self.model())
+        mean, totals, round = self._train(method, state_spec, 0, plan)
         mean = mean.mean
         with plugin_errors("before round 1: the method's step on the server raised", MethodFailed):
             self.server = method.server_update(self.server, mean, round)
-        self.table.commit(totals.digests(everyone), totals.dropped)
+        self.table.commit(totals.digests(plan.clients), totals.dropped)
+        self.plan_state = self.planner.after_warm_start(self.plan_state, method, self.model())
         gradients = {"client/gradients": totals.facts["gradients"]}
         return {
-            **traffic_columns(state_spec, len(everyone)),
+            **traffic_columns(state_spec, plan.selected),
             **gradients,
             "time/seconds": time.perf_counter() - started,
         }
@@ -216,15 +216,16 @@ class Driver:
         started, number = time.perf_counter(), self.round + 1
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
-        sampled, tasks = self.cohorts.cohort(number)
-        aggregated, totals, round = self._train(self.method, self.state_spec, number, sampled, tasks)
+        plan = self.planner.plan(number, self.plan_state, self.visits, partial(self._losses, number))
+        planned, sampled = time.perf_counter() - started, plan.clients
+        aggregated, totals, round = self._train(self.method, self.state_spec, number, plan)
         trained, mean, count = time.perf_counter(), aggregated.mean, round.cohort
         if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
             round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
-            server = self.method.server_update(self.server, mean, round)
+            server = self.server if plan.skipped else self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
-            metrics = self.method.server_metrics(self.server, mean, round)
+            metrics = {} if plan.skipped else self.method.server_metrics(self.server, mean, round)
         try:
             check(number, server, model, self.limit, totals, self.model)
         except Diverged as error:
@@ -236,7 +237,9 @@ class Driver:
         record = {
             "round": number,
             **totals.record(count, trained - started, self.run_spec.workers),
-            **traffic_columns(self.state_spec, len(sampled), count),
+            **traffic_columns(self.state_spec, plan.selected, count),
+            **plan.columns,
+            **({"time/probe": planned} if "comm/bytes_probe" in plan.columns else {}),
             **{f"client/{name}": float(value) for name, value in mean.facts.items()},
             **{f"server/{name}": float(value) for name, value in metrics.items()},
             **aggregated.columns,
@@ -244,13 +247,14 @@ class Driver:
             "time/server": updated - trained,
             **self.pool.facts(),
         }
-        if self._evaluates(number):
+        plan_state = self.planner.told(self.plan_state, plan, totals.clients["id"], totals.clients["loss"])
+        if self._evaluates(number, plan_state):
             record.update(self._evaluate(model))
             record["time/evaluate"] = time.perf_counter() - updated
         record["time/seconds"] = time.perf_counter() - started
         for column, value in warm_start.items():
             record[column] += value
-        self._commit(server, aggregated.state, sampled, totals, record)
+        self._commit(server, aggregated.state, plan_state, sampled, totals, record)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
             write_clients(self.run_spec.directory, number, totals.clients)
         return record
@@ -260,32 +264,34 @@ class Driver:
         return Round(number, self.federation.rounds, cohort, self.federation.clients)
 
     def _commit(
-        self, server: Server, stage_state: StageState, sampled: np.ndarray, totals: RoundTotals, record: Record
-    ) -> None:
-        """Make the outcome of a round the state of the run: the server, the stage, the client states, the record."""
+        self, server: Server, stage_state: StageState, plan_state: PlanState, sampled: np.ndarray,
+        totals: RoundTotals, record: Record,
+    ) -> None:  # fmt: skip
+        """Make the outcome of a round the state of the run: the server, the stage, the sampler and the virtual clock,
+        the client states, the record."""
         self.consistent = False
         self.table.commit(totals.digests(sampled), totals.dropped)
-        self.server, self.stage_state, self.round = server, stage_state, self.round + 1
+        self.server, self.stage_state, self.plan_state = server, stage_state, plan_state
+        self.round += 1
         self.visits[np.setdiff1d(sampled, totals.dropped)] += 1
         self.records.append(record)
         self.consistent = True
 
     def _train(
-        self, method: Algorithm, state_spec: StateSpec, number: int, sampled: np.ndarray, tasks: list[ClientTask]
+        self, method: Algorithm, state_spec: StateSpec, number: int, plan: RoundPlan
     ) -> tuple[Aggregated, RoundTotals, Round]:
-        """Have the workers train the sampled clients. Returns (the mean message, or what the rule of aggregation gives
-        in its place; the totals of the round; the round).
+        """Have the workers train the clients of a plan. Returns (the mean message, or what the rule of aggregation
+        gives in its place; the totals of the round; the round).
 
-        method: with its settings of this round. number: the round, 0 for the pass over all clients. sampled: (S,) in
-        ascending order. Raises ClientFailed if all clients were dropped.
+        method: with its settings of this round. number: the round, 0 for the pass over all clients. Raises ClientFailed
+        if all clients were dropped.
         """
-        sizes = self.data.client_index.sizes_of(sampled)
+        sampled, tasks = plan.clients, plan.tasks
         read, write = self.table.reserve(sampled)
-        weights = np.ones(len(sampled))
-        if self.federation.weights == "examples" and self.method.weighted and len(sampled):
-            weights = sizes * (len(sampled) / float(sizes.sum()))
+        weights, divisor = self._weights(plan)
+        plain, weights = weights, self._by_steps(weights, plan)
         columns = (self.visits[sampled], weights, read, write)
-        training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns) for task in tasks]
+        training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns, plan.steps) for task in tasks]
         training_tasks, silent = self.stage.without_silent(training_tasks, number)
         if any(len(task.clients) for task in training_tasks):
             totals = self._run("train", training_tasks, method.broadcast(self.server), partial(self._prepare, number))
@@ -297,11 +303,44 @@ class Driver:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
             )
+        if divisor is None and weights is not plain:
+            divisor = float(plain[~np.isin(sampled, totals.dropped)].sum())
+        if divisor is not None:
+            totals = totals._replace(facts={**totals.facts, "weight": divisor})
         if "trusted" in self.stage.rule.reads:
             self._train_on_trusted(method, number)
         round = self._round(number, len(sampled) - len(totals.dropped))
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
+
+    def _weights(self, plan: RoundPlan) -> tuple[np.ndarray, float | None]:
+        """((S,) the weights of the clients of a plan in the mean, what the weighted sum is divided by; None for the sum
+        of the weights)."""
+        count = len(plan.clients)
+        if not self.method.weighted or not count:
+            return np.ones(count), None
+        if plan.weights is not None:
+            return plan.weights, plan.divisor
+        if self.federation.weights == "uniform":
+            return np.ones(count), None
+        sizes = self.data.client_index.sizes_of(plan.clients)
+        return sizes * (count / float(sizes.sum())), None
+
+    def _by_steps(self, weights: np.ndarray, plan: RoundPlan) -> np.ndarray:
+        """(S,) the weights for a method that weighs clients by their local steps; the same array for other methods."""
+        if not len(weights) or self.method.local_norms(1) is None:
+            return weights
+        steps = plan.steps
+        if steps is None:
+            steps = steps_of(self.data.client_index.sizes_of(plan.clients), self.federation.local)
+        norms = self.method.local_norms(int(steps.max()))
+        assert norms is not None
+        return norm_weights(norms, weights, steps)
+
+    def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
+        """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
+        tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
+        return self._run("evaluate", tasks, self.model().flat).clients["loss"]
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
@@ -321,7 +360,7 @@ class Driver:
 
     def _prepare(self, number: int) -> None:
         """What the driver does while workers train round `number`: results that are needed later are remembered."""
-        self.cohorts.cohort(number + 1)
+        self.planner.ahead(number + 1)
         self._epsilon(number)
 
     def _epsilon(self, number: int) -> Record:
@@ -339,9 +378,15 @@ class Driver:
         return reduce_in_order(phase.shape, chain(results, self.retry.run(phase, meanwhile)))
 
     # --- evaluation -------------------------------------------------------------------------------------------------
-    def _evaluates(self, number: int) -> bool:
-        every = self.run_spec.experiment.evaluate.every
-        return number == self.last_round or (every > 0 and number % every == 0)
+    def _evaluates(self, number: int, after: PlanState) -> bool:
+        """Whether round `number` is evaluated. after: the state of the plan at its end."""
+        evaluate = self.run_spec.experiment.evaluate
+        if number == self.last_round:
+            return True
+        if evaluate.seconds is not None:
+            before, now = (state.seconds // evaluate.seconds for state in (self.plan_state, after))
+            return now > before
+        return evaluate.every > 0 and number % evaluate.every == 0
 
     def _evaluate(self, x: Tree) -> Record:
         """The columns of an evaluation of the model x."""
@@ -373,6 +418,7 @@ class Driver:
         if self.round in self.checkpoints.pinned:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
+        leaves += [torch.from_numpy(array.copy()) for array in pytree.tree_leaves(self.plan_state)]
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
@@ -398,9 +444,12 @@ class Driver:
         self.log_lines += lines
         snapshot = check_usable(snapshot, self.run_spec, lines)
         spec, device = pytree.tree_structure(self.server), self.run_spec.device
-        server, stage_state = snapshot.server[: spec.num_leaves], snapshot.server[spec.num_leaves :]
+        stage_spec, plan_spec = pytree.tree_structure(self.stage_state), pytree.tree_structure(self.plan_state)
+        server, rest = snapshot.server[: spec.num_leaves], snapshot.server[spec.num_leaves :]
+        stage_state, plan_state = rest[: stage_spec.num_leaves], rest[stage_spec.num_leaves :]
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in server], spec)
-        self.stage_state = pytree.tree_unflatten(stage_state, pytree.tree_structure(self.stage_state))
+        self.stage_state = pytree.tree_unflatten(stage_state, stage_spec)
+        self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         if self.run_spec.privacy is not None:

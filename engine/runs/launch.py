@@ -25,6 +25,7 @@ from ..config.limits import check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
 from ..errors import ConfigError, Interrupted
+from ..fleet.planner import check_planning
 from ..kernels.library import NoKernels, library
 from ..methods.state_spec import StateSpec
 from ..planning.autotune import measure
@@ -68,6 +69,7 @@ def prepare(
         check_privacy(run_spec, method, x)
         StateSpec(method, x)
     check_stage(run_spec)
+    check_planning(run_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:

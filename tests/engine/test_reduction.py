@@ -50,7 +50,7 @@ def test_any_cut_and_any_order(blocks):
             level = int(draw.integers(0, 3))
             for place in range(0 if whole else -(-len(task) // (1 << level))):
                 below = task[place << level : (place + 1) << level]
-                branch = TrainingTask(*work(index, len(task))[:-1], TreeNode(min(level, shape.depth), place))
+                branch = work(index, len(task))._replace(branch=TreeNode(min(level, shape.depth), place))
                 results.append(PartialSum(shape.node_of(branch), [recursive(below)]))
         draw.shuffle(results)  # type: ignore[arg-type]
         totals = reduce_in_order(shape, results)

@@ -1,0 +1,334 @@
+"""The plan of a round: who is drawn, who is used when the round ends, and how the messages are weighted.
+
+Without a section `systems` the clients that are drawn are those that are used. With it, they are those that arrive in
+time on the virtual clock. Everything that decides who is used is known before anything is trained, so that the engine
+runs only clients whose results are used, and the record says what the others would have wasted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...algorithms.contract import Algorithm
+from ...algorithms.tree import Tree
+from ...workloads.base import ClientIndex
+from ..cohorts.samplers import Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
+from ..cohorts.sampling import CohortSampler
+from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
+from ..config.run_spec import RunSpec
+from ..config.schema import Local
+from ..errors import ConfigError
+from ..methods.state_spec import StateSpec
+from ..user_code import plugin_errors
+from .fleet import Fleet, Traffic, Visits
+
+Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
+"""(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
+
+
+class PlanState(NamedTuple):
+    """What is committed with a round: the sampler's state by name, in the order of the names, and the virtual clock,
+    (1,) seconds, without entries if there is none."""
+
+    sampler: Mapping[str, np.ndarray]
+    clock: Mapping[str, np.ndarray]
+
+    @property
+    def seconds(self) -> float:
+        """The virtual clock, 0 without one."""
+        return float(self.clock["seconds"][0]) if self.clock else 0.0
+
+
+class RoundPlan(NamedTuple):
+    """A round that is to be run."""
+
+    clients: np.ndarray  # (S,) those that are used, ascending
+    tasks: list[ClientTask]
+    selected: int  # how many receive the broadcast
+    steps: np.ndarray | None = None  # (S,) local steps where any client takes fewer than all; else None
+    weights: np.ndarray | None = None  # (S,) of the messages; None for the federation's own
+    divisor: float | None = None  # of the weighted sum; None for the sum of the weights
+    skipped: bool = False  # whether the round is empty and the server's state stays as it is
+    columns: Mapping[str, float] = {}  # for the record
+    clock: float | None = None  # at the end of the round
+    drawn: tuple[Ask, Draw] | None = None  # what the sampler gave
+
+
+class RoundPlanner:
+    """Plans the rounds of a run. Its state is passed in and returned."""
+
+    def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
+        """block: the number of clients in a block."""
+        experiment = run_spec.experiment
+        self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
+        self.pace, self.block, self.seed = experiment.federation.pace, block, experiment.seed
+        self.sampler = build_sampler(run_spec)
+        self.fleet = Fleet.of(run_spec, state_spec, client_index)
+        self.traffic = Traffic.of(state_spec)
+        self.cohorts = CohortSampler(experiment.seed, experiment.federation, client_index, block)
+        alone = isinstance(self.sampler, UniformSampler) and self.federation.mean != "unbiased"
+        self.plain = self.fleet is None and alone
+
+    def start(self) -> PlanState:
+        """The state before round 1."""
+        sampler = self.sampler.start(self.federation.clients, self.federation.cohort)
+        return PlanState(in_order(sampler), {} if self.fleet is None else {"seconds": np.zeros(1)})
+
+    def ahead(self, number: int) -> None:
+        """Prepare round `number` while the round before is running, where it needs nothing that is learned there."""
+        if self.plain:
+            self.cohorts.cohort(number)
+
+    def everyone(self) -> RoundPlan:
+        """The pass over all clients that some methods begin with."""
+        clients, tasks = self.cohorts.all_clients()
+        return RoundPlan(clients, tasks, len(clients))
+
+    def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
+        """The state after that pass: it takes as long as the slowest client, all of whom have to be there."""
+        if self.fleet is None:
+            return state
+        local, traffic = Local(epochs=1, batch=self.federation.local.batch), Traffic.of(StateSpec(method, x))
+        fleet = Fleet(self.seed, self.fleet.systems, self.fleet.parts, local, self.client_index, traffic)
+        everyone = np.arange(self.federation.clients)
+        device = fleet.parts.devices.numbers(self.seed, everyone, 0)
+        steps = steps_of(self.client_index.sizes, local)
+        seconds = fleet.compute_seconds(device, self.client_index.sizes, np.zeros_like(steps), steps)
+        seconds = seconds + 8 * traffic.down / (1000 * device.down) + 8 * traffic.up / (1000 * device.up)
+        return state._replace(clock={"seconds": state.clock["seconds"] + seconds.max()})
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+    def plan(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> RoundPlan:
+        """The plan of round `number`. visited: (N,) how often each client has taken part."""
+        if self.plain:
+            clients, tasks = self.cohorts.cohort(number)
+            return RoundPlan(clients, tasks, len(clients))
+        begin, eligible = state.seconds, None
+        if self.fleet is not None:
+            begin = self.fleet.first_time(begin, self.pace.least)
+            eligible = self.fleet.eligible(begin)
+        probed = Probed(probe)
+        ask = self._ask(number, eligible, visited, begin, probed)
+        draw = self.sampler.draw(state.sampler, ask)
+        plan = RoundPlan(draw.clients, [], len(draw.clients), columns=draw.columns, drawn=(ask, draw))
+        if self.fleet is not None:
+            plan = self._timed(plan, ask, draw, visited, begin, begin - state.seconds, probed)
+        weights, divisor = self._weights(ask, draw, plan.clients)
+        empty = not len(plan.clients)
+        step = isinstance(self.sampler, PoissonSampler) and self.sampler.empty == "step"
+        sizes = self.client_index.sizes_of(plan.clients)
+        tasks = [] if empty else plan_tasks(plan.clients, sizes, self.federation.local, self.block, plan.steps)
+        columns = {**plan.columns, **self._probe_columns(ask, probed)}
+        return plan._replace(tasks=tasks, weights=weights, divisor=divisor, skipped=empty and not step, columns=columns)
+
+    def _ask(self, number: int, eligible: np.ndarray | None, visited: np.ndarray, begin: float, probe: Probe) -> Ask:
+        federation, sizes = self.federation, self.client_index.sizes
+        target = sizes / sizes.sum() if federation.weights == "examples" else None
+        spares = math.ceil(round(self.pace.select * federation.cohort, 9)) - federation.cohort
+
+        def duration() -> np.ndarray:
+            everyone = np.arange(federation.clients)
+            if self.fleet is None:
+                return np.ones(federation.clients)
+            return self.fleet.visits(everyone, number, visited, begin).duration
+
+        steps = steps_of(sizes, federation.local)
+        sizes_and_work = (sizes, target, steps, federation.local.batch)
+        return Ask(
+            self.seed, number, federation.clients, federation.cohort, spares, eligible, *sizes_and_work, probe, duration
+        )
+
+    def _timed(
+        self, plan: RoundPlan, ask: Ask, draw: Draw, visited: np.ndarray, begin: float, waited: float, probed: Probed
+    ) -> RoundPlan:
+        """The plan with the clients that arrive in time. begin: the clock after waiting for eligible clients."""
+        assert self.fleet is not None
+        asked = np.concatenate([draw.clients, draw.spares])
+        spare = np.arange(len(asked)) >= len(draw.clients)
+        before = probed.seconds(self.fleet, ask)
+        deadline = math.inf if self.pace.deadline is None else self.pace.deadline
+        partial = deadline if self.pace.stragglers == "partial" else math.inf
+        visits = self.fleet.visits(asked, ask.number, visited[asked], begin + before, partial)
+        wanted = ask.size if self.sampler.fixed else len(asked)
+        used, length = arrivals(visits, asked, spare, wanted, deadline)
+        if len(used) < self.pace.least:
+            used = used[:0]
+        used = used[np.argsort(asked[used])]
+        others = np.setdiff1d(np.arange(len(asked)), used)
+        spent = np.minimum(np.minimum(visits.duration, visits.lost), length)[others]
+        lost = visits.lost[others] <= length
+        seconds = waited + before + length + self.fleet.systems.server
+        clock = begin - waited + seconds
+        full = steps_of(self.client_index.sizes_of(asked[used]), self.federation.local)
+        steps = visits.steps[used]
+        columns = {
+            "system/clock": clock,
+            "system/seconds": seconds,
+            "system/waited": waited,
+            "system/wasted": float(spent.sum()),
+            "client/selected": float(len(asked)),
+            "client/late": float((~lost).sum()),
+            "client/lost": float(lost.sum()),
+            "client/eligible": float(ask.clients if ask.eligible is None else len(ask.eligible)),
+            "comm/bytes_wasted": float(len(others) * self.traffic.down),
+        }
+        return plan._replace(
+            clients=asked[used],
+            selected=len(asked),
+            steps=None if np.array_equal(steps, full) else steps,
+            columns={**plan.columns, **columns},
+            clock=clock,
+        )
+
+    def _weights(self, ask: Ask, draw: Draw, used: np.ndarray) -> tuple[np.ndarray | None, float | None]:
+        """((S,) weights of the clients that are used, divisor); None for the federation's own, see `RoundPlan`."""
+        unbiased = self.federation.mean == "unbiased"
+        if draw.weights is None and not unbiased:
+            return None, None
+        if draw.weights is None:
+            return ask.clients * ask.shares()[used], float(len(draw.clients))
+        divisor = draw.divisor if self.federation.mean != "normalised" else None
+        if unbiased and divisor is None:
+            divisor = float(ask.size)
+        return draw.weights[used], divisor
+
+    def _probe_columns(self, ask: Ask, probed: Probed) -> dict[str, float]:
+        """The columns of the candidates that said their loss and were not drawn: those that were have the model."""
+        if probed.asked is None:
+            return {}
+        beyond = max(0, len(probed.asked) - ask.size)
+        return {"comm/bytes_probe": beyond * self.traffic.down + 4.0 * len(probed.asked)}
+
+    def told(self, state: PlanState, plan: RoundPlan, clients: np.ndarray, loss: np.ndarray) -> PlanState:
+        """The state after a round. clients: (c,) whose results were used. loss: (c,) the mean training loss of each."""
+        if plan.drawn is None:
+            return state
+        order = np.argsort(clients)
+        ask, draw = plan.drawn
+        sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients[order], loss[order]))
+        clock = state.clock if plan.clock is None else {"seconds": np.array([plan.clock])}
+        return PlanState(in_order(sampler), clock)
+
+
+class Probed:
+    """Asks clients for their losses, and remembers whom. `asked`: these clients, None before."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self.asked, self.rows = probe, None, None
+
+    def __call__(self, clients: np.ndarray, rows: int | None) -> np.ndarray:
+        self.asked: np.ndarray | None = clients
+        self.rows: int | None = rows
+        return self.probe(clients, rows)
+
+    def seconds(self, fleet: Fleet, ask: Ask) -> float:
+        """The virtual seconds of the slowest of the clients that were asked: forward passes only, which take a third
+        of the time of training."""
+        if self.asked is None:
+            return 0.0
+        device, unit = fleet.parts.devices.numbers(ask.seed, self.asked, ask.number), fleet.parts.devices.unit
+        rows = ask.sizes[self.asked]
+        rows = rows if self.rows is None else np.minimum(rows, self.rows)
+        units = {"forward": rows, "example": rows / 3, "step": rows / ask.batch / 3}
+        share = rows / (ask.steps[self.asked] * ask.batch) / 3  # of a visit
+        return float((device.compute * units.get(unit, share)).max()) * fleet.systems.scale / 1000
+
+
+def arrivals(
+    visits: Visits, asked: np.ndarray, spare: np.ndarray, wanted: int, deadline: float
+) -> tuple[np.ndarray, float]:
+    """(positions of the first `wanted` clients that arrive by the deadline, seconds until the round ends).
+
+    asked: (c,) client numbers. spare: (c,) bool. Clients that arrive at the same time are in the order of cohort,
+    spares, and of their numbers: otherwise equal speeds would always leave out the highest numbers.
+    """
+    duration = visits.duration
+    order = np.lexsort((asked, spare, duration))
+    in_time = order[visits.arrives[order] & (duration[order] <= deadline)]
+    used = in_time[:wanted]
+    if len(used) == wanted and wanted:
+        return used, float(duration[used[-1]])
+    if math.isfinite(deadline):
+        return used, deadline
+    return used, float(np.minimum(duration, visits.lost).max()) if len(asked) else 0.0
+
+
+def in_order(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays in the order of their names, in which a checkpoint has them."""
+    return {name: state[name] for name in sorted(state)}
+
+
+def build_sampler(run_spec: RunSpec) -> Sampler:
+    """The sampler of a run. Raises ConfigError if it does not fit the federation."""
+    federation = run_spec.experiment.federation
+    sampler = run_spec.registry.build("SAMPLERS", federation.sampler, "federation.sampler")
+    if not isinstance(sampler, Sampler):
+        raise ConfigError(f"federation.sampler: {federation.sampler!r} is not a sampler; give a name")
+    with plugin_errors("federation.sampler"):
+        sampler.check(federation.clients, federation.cohort, federation.weights)
+    return sampler
+
+
+def check_planning(run_spec: RunSpec) -> None:
+    """Raise ConfigError for a sampler, a pace or a fleet that does not fit the run."""
+    experiment, federation = run_spec.experiment, run_spec.experiment.federation
+    sampler, pace = build_sampler(run_spec), federation.pace
+    called = sampler_name(federation.sampler)
+    if federation.mean == "unbiased" and not sampler.has_probabilities:
+        raise ConfigError(
+            f"federation.mean: unbiased needs a sampler whose probabilities are known, got {called}; choose auto"
+        )
+    if experiment.systems is None:
+        defaults = type(pace)()
+        changed = [name for name in type(pace).model_fields if getattr(pace, name) != getattr(defaults, name)]
+        if changed:
+            got = getattr(pace, changed[0])
+            raise ConfigError(
+                f"federation.pace.{changed[0]} needs a virtual clock, got {got} without systems; add systems: {{}}"
+            )
+        if experiment.evaluate.seconds is not None:
+            raise ConfigError("evaluate.seconds needs a virtual clock, got no systems; add systems: {}")
+    else:
+        Fleet.of(run_spec, StateSpec(run_spec.method(), run_spec.initial_model()), none_of(federation.clients))
+    spares = math.ceil(round(pace.select * federation.cohort, 9)) - federation.cohort
+    if spares and not sampler.gives_spares:
+        raise ConfigError(f"federation.pace.select must be 1 with sampler {called}, got {pace.select}; lower it")
+    if federation.cohort + spares > federation.clients:
+        raise ConfigError(
+            f"federation.pace.select: {federation.cohort + spares} of {federation.clients} clients cannot be selected, "
+            f"got select={pace.select}; lower it, or federation.cohort"
+        )
+    if run_spec.method().local_norms(1) is not None:
+        for key, present in (
+            ("privacy", experiment.privacy is not None),
+            ("attack", experiment.attack is not None),
+            ("aggregate", sampler_name(experiment.aggregate) != "mean"),
+            ("workload", bool(run_spec.buffers)),
+        ):
+            if present:
+                why = "running statistics of the model" if key == "workload" else key
+                raise ConfigError(f"{key}: {why} do not go with a method that weighs clients by their steps; change it")
+    special = called != "uniform" or federation.mean != "auto" or experiment.systems is not None
+    what = "systems" if experiment.systems is not None else f"federation.sampler={called}, mean={federation.mean}"
+    for key, present in (
+        ("privacy", experiment.privacy is not None),
+        ("attack", experiment.attack is not None),
+        ("aggregate", sampler_name(experiment.aggregate) != "mean"),
+        ("federation.sampling", federation.sampling != "fixed"),
+    ):
+        if special and present:
+            raise ConfigError(f"{key} does not go with {what}, which changes who is in a mean; leave one out")
+
+
+def sampler_name(spec: object) -> str:
+    """The name of a part that is given as a name, a mapping or an object."""
+    return spec if isinstance(spec, str) else str(spec.get("name")) if isinstance(spec, dict) else type(spec).__name__
+
+
+def none_of(clients: int) -> ClientIndex:
+    """An index in which every client has one row, for checks that need no data."""
+    return ClientIndex(np.arange(clients + 1), np.arange(clients))

@@ -1,0 +1,221 @@
+"""Rounds in virtual time: who is used, how long a round takes, resuming, and identities with runs without a clock."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedfleet.engine import resume, run
+from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.fleet.fleet import Visits
+from fedfleet.engine.fleet.planner import arrivals
+from fedfleet.engine.runs.launch import prepare
+from tests.engine.test_sampling import InterruptAfter
+
+FLEET = {
+    "devices": {"name": "lognormal", "sigma": 1.0, "jitter": 0.2},
+    "availability": {"name": "sessions", "on": 60, "off": 30, "spread": 0.5},
+    "dropout": 0.1,
+    "work": {"name": "uniform", "p": 0.5},
+}
+
+
+def digits(plan=None, systems=None, method="fedavg", **more):
+    return experiment(
+        {
+            "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [4]}},
+            "method": method,
+            "federation": {
+                "clients": 20,
+                "cohort": 6,
+                "rounds": 5,
+                "local": {"steps": 4, "batch": 8},
+                **(plan or {}),
+            },
+            "engine": {"backend": "local", "block": 2, "kernels": "torch"},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+            **({} if systems is None else {"systems": systems}),
+            **more,
+        }
+    )
+
+
+def visits(*durations, lost=None):
+    """Visits that take these seconds, all of them computing."""
+    zeros = np.zeros(len(durations))
+    gone = np.full(len(durations), np.inf) if lost is None else np.array(lost, dtype=float)
+    return Visits(np.full(len(durations), 5), zeros, np.array(durations, dtype=float), zeros, gone)
+
+
+# --- one round --------------------------------------------------------------------------------------------------------
+def test_a_round_by_hand():
+    """Four clients of 3.5, 5, 8 and 14 s."""
+    four, ids, nobody = visits(3.5, 5, 8, 14), np.arange(4), np.zeros(4, bool)
+    used, length = arrivals(four, ids, np.array([False, False, True, True]), 2, np.inf)
+    assert (sorted(used.tolist()), length) == ([0, 1], 5.0)
+    assert arrivals(four, ids, nobody, 4, np.inf)[1] == 14.0
+    used, length = arrivals(four, ids, nobody, 4, 6.0)
+    assert (sorted(used.tolist()), length) == ([0, 1], 6.0)
+    used, length = arrivals(visits(4, 3, 2, 1), ids, nobody, 2, np.inf)
+    assert (used.tolist(), length) == ([3, 2], 2.0)
+
+
+def test_clients_of_equal_speed_come_before_spares():
+    used, _ = arrivals(visits(1, 1, 1, 1), np.array([7, 3, 1, 0]), np.array([False, False, True, True]), 2, np.inf)
+    assert sorted(used.tolist()) == [0, 1]
+
+
+def test_losses_are_noticed_or_waited_for():
+    lost = visits(3, 9, lost=[np.inf, 4])
+    assert arrivals(lost, np.arange(2), np.zeros(2, bool), 2, np.inf) == (pytest.approx([0]), 4.0)
+    assert arrivals(lost, np.arange(2), np.zeros(2, bool), 2, 20.0)[1] == 20.0
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def plain():
+    return run(digits()).model_sha256
+
+
+EQUAL = {"devices": "equal"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "systems"),
+    [
+        ({}, {}),
+        ({}, {"devices": {"name": "lognormal", "sigma": 2}, "work": {"name": "uniform", "p": 0}}),
+        ({"pace": {"deadline": 1e9, "stragglers": "drop"}}, {}),
+        ({"pace": {"deadline": 1e9, "stragglers": "partial"}}, {}),
+        ({"pace": {"select": 1.5}}, EQUAL),
+    ],
+)
+def test_a_clock_that_cuts_nobody_off_changes_no_bit(plan, systems, plain):
+    result = run(digits(plan, systems))
+    assert result.model_sha256 == plain
+    clock = [row["system/clock"] for row in result.rows]
+    assert (np.diff([0, *clock]) > 0).all()
+    assert all(row["client/late"] == row["client/selected"] - 6 for row in result.rows)
+
+
+def test_the_round_takes_as_long_as_its_slowest_client():
+    rows = run(digits(systems=EQUAL)).rows
+    down, up = (8 * rows[0][f"comm/bytes_{way}"] / 6 / 1000 for way in ("down", "up"))
+    assert rows[0]["system/seconds"] == pytest.approx(down / 6100 + up / 3050 + 3 * 80 * 4 * 8 / 1000)
+    assert rows[-1]["system/clock"] == pytest.approx(sum(row["system/seconds"] for row in rows))
+
+
+def test_compression_shortens_virtual_time():
+    slow = {"devices": {"name": "equal", "compute": 1e-9, "down": 100, "up": 100}}
+    coded = {"name": "fedavg", "compression": {"name": "sparsification", "up": {"name": "top", "ratio": 0.05}, "layers": "all"}}
+    seconds = [run(digits(systems=slow, method=method)).rows[-1]["system/clock"] for method in ("fedavg", coded)]
+    rows = run(digits(systems=slow, method=coded)).rows
+    expected = sum(8 * (row["comm/bytes_down"] + row["comm/bytes_up"]) / 6 / 1000 / 100 for row in rows)
+    assert seconds[1] == pytest.approx(expected)
+    assert seconds[1] < 0.5 * seconds[0]
+
+
+def test_what_is_not_used_is_counted(tmp_path):
+    """used + late + lost = selected; the downloads of all selected are counted, and the uploads of those used."""
+    rows = run(digits({"pace": {"select": 1.5, "deadline": 20, "stragglers": "drop"}, "rounds": 20}, FLEET)).rows
+    assert {row["client/lost"] > 0 for row in rows} == {True, False}
+    for row in rows:
+        assert row["client/count"] + row["client/late"] + row["client/lost"] == row["client/selected"]
+        assert row["comm/bytes_down"] * row["client/count"] == row["comm/bytes_up"] * row["client/selected"]
+        wasted = row["client/selected"] - row["client/count"]
+        assert row["comm/bytes_wasted"] == wasted * row["comm/bytes_down"] / row["client/selected"]
+        assert row["system/seconds"] <= 20 + row["system/waited"] + 1e-9
+
+
+def test_a_deadline_cuts_work_short():
+    rows = run(digits({"pace": {"deadline": 10, "stragglers": "partial"}}, {})).rows
+    assert any(row["client/steps"] < 4 * row["client/count"] for row in rows)
+    assert all(row["system/seconds"] <= 10 for row in rows)
+
+
+def test_a_round_with_too_few_clients_is_empty():
+    pace = {"deadline": 1e-3, "stragglers": "drop", "least": 2}
+    result = run(digits({"pace": pace}, {}))
+    assert [row["client/count"] for row in result.rows] == [0] * 5
+    assert result.rows[-1]["system/clock"] == pytest.approx(5e-3)
+
+
+def test_a_round_waits_for_clients(tmp_path):
+    nights = pa.table({"client": np.arange(20), "from": np.arange(20) * 10.0, "to": np.full(20, 1e6)})
+    pq.write_table(nights, tmp_path / "a.parquet")
+    trace = {"name": "trace", "file": str(tmp_path / "a.parquet"), "assign": "number"}
+    rows = run(digits({"pace": {"least": 6}, "rounds": 1}, {"availability": trace})).rows
+    assert rows[0]["system/waited"] == 50.0
+    assert rows[0]["client/eligible"] == rows[0]["client/count"] == 6
+
+
+def test_evaluations_on_a_grid_of_virtual_seconds():
+    result = run(digits({"rounds": 20}, {}, evaluate={"seconds": 100}))
+    clock = np.array([row["system/clock"] for row in result.rows])
+    evaluated = np.array(["eval/accuracy" in row for row in result.rows])
+    passed = np.diff(np.r_[0, clock] // 100) > 0
+    passed[-1] = True
+    assert (evaluated == passed).all()
+
+
+# --- one and many workers, and resuming -------------------------------------------------------------------------------
+SAMPLERS = [
+    {"name": "separated", "rounds": 2},
+    "cyclic",
+    {"name": "power_of_choice", "d": 10, "loss": "last"},
+    "oort",
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s if isinstance(s, str) else s["name"])
+def test_a_run_is_resumed_to_the_same_bits(sampler, tmp_path):
+    plan = {"sampler": sampler, "pace": {"deadline": 15, "stragglers": "partial"}}
+    made = digits(plan, FLEET, "scaffold")
+    whole = run(made)
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "run", [InterruptAfter(3)])
+    again = resume(made, tmp_path / "run")
+    assert again.model_sha256 == whole.model_sha256
+    for a, b in zip(whole.rows, again.rows, strict=True):
+        assert {k: v for k, v in a.items() if not k.startswith("time/")} == pytest.approx(
+            {k: v for k, v in b.items() if not k.startswith("time/")}, abs=0, nan_ok=True
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", ["uniform", "oort", {"name": "power_of_choice", "d": 10}])
+def test_one_and_two_workers_give_the_same_bits(sampler, ray_here):
+    made = digits({"sampler": sampler, "pace": {"select": 1.5, "deadline": 15, "stragglers": "partial"}}, FLEET)
+    alone = run(made).model_sha256
+    for workers in (1, 2):
+        engine = made.engine.model_copy(update={"backend": "ray", "workers": workers})
+        assert run(made.model_copy(update={"engine": engine})).model_sha256 == alone
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("plan", "keys", "message"),
+    [
+        ({"pace": {"select": 4}}, {"systems": {}}, "federation.pace.select: 24 of 20 clients cannot be selected"),
+        ({}, {"systems": {}, "aggregate": "median"}, "aggregate does not go with systems"),
+        ({"sampling": "poisson"}, {"systems": {}}, "federation.sampling does not go with systems"),
+        ({}, {"evaluate": {"seconds": 5}}, "evaluate.seconds needs a virtual clock, got no systems; add systems: {}"),
+        ({}, {"systems": {"devices": "mobile"}}, "systems.devices.name: no kind of devices is called mobile"),
+        ({"pace": {"notice": "never"}}, {"systems": {}}, "notice=never needs a deadline"),
+    ],
+)
+def test_mistakes_are_one_sentence(plan, keys, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare(digits(plan, **keys), "test")
+
+
+def test_nobody_is_ever_online():
+    made = digits({"pace": {"least": 6}}, {"availability": {"name": "bernoulli", "p": 0.0}})
+    with pytest.raises(ConfigError, match=r"^systems: 6 clients must be online at one time"):
+        run(made)
