@@ -28,7 +28,7 @@ from .contract import LocalNorms, Oracle
 from .fedavg import Plain
 from .fedprox import Prox
 from .local import Estimator, LocalMethod, Rule
-from .parts.checks import nonnegative, one_of
+from .parts.checks import nonnegative, one_of, refuse
 from .parts.rules import Sgd
 from .parts.servers import Mean, Over
 from .tree import Tree
@@ -99,12 +99,16 @@ def fednova(
     mu: float = 0.0,
     server_lr: float = 1.0,
     over: Over = "cohort",
-    effective: Literal["norm", "steps"] = "norm",
+    effective: Literal["norm", "steps"] | None = None,
 ) -> FedNova:
     """rule: the local optimiser, which must be linear in the gradients; mu: weight of a pull towards the server's
     model, as in `fedprox`; server_lr: step size along the mean displacement; over: see `fedavg`; effective: the length
-    of the server's step in local steps, by the `norm` of what clients did, or by their numbers of `steps`."""
+    of the server's step in local steps, by the `norm` of what clients did, unless given, or by their numbers of
+    `steps`; with plain descent these are the same."""
     nonnegative(mu=mu)
+    if rule.plain_lr() is not None and not mu:
+        refuse({"effective": effective}, "a step of plain descent counts as one", "leave it out, or choose momentum")
+    effective = effective or "norm"
     one_of("norm", "steps", effective=effective)
     if not isinstance(getattr(rule, "lr", 1.0), float | int) or not is_linear(rule):
         raise ValueError(

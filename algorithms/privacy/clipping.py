@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..contract import Algorithm, Client, Local, LocalSteps, Message, Oracle, Public, Round, Server
+from ..contract import Algorithm, Client, Local, LocalNorms, LocalSteps, Message, Oracle, Public, Round, Server
 from ..tree import Tree
 
 Factors = tuple[tuple[str, float], ...]
@@ -117,6 +117,9 @@ class Clipped(Algorithm):
 
     def model(self, server: Server) -> Tree:
         return self.method.model(self._server_of_method(server))
+
+    def local_norms(self, most: int) -> LocalNorms | None:
+        return self.method.local_norms(most)
 
     @property
     def warm_start(self) -> Algorithm | None:

@@ -310,8 +310,11 @@ def check_planning(run_spec: RunSpec) -> None:
             ("workload", bool(run_spec.buffers)),
         ):
             if present:
-                why = "running statistics of the model" if key == "workload" else key
-                raise ConfigError(f"{key}: {why} do not go with a method that weighs clients by their steps; change it")
+                got = "a model with running statistics" if key == "workload" else getattr(experiment, key)
+                raise ConfigError(
+                    f"{key} must leave weights alone with a method that weighs clients by their steps, got {got!r}; "
+                    "choose another method"
+                )
     special = called != "uniform" or federation.mean != "auto" or experiment.systems is not None
     what = "systems" if experiment.systems is not None else f"federation.sampler={called}, mean={federation.mean}"
     for key, present in (

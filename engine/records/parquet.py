@@ -19,6 +19,15 @@ server/lr                           the method's global learning rate as its pap
                                     FedDuA, server_lr, gamma (lr_dual: that of the dual group, if it differs); if the
                                     server's rule has none, |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           bytes of this round
+comm/bytes_probe                    bytes of the losses that a sampler asked for, and of the models sent for them
+comm/bytes_wasted                   with systems: the downloads of clients that were selected and not used
+client/selected, late, lost         with systems: clients that received the model; those of them that were cut off, and
+                                    those that vanished
+client/eligible                     with systems: clients that were online and had enough memory when the round began
+system/clock, seconds, waited       with systems: the virtual clock at the end of the round; the virtual seconds of the
+                                    round; those of them spent waiting for enough clients
+system/wasted                       with systems: the virtual seconds that clients spent in vain
+time/probe                          seconds until the losses that a sampler asked for were there
 comm/bytes_buffers_down, …_up       bytes of running statistics, not counted above; only if the model has any
 robust/byzantine                    with an attack: the Byzantine clients among those that were sampled
 robust/broken                       with a rule of aggregation: the messages that are not finite, which were left out

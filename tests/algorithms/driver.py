@@ -60,12 +60,18 @@ def visit(method, public, client, oracles):
 def play(method, server, clients, cohort, where):
     """One round of a cohort, which updates `clients`. `where`: (the Round, function i -> oracles of client i)."""
     round, oracles = where
-    messages = []
+    messages, counts = [], []
     public = method.unpack(method.broadcast(server))
     for i in cohort:
-        message, clients[i] = visit(method, public, clients[i], oracles(i))
+        steps = oracles(i)
+        message, clients[i] = visit(method, public, clients[i], steps)
         messages.append(message)
+        counts.append(len(steps))
     mean = pytree.tree_map(lambda *leaves: sum(leaves) / len(leaves), *messages)
+    if (norms := method.local_norms(max(counts))) is not None:
+        effective = sum(norms.effective[K - 1] for K in counts) / len(counts)
+        weighted = [m.delta * (effective / norms.norms[K - 1]) for m, K in zip(messages, counts, strict=True)]
+        mean = mean._replace(delta=sum(weighted[1:], weighted[0]) / len(weighted))
     return method.server_update(server, mean, round)
 
 

@@ -70,6 +70,7 @@ OWN: dict[tuple[str, str], Any] = {("fedmud_bkd_f", "ratio"): 0.2, ("fedpara", "
 
 UNLESS_GIVEN = {
     ("fafed", "first"): "plain",
+    ("fednova", "effective"): "norm",
     **{(method, "scale"): "moonlight" for method in ("local_muon", "fedmuon_bc")},
     **{(method, "carry"): "keep" for method in ("diloco", "muloco")},
 }
@@ -84,6 +85,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     **{("stem", name): {"schedule": "stem"} for name in ("w", "sigma2", "c")},
     ("ef21_p", "beta"): {"memory": "shift"},
     ("fedbat", "feedback"): {"both_ways": True},
+    ("fednova", "effective"): STATEFUL,
 }
 """The setting in which an argument has an effect, if it is refused together with the defaults."""
 
