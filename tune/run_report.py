@@ -142,7 +142,7 @@ def charts(columns: Columns) -> list[Section]:
 
 
 def curve(columns: Columns, name: str, values: np.ndarray) -> Figure:
-    """The chart of one column against rounds, bytes and seconds."""
+    """The chart of one column against rounds, bytes, seconds and the virtual clock, if there is one."""
     there = np.flatnonzero(np.isfinite(values))
     there = there[thinned(len(there))]
     factor = 100 if is_share(name) else 1
@@ -152,6 +152,8 @@ def curve(columns: Columns, name: str, values: np.ndarray) -> Figure:
         "MB up and down": numbers(traffic[there] / 1e6),
         "seconds": numbers(np.nancumsum(columns["time/seconds"])[there]),
     }
+    if "system/clock" in columns:
+        x["virtual seconds"] = numbers(columns["system/clock"][there])
     one = Curve(name, 0, x, numbers(values[there] * factor))
     unit = f"{name.rsplit('/', 1)[-1].replace('_', ' ')}{' (%)' if factor == 100 else ''}"
     return Figure("curves", name, Axis("round", whole=True), Axis(unit), [one])

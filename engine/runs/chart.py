@@ -14,8 +14,13 @@ from ..records.history import History
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Horizontal = Literal["round", "bytes", "seconds"]
-LABELS = {"round": "round", "bytes": "bytes sent in both directions", "seconds": "seconds"}
+Horizontal = Literal["round", "bytes", "seconds", "clock"]
+LABELS = {
+    "round": "round",
+    "bytes": "bytes sent in both directions",
+    "seconds": "seconds",
+    "clock": "virtual seconds",
+}
 MOST_MARKERS = 60
 """A line with at most this many points has a marker at each of them."""
 
@@ -65,6 +70,10 @@ def horizontal(rows: History, x: Horizontal) -> np.ndarray:
     """(R,) the place of every round on the horizontal axis."""
     if x == "round":
         return rows.column("round")[0]
+    if x == "clock":
+        if "system/clock" not in rows.columns:
+            raise ConfigError("x=clock needs a virtual clock, got a run without systems; choose round")
+        return rows.column("system/clock")[0]
     if x == "seconds":
         return np.cumsum(rows.column("time/seconds")[0])
     return np.cumsum(rows.column("comm/bytes_up")[0] + rows.column("comm/bytes_down")[0])

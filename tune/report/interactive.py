@@ -164,7 +164,8 @@ def curves(found: Findings) -> Iterator[Figure]:
 
 
 def curve(found: Findings, method: str, place: Place) -> Curve | None:
-    """A method's mean curve at a level, against rounds, bytes and seconds; None without evaluations."""
+    """A method's mean curve at a level, against rounds, bytes, seconds and the virtual clock; None without
+    evaluations."""
     runs = [run for run in found.at(method, place) if run.status == "finished"]
     points = mean_curve(runs)
     if points is None:
@@ -175,6 +176,9 @@ def curve(found: Findings, method: str, place: Place) -> Curve | None:
     sent = np.nanmean([at_rounds(run, "sent", rounds) for run in runs if run.points is not None], axis=0)
     took = np.nanmean([at_rounds(run, "seconds", rounds) for run in runs if run.points is not None], axis=0)
     x = {"round": rounds.tolist(), "MB up and down": numbers(sent / 1e6), "seconds": numbers(took)}
+    timed = [run for run in runs if run.points is not None and run.points.clock is not None]
+    if timed:
+        x["virtual seconds"] = numbers(np.nanmean([at_rounds(run, "clock", rounds) for run in timed], axis=0))
     seeds = {
         f"seed {run.seed}": numbers(at_rounds(run, "values", rounds) * found.factor)
         for run in runs

@@ -69,6 +69,7 @@ class Reached(NamedTuple):
     rounds: float
     sent: float  # bytes, up and down
     seconds: float
+    clock: float = math.nan  # virtual seconds, nan without a virtual clock
 
 
 def reached(points: Points | None, target: float, better: Callable[[float, float], bool]) -> Reached | None:
@@ -77,7 +78,8 @@ def reached(points: Points | None, target: float, better: Callable[[float, float
         return None
     for i, value in enumerate(points.values):
         if value == target or better(value, target):
-            return Reached(float(points.rounds[i]), float(points.sent[i]), float(points.seconds[i]))
+            clock = math.nan if points.clock is None else float(points.clock[i])
+            return Reached(float(points.rounds[i]), float(points.sent[i]), float(points.seconds[i]), clock)
     return None
 
 

@@ -94,12 +94,15 @@ def targets(found: Findings) -> Iterator[Table]:
         rows = [row for place in found.places for method in found.methods if (row := to(found, method, place, target))]
         if all(row[3].text == "–" for row in rows):
             continue
+        virtual = any(run.points is not None and run.points.clock is not None for run in found.runs)
         note = (
             "Costs until the first evaluation that reached the target, mean ± standard deviation over the seeds "
             "that reached it. MB are those of all clients in both directions. Seconds were measured while other "
             "cells ran at the same time."
         )
-        heads = ["level", "method", "seeds", "rounds", "MB", "seconds"]
+        heads = ["level", "method", "seeds", "rounds", "MB", "seconds", "virtual seconds"]
+        if not virtual:
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
         yield Table(f"Costs of reaching {found.with_unit(target)} {found.what}", note, heads, rows)
 
 
@@ -108,14 +111,14 @@ def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
     runs = found.at(method, place)
     there = [reached(run.points, target, found.better) for run in runs]
     took = [one for one in there if one is not None]
-    numbers = [(one.rounds, one.sent / 1e6, one.seconds) for one in took]
-    cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in ((0, 0), (1, 1), (2, 1))]
+    numbers = [(one.rounds, one.sent / 1e6, one.seconds, one.clock) for one in took]
+    cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in ((0, 0), (1, 1), (2, 1), (3, 0))]
     return plain(name_of(place), method, f"{len(took)} of {len(runs)}", *cells) if runs else []
 
 
 def bare(what: Spread, digits: int) -> str:
     """Mean and standard deviation as text."""
-    if not what.n:
+    if not what.n or math.isnan(what.mean):
         return "–"
     sd = "" if math.isnan(what.std) else f" ± {what.std:,.{digits}f}"
     return f"{what.mean:,.{digits}f}{sd}"

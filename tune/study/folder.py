@@ -26,12 +26,14 @@ OVER = (FINISHED, DIVERGED)
 
 
 class Points(NamedTuple):
-    """A run's evaluations: rounds (E,), values of the metric (E,), and the bytes (E,) and seconds (E,) until then."""
+    """A run's evaluations: rounds (E,), values of the metric (E,), and the bytes (E,) and seconds (E,) until then.
+    `clock`: (E,) the virtual clock, None for a run without one."""
 
     rounds: np.ndarray
     values: np.ndarray
     sent: np.ndarray
     seconds: np.ndarray
+    clock: np.ndarray | None = None
 
 
 class Folder:
@@ -128,4 +130,5 @@ def points_of(run: Path, metric: str) -> Points | None:
     there = np.isfinite(values)
     sent = np.cumsum(column(table, "comm/bytes_down") + column(table, "comm/bytes_up"))
     rounds, seconds = column(table, "round"), np.cumsum(column(table, "time/seconds"))
-    return Points(rounds[there], values[there], sent[there], seconds[there]) if there.any() else None
+    clock = column(table, "system/clock")[there] if "system/clock" in table.column_names else None
+    return Points(rounds[there], values[there], sent[there], seconds[there], clock) if there.any() else None
