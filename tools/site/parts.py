@@ -26,6 +26,7 @@ PAGES = {
         "aggregate: {name: median, before: [bucketing]}",
     ),
     "mechanisms": ("Mechanisms of noise", "MECHANISMS", "privacy: {clip: 0.5, mechanism: {name: banded, bands: 8}}"),
+    "samplers": ("Samplers", "SAMPLERS", "federation: {sampler: {name: power_of_choice, d: 40}}"),
     "devices": ("Devices", "DEVICES", "systems: {devices: {name: lognormal, compute: 80, sigma: 0.8}}"),
     "distributions": (
         "Distributions of speeds",

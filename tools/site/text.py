@@ -30,7 +30,7 @@ def explained(docstring: str, known: Container[str]) -> dict[str, str]:
         text = " ".join(paragraph.split())
         found = [m for m in MENTION.finditer(text) if all(name in known for name in names_in(m[1]))]
         for this, following in zip_longest(found, found[1:]):
-            words = text[this.end() : following.start() if following else None].strip()
+            words = text[this.end() : following.start() if following else None].strip().rstrip(";")
             for name in names_in(this[1]):
                 said.setdefault(name, words)
     return said
