@@ -235,6 +235,25 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
 
 
 @main.command()
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--devices", type=Out(), help="Parquet file to write, with the device of every client.")
+@click.option("--sessions", type=Out(), help="Parquet file to write, with the sessions in which clients are online.")
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), default=7.0, show_default=True, help="Days of sessions."
+)
+@report_errors
+def fleet(
+    experiment: str, overrides: tuple[str, ...], devices: Path | None, sessions: Path | None, days: float
+) -> None:
+    """Print percentiles of the devices that the section `systems` of EXPERIMENT describes, and write them to files."""
+    from .files import load
+    from .fleet import describe
+
+    click.echo(describe(load(experiment, overrides), devices, sessions, days))
+
+
+@main.command()
 @click.argument("works", nargs=-1, metavar="[w1|w2|w3|engine.a=b …]")
 @click.option(
     "--method",
@@ -287,6 +306,11 @@ KINDS = {
     "compressions": "COMPRESSIONS",
     "aggregators": "AGGREGATORS",
     "preaggregators": "PREAGGREGATORS",
+    "samplers": "SAMPLERS",
+    "devices": "DEVICES",
+    "distributions": "DISTRIBUTIONS",
+    "availabilities": "AVAILABILITIES",
+    "work": "LOCAL_WORK",
     "attacks": "ATTACKS",
     "mechanisms": "MECHANISMS",
     "experiments": "",
