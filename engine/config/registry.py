@@ -191,7 +191,7 @@ class Registry:
             if key in old:
                 raise ConfigError(f"{path}.{key} is called {old[key]} now, got {arguments[key]!r}; write {old[key]}")
             if key not in parameters:
-                raise ConfigError(f"{path}.{key} is not an argument of {name}; {nearest(key, parameters)}")
+                raise ConfigError(f"{path}.{key} is not an argument of {name}; {nearest(str(key), parameters)}")
         values = {k: self._value(hints.get(k, Any), v, f"{path}.{k}") for k, v in arguments.items()}
         missing = [k for k, p in parameters.items() if p.default is p.empty and k not in values and k not in more]
         if missing:

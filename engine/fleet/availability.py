@@ -152,21 +152,21 @@ class Cycles(Availability):
 
 @dataclass(frozen=True)
 class SessionCycles(Cycles):
-    """Sessions and pauses. on: the mean seconds of a session; off: the mean seconds of a pause; spread: the standard
-    deviation of the logarithms of a client's own means, and of each session's length."""
+    """Sessions and pauses. online: the mean seconds of a session; offline: the mean seconds of a pause; spread: the
+    standard deviation of the logarithms of a client's own means, and of each session's length."""
 
-    on: float
-    off: float
+    online: float
+    offline: float
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(on=self.on, off=self.off)
+        positive(online=self.online, offline=self.offline)
         nonnegative(spread=self.spread)
 
     def _own(self, seed: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(mean length of a session, length of a cycle, phase) of each client, (c,)."""
-        on = self.on * np.exp(self.spread * normal(keys(seed, "session on", clients)))
-        length = on + self.off * np.exp(self.spread * normal(keys(seed, "session off", clients)))
+        on = self.online * np.exp(self.spread * normal(keys(seed, "session on", clients)))
+        length = on + self.offline * np.exp(self.spread * normal(keys(seed, "session off", clients)))
         return on, length, uniform(keys(seed, "session phase", clients)) * length
 
     def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:
