@@ -152,21 +152,21 @@ class Cycles(Availability):
 
 @dataclass(frozen=True)
 class SessionCycles(Cycles):
-    """Sessions and pauses. online: the mean seconds of a session; offline: the mean seconds of a pause; spread: the
+    """Sessions and pauses. length: the mean seconds of a session; pause: the mean seconds of a pause; spread: the
     standard deviation of the logarithms of a client's own means, and of each session's length."""
 
-    online: float
-    offline: float
+    length: float
+    pause: float
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(online=self.online, offline=self.offline)
+        positive(length=self.length, pause=self.pause)
         nonnegative(spread=self.spread)
 
     def _own(self, seed: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(mean length of a session, length of a cycle, phase) of each client, (c,)."""
-        on = self.online * np.exp(self.spread * normal(keys(seed, "session on", clients)))
-        length = on + self.offline * np.exp(self.spread * normal(keys(seed, "session off", clients)))
+        on = self.length * np.exp(self.spread * normal(keys(seed, "session on", clients)))
+        length = on + self.pause * np.exp(self.spread * normal(keys(seed, "session off", clients)))
         return on, length, uniform(keys(seed, "session phase", clients)) * length
 
     def cycle(self, seed: int, clients: np.ndarray, t: np.ndarray) -> np.ndarray:

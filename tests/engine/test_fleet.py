@@ -92,7 +92,7 @@ def test_phones_have_the_published_percentiles():
 
 @pytest.mark.parametrize("devices", ["lognormal", "phones", {"name": "lognormal", "per": "visit", "jitter": 0.3}])
 def test_a_draw_does_not_depend_on_who_else_is_asked(devices):
-    sessions = {"name": "sessions", "online": 50, "offline": 20}
+    sessions = {"name": "sessions", "length": 50, "pause": 20}
     one = fleet((30,) * 50, devices=devices, dropout=0.3, availability=sessions)
     together = one.visits(np.arange(50), 3, np.arange(50), 40.0)
     for i in (0, 17, 49):
@@ -214,7 +214,7 @@ def test_a_trace_has_half_open_sessions_in_any_order_of_questions(tmp_path):
     [
         {"name": "bernoulli", "p": 0.3, "slot": 10},
         {"name": "sine", "slot": 10},
-        {"name": "sessions", "online": 20, "offline": 30, "spread": 0.5},
+        {"name": "sessions", "length": 20, "pause": 30, "spread": 0.5},
         {"name": "diurnal", "zones": [[0.5, 0], [0.5, 8]]},
     ],
 )
@@ -243,7 +243,7 @@ def test_online_until_and_next_agree(spec):
 def test_shares_of_time_online():
     """sessions with spread 0: on / (on + off); sine: on average half of q_i."""
     build, clients = Registry().build, np.arange(200)
-    sessions = build("AVAILABILITIES", {"name": "sessions", "online": 20, "offline": 60}, "availability")
+    sessions = build("AVAILABILITIES", {"name": "sessions", "length": 20, "pause": 60}, "availability")
     share = np.mean([sessions.online(0, clients, t).mean() for t in np.linspace(1000, 9000, 400)])
     assert abs(share - 0.25) < 0.005  # 200 clients, 100 cycles each
     sine = build("AVAILABILITIES", {"name": "sine", "slot": 1.0}, "availability")

@@ -19,7 +19,7 @@ from tests.engine.test_sampling import InterruptAfter
 
 FLEET = {
     "devices": {"name": "lognormal", "sigma": 1.0, "jitter": 0.2},
-    "availability": {"name": "sessions", "online": 60, "offline": 30, "spread": 0.5},
+    "availability": {"name": "sessions", "length": 60, "pause": 30, "spread": 0.5},
     "dropout": 0.1,
     "work": {"name": "uniform", "p": 0.5},
 }

@@ -36,7 +36,7 @@ PAGES = {
     "availabilities": (
         "Availability of clients",
         "AVAILABILITIES",
-        "systems: {availability: {name: sessions, online: 3600, offline: 7200, spread: 0.5}}",
+        "systems: {availability: {name: sessions, length: 3600, pause: 7200, spread: 0.5}}",
     ),
     "local_work": ("Partial work", "LOCAL_WORK", "systems: {work: {name: uniform, p: 0.5}}"),
     "attacks": ("Attacks", "ATTACKS", "attack: {name: alie, share: 0.2, z: max}"),
