@@ -71,10 +71,14 @@ def test_holm_by_hand():
 
 def test_reached_and_front():
     points = Points(*(np.array(row, dtype=float) for row in ([2, 4, 6], [0.5, 0.8, 0.7], [10, 20, 30], [1, 2, 3])))
-    assert reached(points, 0.7, lambda a, b: a > b) == (4.0, 20.0, 2.0)
-    assert reached(points, 0.5, lambda a, b: a > b) == (2.0, 10.0, 1.0)
+    points = points._replace(clock=np.array([100.0, 200.0, 300.0]))
+    assert reached(points, 0.7, lambda a, b: a > b) == (4.0, 20.0, 2.0, 200.0)
+    assert reached(points, 0.5, lambda a, b: a > b) == (2.0, 10.0, 1.0, 100.0)
     assert reached(points, 0.9, lambda a, b: a > b) is None
-    assert reached(points, 0.6, lambda a, b: a < b) == (2.0, 10.0, 1.0)
+    assert reached(points, 0.6, lambda a, b: a < b) == (2.0, 10.0, 1.0, 100.0)
+    timeless = reached(points._replace(clock=None), 0.6, lambda a, b: a < b)
+    assert timeless is not None
+    assert math.isnan(timeless.clock)
     assert front([(1.0, 5.0), (2.0, 4.0), (3.0, 6.0), (3.0, 7.0)], lambda a, b: a > b) == [0, 3]
     assert front([(1.0, 5.0), (2.0, 4.0)], lambda a, b: a < b) == [0, 1]
 
