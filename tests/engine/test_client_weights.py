@@ -231,8 +231,14 @@ def test_one_clients_norm_is_that_of_the_mean(name: str):
     assert spread(PARTS[name], 1) == pytest.approx([1.0] * 4, rel=1e-9)
 
 
-@pytest.mark.parametrize("weights", ["uniform", "examples"])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.long), "examples"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("none", "sparsification, errors") else pytest.param(name, marks=pytest.mark.long)
+        for name in PARTS
+    ],
+)
 def test_jensens_bound(name: str, weights: str):
     """sum w_i |d_i|^2 >= |sum w_i d_i|^2, and the codec adds no factor: the quotient is at most 4 for 4 clients of
     equal weights, which is reached by orthogonal messages, and at most 12 for these unequal weights."""

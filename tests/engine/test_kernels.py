@@ -154,6 +154,7 @@ def test_a_run_with_own_kernels_is_the_run_with_torchs():
         assert apart(other, torchs) < TOLERANCE
 
 
+@pytest.mark.long
 def test_workers_and_backends_agree_to_the_bit_with_own_kernels(ray_here):
     results = [run(lenet()), run(lenet("ray", 1)), run(lenet("ray", 2))]
     assert len({result.model_sha256 for result in results}) == 1

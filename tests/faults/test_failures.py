@@ -187,6 +187,7 @@ def test_the_same_on_ray(tmp_path, expected, ray_here):
     same(run(small(tmp_path, backend="ray", workers=2)), expected[4])
 
 
+@pytest.mark.long
 def test_blocks_that_are_too_large_are_run_in_halves_on_either_backend(tmp_path, ray_here):
     plan(tmp_path, rule(2, "crowd"))
     first, second = (run(small(tmp_path, rounds=3, **engine)) for engine in ({}, {"backend": "ray", "workers": 2}))
@@ -196,6 +197,7 @@ def test_blocks_that_are_too_large_are_run_in_halves_on_either_backend(tmp_path,
 
 # --- workers
 # ------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [pytest.param("exit", marks=pytest.mark.slow), "kill"])
 def test_a_client_that_ends_its_worker_every_time_is_found(kind, tmp_path, ray_here):
     client, skip = of_round(2)

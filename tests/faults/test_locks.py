@@ -101,6 +101,7 @@ def test_of_many_resumes_at_once_one_goes_on(broken_off, tmp_path, expected):
     assert (tmp_path / "out" / "run.log").read_text().count(" resumes\n") == 1
 
 
+@pytest.mark.long
 def test_a_run_that_goes_is_neither_resumed_nor_begun_again_and_nothing_of_it_is_touched(tmp_path, expected):
     plan(tmp_path, rule(ANYONE, "gate", 60, 1))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(setting(tmp_path, checkpoint={"every": 1})))
@@ -122,6 +123,7 @@ def test_a_run_that_goes_is_neither_resumed_nor_begun_again_and_nothing_of_it_is
     assert not [path for path in (tmp_path / "out").iterdir() if "lock" in path.name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("there", [False, True], ids=["no folder", "an empty folder"])
 def test_of_two_runs_into_one_folder_one_begins(there, tmp_path, expected):
     if there:
