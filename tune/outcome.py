@@ -80,7 +80,7 @@ def show_result(result: Any, as_json: bool) -> None:
 
 def text_of(result: Any) -> str:
     """A run's result in three lines, and in one more if it is private."""
-    summary = result.summary()
+    summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(
         [
@@ -88,7 +88,7 @@ def text_of(result: Any) -> str:
             f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",
-            *filter(None, [privacy_spent(result.directory) if result.directory else ""]),
+            *([f"privacy: {spent}"] if spent else []),
         ]
     )
 

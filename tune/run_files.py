@@ -34,7 +34,8 @@ def privacy_spent(run: Path) -> str:
     log = run / "run.log"
     lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
     texts = [line.partition(" ")[2] for line in lines]
-    return next((text for text in reversed(texts) if text.startswith("privacy: ") and "(spent" in text), "")
+    found = next((text for text in reversed(texts) if text.startswith("privacy: ") and "(spent" in text), "")
+    return found.removeprefix("privacy: ").removesuffix(" (spent)")
 
 
 def why_unfinished(run: Path) -> str:

@@ -38,7 +38,7 @@ def page_of(folder: Path) -> Page:
     sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]
     present = [one for one in sections if one.figures or (one.table is not None and one.table.rows)]
     if spent := privacy_spent(folder):
-        present.append(Section("Privacy", f"{spent.removeprefix('privacy: ')}."))
+        present.append(Section("Privacy", f"{spent}."))
     return Page(title(config), facts(config, folder, result), present, problem=problem)
 
 

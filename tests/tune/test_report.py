@@ -25,7 +25,7 @@ from fedfleet.tune.report.findings import Findings, Run, mean_curve
 from fedfleet.tune.report.interactive import page_of
 from fedfleet.tune.report.page import write_page
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
-from fedfleet.tune.report.tables import tables
+from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
@@ -525,3 +525,14 @@ def test_report_wants_a_study_a_search_or_a_run(tmp_path: Path):
     done = invoke("report", str(tmp_path))
     assert done.exit_code == 2
     assert "holds no study, search or run" in done.output
+
+
+def test_private_runs_have_a_line_each():
+    """Of the first seed; a method without privacy has none."""
+
+    def ran(method: str, seed: int, line: str) -> Run:
+        return Run(method, ("x",), seed, "finished", "", {}, "", None, 0.5, 1.0, 1.0, 1.0, line)
+
+    runs = [ran("a", 0, "epsilon = 1 at delta = 0.1"), ran("a", 1, "epsilon = 2"), ran("b", 0, "")]
+    found = Findings(title="t", report=Report(), methods=["a", "b"], places=[("x",)], runs=runs)
+    assert [[cell.text for cell in row] for row in privacy(found).rows] == [["x", "a", "epsilon = 1 at delta = 0.1"]]

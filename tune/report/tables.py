@@ -26,7 +26,7 @@ def privacy(found: Findings) -> Table:
     for place in found.places:
         for method in found.methods:
             if line := next((run.privacy for run in found.at(method, place) if run.privacy), ""):
-                rows.append(plain(name_of(place), method, line.removeprefix("privacy: ")))
+                rows.append(plain(name_of(place), method, line))
     note = "Of the first seed; of a run that ended early, after its last round. It is the privacy of a simulation."
     return Table("Privacy", note, ["level", "method", "epsilon, and what it depends on"], rows)
 
