@@ -155,6 +155,18 @@ class Algorithm(ABC):
     weighted: bool = True
     """False: the engine averages `delta` and `averaged` uniformly, whatever the federation's client weights are."""
 
+    stale: str = ""
+    """Why the method has no asynchronous form, in which the messages of an update were made from different versions of
+    the broadcast; "" if it has one."""
+
+    averages_states: bool = False
+    """Whether the mean of the clients' states becomes part of the broadcast, which needs two clients or more."""
+
+    def origin(self, public: Any) -> Tree:
+        """The model that `delta` is a change of, from what clients make of the broadcast. Raises NotImplementedError
+        where `delta` is no change of a model."""
+        raise NotImplementedError
+
     @abstractmethod
     def server_init(self, x: Tree) -> Server:
         """The server's state before round 1. `x`: the workload's starting model."""

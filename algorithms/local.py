@@ -202,6 +202,13 @@ class LocalMethod(WarmStarted):
     def __post_init__(self) -> None:
         one_of("reset", "keep", "average", carry=self.carry)
 
+    @property
+    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.carry == "average"
+
+    def origin(self, public: Public) -> Tree:
+        return public.x
+
     def server_init(self, x: Tree) -> Server:
         carried = self.rule.init(x) if self.carry == "average" else ()
         return Server(PublicState(x, self.estimator.shared_init(x), carried), self.server.init(x))

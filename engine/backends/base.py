@@ -67,7 +67,8 @@ class Phase:
     """Tasks that all do the same: the local training of one round's cohort, a pass over its messages, or an evaluation.
 
     broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
-    repeated: these tasks, or parts of them, have run before in this round and failed.
+    repeated: these tasks, or parts of them, have run before in this round and failed. with_sums: every result comes
+    with its own sums.
     """
 
     call: Call
@@ -75,6 +76,7 @@ class Phase:
     broadcast: Broadcast
     shape: TreeShape
     repeated: bool = False
+    with_sums: bool = False
 
     def again(self, tasks: Sequence[Any]) -> Phase:
         """The phase that runs some of these tasks, or parts of them, once more."""
@@ -93,7 +95,7 @@ class Pool(ABC):
 
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
         one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
-        which come last. The sums of a repeated phase always come with the results. Arrays of a result are valid until
+        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results. Arrays of a result are valid until
         the next outcome is asked for in a repeated phase, and until the next phase that is not repeated otherwise.
         """
 

@@ -27,7 +27,7 @@ from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..kernels.operators import kernels
 from ..methods.state_spec import StateSpec
-from ..reduction.accumulator import Accumulator, empty
+from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
@@ -96,7 +96,7 @@ class Worker:
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
-        self.public: tuple[int, Any] = (-1, None)  # (version of the broadcast, public state)
+        self.public: tuple[int, dict[int, Any]] = (-1, {})  # (version of the broadcast, its public states by place)
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
@@ -114,7 +114,7 @@ class Worker:
         fresh rows."""
         started = time.perf_counter()
         trainer = self._trainer_for(task.round, task.warm_start)
-        public = self._public_state(broadcast, trainer.algorithm)
+        public = self._public_state(broadcast, trainer.algorithm, task.place)
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
@@ -123,7 +123,10 @@ class Worker:
         batches = stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
-        accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
+        if task.targets is None:
+            accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
+        else:
+            accumulator = AccumulatorByTarget(added_up, task.targets, self.kernels, self.memory)
         begin = 0
         for end in task.cuts:
             self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
@@ -137,6 +140,7 @@ class Worker:
             {**facts, **accumulator.times, "seconds": seconds},
             {"id": task.clients, **clients},
             branch=task.branch,
+            targets=accumulator.targets,
         )
 
     def _client_index(self, task: TrainingTask) -> ClientIndex:
@@ -322,13 +326,18 @@ class Worker:
             self.trainer = (version, trainer)
         return self.trainer[1]
 
-    def _public_state(self, broadcast: Broadcast, algorithm: Algorithm) -> Any:
-        """The public state that the method's clients unpack from a broadcast."""
+    def _public_state(self, broadcast: Broadcast, algorithm: Algorithm, place: int) -> Any:
+        """The public state that the method's clients unpack from a broadcast. place: of its leaves among those of
+        several public states."""
         if self.public[0] != broadcast.version:
-            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in broadcast.leaves]
-            public = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
-            self.public = broadcast.version, public
-        return self.public[1]
+            self.public = broadcast.version, {}
+        states = self.public[1]
+        if place not in states:
+            count = self.state_spec.public_spec.num_leaves
+            arrays = broadcast.leaves[place * count : (place + 1) * count]
+            leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in arrays]
+            states[place] = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+        return states[place]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()

@@ -19,6 +19,9 @@ from ..reduction.tree import TreeNode, TreeShape
 FEWEST_TASKS, MOST_TASKS = 20, 128
 """Limits of the number of tasks in a round with enough blocks. Each task costs a message as long as the model."""
 
+VERSIONS = 8
+"""The most versions of the model that one phase of an asynchronous run may have clients of."""
+
 
 class ClientTask(NamedTuple):
     """Consecutive blocks of clients: `clients` in order, with a cut after every position in `cuts`."""
@@ -86,6 +89,8 @@ class TrainingTask(NamedTuple):
     position: np.ndarray  # of each client in the cohort, in ascending client number: the row of its message
     branch: TreeNode | None = None  # of the task's tree, if these are not all of the task's blocks
     steps: np.ndarray | None = None  # that each client takes, if some take fewer than all
+    targets: np.ndarray | None = None  # of an asynchronous run: the update that uses each client's message, -1 for none
+    place: int = 0  # of the public state that the clients read, among those of the phase's broadcast
 
     @staticmethod
     def of(
@@ -127,11 +132,13 @@ class TrainingTask(NamedTuple):
         cuts = tuple(int((positions < cut).sum()) for cut in self.cuts)
         task = ClientTask(self.index, self.clients[positions], cuts)
         return TrainingTask(
-            task, self.round, self.warm_start, *self.columns_of(positions), self.branch, self._steps_of(positions)
+            task, self.round, self.warm_start, *self.columns_of(positions), self.branch, *self._extras_of(positions)
         )
 
-    def _steps_of(self, clients: Any) -> np.ndarray | None:
-        return None if self.steps is None else self.steps[clients]
+    def _extras_of(self, clients: Any) -> tuple[np.ndarray | None, np.ndarray | None, int]:
+        """steps, targets and place of some clients, as `columns_of`."""
+        steps, targets = (None if each is None else each[clients] for each in (self.steps, self.targets))
+        return steps, targets, self.place
 
     def columns_of(self, clients: Any) -> TaskColumns:
         """The columns of some clients. clients: their positions in the task, or a slice."""
@@ -145,7 +152,7 @@ class TrainingTask(NamedTuple):
         clients = slice(first, self.cuts[end - 1])
         task = ClientTask(self.index, self.clients[clients], cuts)
         columns = self.columns_of(clients)
-        return TrainingTask(task, self.round, self.warm_start, *columns, branch, self._steps_of(clients))
+        return TrainingTask(task, self.round, self.warm_start, *columns, branch, *self._extras_of(clients))
 
 
 @dataclass(frozen=True)
@@ -155,32 +162,37 @@ class PackedTasks:
     Pickling them takes a fifth of the time that it takes for the separate arrays of all tasks.
     """
 
-    tasks: list[tuple[int, tuple[int, ...], TreeNode | None]]  # (index, cuts, branch)
-    when: tuple[int, bool]  # (round, warm_start)
+    tasks: list[tuple[int, tuple[int, ...], TreeNode | None, int, int]]  # (index, cuts, branch, round, place)
+    warm_start: bool
     columns: tuple[np.ndarray, ...]  # clients, visits, weights, read, write, position; each (clients of all tasks,)
     steps: np.ndarray | None  # (clients of all tasks,), see `TrainingTask`
+    targets: np.ndarray | None  # (clients of all tasks,), see `TrainingTask`
 
     @staticmethod
     def of(works: Sequence[TrainingTask]) -> PackedTasks:
-        tasks = [(work.index, work.cuts, work.branch) for work in works]
+        tasks = [(work.index, work.cuts, work.branch, work.round, work.place) for work in works]
         columns = zip(*((w.task.clients, *w.columns_of(slice(None))) for w in works), strict=True)
-        steps = None
-        if works[0].steps is not None:
-            steps = np.concatenate([w.steps for w in works if w.steps is not None])
-        return PackedTasks(tasks, (works[0].round, works[0].warm_start), tuple(map(np.concatenate, columns)), steps)
+        extras = zip(*((w.steps, w.targets) for w in works), strict=True)
+        return PackedTasks(tasks, works[0].warm_start, tuple(map(np.concatenate, columns)), *map(joined, extras))
 
     def __getitem__(self, position: int) -> TrainingTask:
-        index, cuts, branch = self.tasks[position]
-        begin = sum(before[-1] for _, before, _ in self.tasks[:position])
+        index, cuts, branch, round, place = self.tasks[position]
+        begin = sum(before[-1] for _, before, *_ in self.tasks[:position])
         part = slice(begin, begin + cuts[-1])
         clients, visits, weights, read, write, positions = (column[part] for column in self.columns)
-        steps = None if self.steps is None else self.steps[part]
-        task = ClientTask(index, clients, cuts)
-        return TrainingTask(task, *self.when, visits, weights, read, write, positions, branch, steps)
+        steps, targets = (None if each is None else each[part] for each in (self.steps, self.targets))
+        task, extras = ClientTask(index, clients, cuts), (branch, steps, targets, place)
+        return TrainingTask(task, round, self.warm_start, visits, weights, read, write, positions, *extras)
+
+
+def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """The arrays one after another; None if there are none, which then holds for all."""
+    return np.concatenate([part for part in parts if part is not None]) if parts[0] is not None else None
 
 
 class Broadcast(NamedTuple):
-    """What all tasks of a phase read: the leaves of the public state, or of the model for an evaluation.
+    """What all tasks of a phase read: the leaves of the public state, or of the model for an evaluation. In an
+    asynchronous run these may be the leaves of several public states, one after another.
 
     A worker that has received a `version` does not receive it again.
     """

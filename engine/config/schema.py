@@ -82,7 +82,7 @@ class Local(Section):
 class Pace(Section):
     """How a round ends in virtual time. Other values than the defaults need a section `systems`.
 
-    `name`: `rounds` (default), synchronous rounds.
+    `name`: `rounds` (default), synchronous rounds; the other names are those of `Asynchronous`.
     `select`: how many clients are selected for each one that is wanted, at least 1; the round takes those that arrive
     first (default 1).
     `deadline`: the virtual seconds after which a round ends, more than 0 (default: none).
@@ -93,7 +93,7 @@ class Pace(Section):
     `notice`: when a client that is lost is noticed, `once` it is lost (default) or `never`, which needs a deadline.
     """
 
-    name: Literal["rounds"] = "rounds"
+    name: Literal["rounds", "buffered", "fedasync"] = "rounds"
     select: float = Field(default=1.0, ge=1)
     deadline: float | None = Field(default=None, gt=0)
     stragglers: Literal["wait", "drop", "partial"] = "wait"
@@ -109,6 +109,80 @@ class Pace(Section):
         if self.notice == "never" and self.deadline is None:
             raise ValueError("notice=never needs a deadline, or a round without an answer never ends; give seconds")
         return self
+
+
+class Asynchronous(Section):
+    """Rounds without a common end: the server makes an update whenever enough results have arrived, see
+    docs/howto/asynchronous.md. It needs a section `systems`. `federation.cohort` is then the number C of clients that
+    train at the same time, and `federation.rounds` the number of updates.
+
+    `name`: `buffered`, as FedBuff, or `fedasync`. Further defaults follow from it.
+    `buffer`: the number M of results in an update, at least 1 (default 10; fedasync: 1).
+    `base`: what a result is a change of. `download`: of the model that the client downloaded; `current`: of the newest
+    model, so that whole models are mixed (default download; fedasync: current).
+    `weight`: the weight of a result that t updates came before: `constant`, 1; `polynomial`, (1 + t)^-a; `hinge`, 1 up
+    to t = b and 1 / (slope (t - b) + 1) beyond; `threshold`, 1 up to t = b and c beyond (default polynomial; fedasync:
+    constant).
+    `a`: of polynomial, 0 to 1 (default 0.5). `slope`: of hinge, more than 0 (default 10). `b`: of hinge and threshold,
+    0 or more (default 4). `c`: of threshold, 0 or more (default 0).
+    `relative_to`: the number of updates at which the weight shall be 1, 0 or more (default 0).
+    `divide`: what the sum of the results is divided by. `buffer`: the sum of the client weights, so that stale results
+    shorten the step; `weights`: the sum of the weights with which they are added; `none` (default buffer; fedasync:
+    none).
+    `mix`: what each result is multiplied by, more than 0: the alpha of FedAsync (default 1; fedasync: 0.6).
+    `staleness`: results that more updates than this came before are discarded, 0 or more (default: none).
+    `open`: how many of the C slots must be free before any is filled, 1 to C (default 1).
+    `once`: whether a client is dispatched at most once from the same version of the model (default true).
+    `deadline`: the virtual seconds after which a client that has not answered is lost, more than 0 (default: none).
+    `ties`: in which order results that arrive at one time count: by client `number` (default), or `counted`, at random.
+    `starts`: when clients are dispatched. `slots` (default): whenever slots are free; `rate`: one client every `gap`
+    seconds, however many there are in flight.
+    `gap`: of starts: rate, the virtual seconds, more than 0 (default 1).
+    """
+
+    name: Literal["buffered", "fedasync"]
+    buffer: int = Field(default=10, ge=1, le=LARGEST_COUNT)
+    base: Literal["download", "current"] = "download"
+    weight: Literal["constant", "polynomial", "hinge", "threshold"] = "polynomial"
+    a: float = Field(default=0.5, ge=0, le=1)
+    slope: float = Field(default=10.0, gt=0)
+    b: float = Field(default=4.0, ge=0)
+    c: float = Field(default=0.0, ge=0)
+    relative_to: float = Field(default=0.0, ge=0)
+    divide: Literal["buffer", "weights", "none"] = "buffer"
+    mix: float = Field(default=1.0, gt=0)
+    staleness: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
+    open: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    once: bool = True
+    deadline: float | None = Field(default=None, gt=0)
+    ties: Literal["number", "counted"] = "number"
+    starts: Literal["slots", "rate"] = "slots"
+    gap: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") == "fedasync":
+            return {"buffer": 1, "base": "current", "weight": "constant", "divide": "none", "mix": 0.6, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _weight_at_zero(self) -> Asynchronous:
+        if self.weight == "threshold" and self.c == 0 and self.relative_to > self.b:
+            raise ValueError(f"relative_to must be at most b={self.b:g} with c=0, got {self.relative_to:g}; lower it")
+        return self
+
+
+def kind_of_pace(value: Any) -> str:
+    """The tag of the form in which `federation.pace` is given: rounds, or an asynchronous run."""
+    name = value.get("name", "rounds") if isinstance(value, dict) else getattr(value, "name", "rounds")
+    return "literal[asynchronous" if name in ("buffered", "fedasync") else "literal[rounds"
+
+
+PaceKinds = Annotated[
+    Annotated[Pace, Tag("literal[rounds")] | Annotated[Asynchronous, Tag("literal[asynchronous")],
+    Discriminator(kind_of_pace),
+]
 
 
 class Federation(Section):
@@ -127,7 +201,7 @@ class Federation(Section):
     `mean`: what the weighted sum of a cohort is divided by. `auto` (default): by what the sampler needs for a mean that
     is right on average, if it has unequal probabilities, else by the sum of the weights; `normalised`: by the sum of
     the weights; `unbiased`: by the expected sum, so that the mean over all draws is that over all clients.
-    `pace`: how a round ends in virtual time, see `Pace`.
+    `pace`: how a round ends in virtual time, see `Pace`; or an asynchronous run, see `Asynchronous`.
     `rounds`: the number R of rounds, at least 1 (default 50).
     `local`: the work of one client in a round, see `Local`.
     `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
@@ -140,7 +214,7 @@ class Federation(Section):
     separation: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     sampler: Any = "uniform"
     mean: Literal["auto", "normalised", "unbiased"] = "auto"
-    pace: Pace = Field(default_factory=Pace)
+    pace: PaceKinds = Field(default_factory=Pace)
     rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
@@ -185,7 +259,11 @@ class Federation(Section):
 
     @property
     def largest_cohort(self) -> int:
-        """The largest number of clients that a round may have."""
+        """The largest number of clients that a round may have, or of an asynchronous run the number of results that may
+        wait for their updates."""
+        if isinstance(self.pace, Asynchronous):
+            flight = self.cohort if self.pace.starts == "slots" else self.clients
+            return flight + 2 * self.pace.buffer + 1
         if part_name(self.sampler) == "poisson":
             return self.clients
         if self.sampling == "cyclic":
@@ -621,6 +699,8 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
 def _keys(path: list[str], section: type[BaseModel]) -> list[str]:
     """The valid keys of the section with this path in another section."""
     model: Any = section
+    if path[-1:] == ["pace"]:
+        return [*Pace.model_fields, *Asynchronous.model_fields]
     for part in path:
         model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
         model = next((option for option in get_args(model) if option is not type(None)), model)

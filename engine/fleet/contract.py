@@ -99,6 +99,11 @@ class Devices(ABC):
         """Whether any client's memory is known."""
         return False
 
+    @property
+    def constant(self) -> bool:
+        """Whether a client's device is the same on every visit."""
+        return False
+
 
 class Availability(ABC):
     """When clients are online: three pure functions of time. There is no cursor and no history."""

@@ -59,6 +59,10 @@ class Drawn(Devices):
         return DeviceNumbers(jittered(compute, self.jitter, seed, clients, number), down, up, memory)
 
     @property
+    def constant(self) -> bool:
+        return self.per == "client" and not self.jitter
+
+    @property
     def limits_memory(self) -> bool:
         return self.memory is not None
 
@@ -137,6 +141,10 @@ class Table(Devices):
         rows = rows_of(self.read.clients, len(self.read.compute), self.assign, seed, clients)
         compute, down, up, memory = (column[rows] for column in self.read.columns)
         return DeviceNumbers(jittered(compute, self.jitter, seed, clients, number), down, up, memory)
+
+    @property
+    def constant(self) -> bool:
+        return not self.jitter
 
     @property
     def limits_memory(self) -> bool:

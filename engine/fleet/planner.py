@@ -20,7 +20,7 @@ from ..cohorts.samplers import Ask, Draw, Feedback, PoissonSampler, Sampler, Uni
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
-from ..config.schema import Local
+from ..config.schema import Asynchronous, Local
 from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from ..user_code import plugin_errors
@@ -277,6 +277,8 @@ def check_planning(run_spec: RunSpec) -> None:
     """Raise ConfigError for a sampler, a pace or a fleet that does not fit the run."""
     experiment, federation = run_spec.experiment, run_spec.experiment.federation
     sampler, pace = build_sampler(run_spec), federation.pace
+    if isinstance(pace, Asynchronous):
+        return
     called = sampler_name(federation.sampler)
     if federation.mean == "unbiased" and not sampler.has_probabilities:
         raise ConfigError(

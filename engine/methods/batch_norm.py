@@ -83,6 +83,17 @@ class Buffered(Algorithm):
     def weighted(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.method.weighted
 
+    @property
+    def stale(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.stale
+
+    @property
+    def averages_states(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.method.averages_states
+
+    def origin(self, public: Public) -> Tree:
+        return join_trees(self.method.origin(public.method), public.buffers)
+
     def server_init(self, x: Tree) -> Server:
         parameters, buffers = split_tree(x, self.count)
         server = self.method.server_init(parameters)

@@ -58,6 +58,7 @@ class Accumulator:
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[list[ClientNumbers]] = [[]]  # by block
+        self.targets: tuple[int, ...] = ()  # see `AccumulatorByTarget`
         self.leaves: list[Tensor] = []  # sums of the current block
 
     def end_block(self) -> None:
@@ -129,8 +130,7 @@ class Accumulator:
 
     def _note(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """Keep the numbers of c clients for `result`."""
-        norm2 = outcome.message.facts["norm2"]
-        self.noted[-1].append(ClientNumbers(outcome.loss, norm2, outcome.gradients, steps, weights))
+        self.noted[-1].append(numbers_of(outcome, steps, weights))
 
     def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
         """Add the message of one client that ran alone.
@@ -166,6 +166,75 @@ class Accumulator:
             self.leaves.append(total.cpu())
         self._note(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
+
+
+class AccumulatorByTarget(Accumulator):
+    """The same for one block of an asynchronous run, whose clients' messages belong to several updates of the server:
+    a sum for each of them.
+
+    Each sum is made as if the other clients of the block were not there, so that a block whose clients all belong to
+    one update has the sum of a synchronous round.
+    """
+
+    def __init__(
+        self, state_spec: StateSpec, targets: np.ndarray, kernels: str = "torch", allocate: Allocator = empty
+    ) -> None:
+        """targets: (c,) the number of the update for each client; nobody needs the message where it is negative."""
+        self.of_client, self.place = targets, 0  # place: of the next client that ran alone
+        self.targets = tuple(np.unique(targets[targets >= 0]).tolist())
+        shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
+        memory = allocate(shapes * max(1, len(self.targets)))
+        count = len(shapes)
+        parts = {target: memory[i * count : (i + 1) * count] for i, target in enumerate(self.targets)}
+        self.parts = {
+            target: Accumulator(state_spec, 1, kernels, lambda _, own=own: own) for target, own in parts.items()
+        }
+        self.times = dict.fromkeys(("state", "data", "reduce"), 0.0)
+        self.clients: dict[str, list[np.ndarray]] = {}
+        self.numbers: list[ClientNumbers] = []
+
+    def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
+        target = int(self.of_client[self.place])
+        self.place += 1
+        self.numbers.append(numbers_of(outcome, steps, weights))
+        if target in self.parts:
+            only = only or int((self.of_client == target).sum()) == 1
+            self.parts[target].add_one(outcome, steps, weights, only)
+
+    def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
+        self.numbers.append(numbers_of(outcome, steps, weights))
+        for target, part in self.parts.items():
+            those = np.flatnonzero(self.of_client == target)
+            own = outcome
+            if len(those) < len(weights):
+                chosen = torch.from_numpy(those)
+                message = pytree.tree_map(lambda leaf, chosen=chosen: leaf[chosen.to(leaf.device)], outcome.message)
+                own = outcome._replace(message=message, loss=outcome.loss[chosen.to(outcome.loss.device)])
+            part.add_block(own, steps[those], weights[those])
+
+    def end_block(self) -> None:
+        for part in self.parts.values():
+            part.end_block()
+
+    def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
+        """(sums of one target after another, sums of facts by NAME/TARGET, arrays with one entry per client)."""
+        leaves: list[Tensor] = []
+        facts: dict[str, float] = {}
+        for target, part in self.parts.items():
+            own, numbers, _ = part.result()
+            leaves += own
+            facts |= {f"{name}/{target}": value for name, value in numbers.items()}
+            for name, seconds in part.times.items():
+                self.times[name] += seconds
+        clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
+        clients |= {name: stacked([getattr(each, name) for each in self.numbers]) for name in ("loss", "norm2")}
+        clients["steps"] = np.concatenate([each.steps for each in self.numbers])
+        return leaves, {**facts, "steps": float(clients["steps"].sum())}, clients
+
+
+def numbers_of(outcome: Any, steps: np.ndarray, weights: np.ndarray) -> ClientNumbers:
+    """The numbers of c clients for the results of a task."""
+    return ClientNumbers(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights)
 
 
 def summed(numbers: np.ndarray) -> float:

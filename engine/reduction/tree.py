@@ -29,6 +29,9 @@ class TaskResult(NamedTuple):
     clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to
     dropped: tuple[int, ...] = ()
     branch: TreeNode | None = None  # of the task's own tree, where this is the result of one branch of the task
+    targets: tuple[int, ...] = ()
+    """Of an asynchronous run: the updates that the sums are for, one after another in `leaves`; `facts` then has the
+    sums NAME/TARGET for each of them."""
 
     @staticmethod
     def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
@@ -46,6 +49,8 @@ class TaskResult(NamedTuple):
 
 def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
     """The sums of two results, with the index of the left one. The clients of the left one come first."""
+    if left.targets != right.targets:
+        left, right = with_all_targets(left, right)
     leaves = None if left.leaves is None or right.leaves is None else add_leaves(left.leaves, right.leaves)
     facts, clients = dict(left.facts), dict(left.clients)
     for name, value in right.facts.items():
@@ -53,6 +58,27 @@ def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
     for name, values in right.clients.items():
         clients[name] = np.concatenate([clients[name], values]) if name in clients else values
     return left._replace(leaves=leaves, facts=facts, clients=clients, dropped=left.dropped + right.dropped)
+
+
+def with_all_targets(left: TaskResult, right: TaskResult) -> tuple[TaskResult, TaskResult]:
+    """Two results of an asynchronous run, whose clients belong to different updates, with sums for all of them."""
+    targets = tuple(sorted({*left.targets, *right.targets}))
+
+    def widened(result: TaskResult, other: TaskResult) -> TaskResult:
+        own, sample = sums_by_target(result), next(iter({**sums_by_target(result), **sums_by_target(other)}.values()))
+        return result._replace(
+            targets=targets,
+            leaves=[leaf for target in targets for leaf in own.get(target, [np.zeros_like(each) for each in sample])],
+        )
+
+    return widened(left, right), widened(right, left)
+
+
+def sums_by_target(result: TaskResult) -> dict[int, Leaves]:
+    """The sums of a task of an asynchronous run: update -> leaves."""
+    leaves = result.leaves or []
+    count = len(leaves) // max(1, len(result.targets))
+    return {target: leaves[i * count : (i + 1) * count] for i, target in enumerate(result.targets)}
 
 
 def add_leaves(left: Leaves, right: Leaves) -> Leaves:

@@ -29,7 +29,8 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_
 from ..config.memory_errors import memory_remedy
 from ..config.run_spec import RunSpec
 from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
-from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
+from ..fleet.asynchronous import planner_of
+from ..fleet.planner import PlanState, RoundPlan
 from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..records.history import Event, History, Record
@@ -77,7 +78,7 @@ class Driver:
         self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.planner = RoundPlanner(run_spec, self.state_spec, data.client_index, run_spec.block(x.flat.numel()))
+        self.planner = planner_of(run_spec, self.state_spec, data.client_index, run_spec.block(x.flat.numel()))
         self.stage = StageRunner(run_spec, self._run_pass)
         self._begin()
         self.version = 0  # of the last broadcast
@@ -419,10 +420,18 @@ class Driver:
             return
         leaves = [leaf.clone() for leaf in pytree.tree_leaves((self.server, self.stage_state))]
         leaves += [torch.from_numpy(array.copy()) for array in pytree.tree_leaves(self.plan_state)]
+        leaves += self._leaves_in_flight()
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
         self.checkpoints.save(snapshot)
+
+    def _leaves_in_flight(self) -> list[Tensor]:
+        """What a checkpoint has besides the states of server and stage."""
+        return []
+
+    def _take_leaves_in_flight(self, leaves: list[Tensor]) -> None:
+        """Take what `_leaves_in_flight` gave to the checkpoint that the run goes on from."""
 
     def _rewind(self, why: RowsLost) -> None:
         """Go back to the last sound checkpoint, or to the beginning if there is none. why: the loss of client states.
@@ -446,7 +455,8 @@ class Driver:
         spec, device = pytree.tree_structure(self.server), self.run_spec.device
         stage_spec, plan_spec = pytree.tree_structure(self.stage_state), pytree.tree_structure(self.plan_state)
         server, rest = snapshot.server[: spec.num_leaves], snapshot.server[spec.num_leaves :]
-        stage_state, plan_state = rest[: stage_spec.num_leaves], rest[stage_spec.num_leaves :]
+        stage_state, rest = rest[: stage_spec.num_leaves], rest[stage_spec.num_leaves :]
+        plan_state, in_flight = rest[: plan_spec.num_leaves], rest[plan_spec.num_leaves :]
         self.server = pytree.tree_unflatten([leaf.to(device) for leaf in server], spec)
         self.stage_state = pytree.tree_unflatten(stage_state, stage_spec)
         self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
@@ -454,5 +464,6 @@ class Driver:
         self.visits, self.round, self.records = snapshot.visits.copy(), snapshot.round, snapshot.records
         if self.run_spec.privacy is not None:
             self.run_spec.privacy.continue_with(float(self.stage_state.noise.multiplier))
+        self._take_leaves_in_flight(in_flight)
         self.log(f"resumes after round {self.round}")
         self._save()  # a checkpoint of its own, if this one was a copy

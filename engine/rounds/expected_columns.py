@@ -15,7 +15,8 @@ from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
 from ..errors import ConfigError, FedFleetError, nearest
-from .driver import DataSummary, Driver
+from .asynchronous import driver_of
+from .driver import DataSummary
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
@@ -41,7 +42,7 @@ def columns(experiment: Experiment) -> list[str] | None:
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
         run_spec, split = whole.with_plan(ExecutionPlan(1, "torch")), little(whole.split())
-        driver = Driver(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
+        driver = driver_of(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
         driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
         return list(driver.first_round())

@@ -25,6 +25,7 @@ from ..config.limits import check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
 from ..errors import ConfigError, Interrupted
+from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
 from ..kernels.library import NoKernels, library
 from ..methods.state_spec import StateSpec
@@ -32,7 +33,8 @@ from ..planning.autotune import measure
 from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution, why_no_chain
 from ..records.history import Event, History, Record
-from ..rounds.driver import DataSummary, Driver
+from ..rounds.asynchronous import driver_of
+from ..rounds.driver import DataSummary
 from ..state.checkpoint import written
 from ..state.retention import discard
 from ..stopping import stopping
@@ -67,9 +69,10 @@ def prepare(
     method, x = run_spec.method(), run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method), memory_errors.building_model(run_spec):
         check_privacy(run_spec, method, x)
-        StateSpec(method, x)
+        state_spec = StateSpec(method, x)
     check_stage(run_spec)
     check_planning(run_spec)
+    check_asynchronous(run_spec, state_spec)
     if engine.store and not engine.address:
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:
@@ -268,7 +271,7 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
     data = Data.of(split.train, split.test, split.client_index)
     summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
     threads = torch.get_num_threads()
-    driver = Driver(run_spec, summary)
+    driver = driver_of(run_spec, summary)
     driver.log(plan_line)
     if unused := unused_rows(split):
         driver.log(unused)

@@ -31,7 +31,7 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
     clients take part in a pass before round 1.
     """
     experiment, federation, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
-    fresh = federation.clients if warm_start else federation.largest_cohort
+    fresh = max(federation.clients if warm_start else 0, federation.largest_cohort)
     checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
     if directory is not None and run_spec.resume:
         checkpoints = max(checkpoints, 1 + len(written(directory)))  # all of them may pin rows

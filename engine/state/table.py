@@ -40,6 +40,7 @@ class Table:
         self.free: list[int] = []  # rows below `used` that may be written
         self.used = 0  # the number of rows that have been taken at least once
         self.pending: tuple[np.ndarray, np.ndarray] | None = None  # (clients, fresh rows) of the round under way
+        self.waiting: set[int] = set()  # fresh rows of an asynchronous run's results whose updates are yet to come
         leaves = pytree.tree_leaves(sample)
         self.width = width(leaves, narrow)
         self.layout = StateLayout(self._make_files(folder) if leaves else "", self.capacity, narrow, digests)
@@ -57,14 +58,34 @@ class Table:
 
         Returns (the rows to read, -1 for a client's first visit; the fresh rows to write), both (c,). Raises StoreFull.
         """
-        reused = self.free[: len(clients)]
-        new = range(self.used, self.used + len(clients) - len(reused))
+        fresh = self._fresh(len(clients))
+        self.pending = (clients, fresh)
+        return self.row[clients], fresh
+
+    def _fresh(self, count: int) -> np.ndarray:
+        """(count,) rows that may be written. Raises StoreFull."""
+        reused = self.free[:count]
+        new = range(self.used, self.used + count - len(reused))
         self._allocate(new)
         del self.free[: len(reused)]
         self.used += len(new)
-        fresh = np.array([*reused, *new], dtype=np.int64)
+        return np.array([*reused, *new], dtype=np.int64)
+
+    def reserve_waiting(self, count: int) -> np.ndarray:
+        """(count,) fresh rows for results that later updates of an asynchronous run use. Raises StoreFull."""
+        fresh = self._fresh(count)
+        self.waiting.update(fresh.tolist())
+        return fresh
+
+    def begin_update(self, clients: np.ndarray, fresh: np.ndarray) -> None:
+        """Make the waiting rows `fresh` (c,) of these clients (c,) those of the round that `commit` ends."""
+        self.waiting.difference_update(fresh.tolist())
         self.pending = (clients, fresh)
-        return self.row[clients], fresh
+
+    def release_waiting(self, rows: np.ndarray) -> None:
+        """No update will use these rows (c,)."""
+        self.waiting.difference_update(rows.tolist())
+        self._release(rows)
 
     def _allocate(self, rows: range) -> None:
         """Reserve disk space for new rows, so that a full disk is noticed before any work is done."""
@@ -119,6 +140,7 @@ class Table:
         in_use[self.row[self.row >= 0]] = True
         if self.pending is not None:
             in_use[self.pending[1]] = True
+        in_use[list(self.waiting)] = True
         self._release(unpinned[~in_use[unpinned]])
 
     def clear(self) -> None:
@@ -126,6 +148,7 @@ class Table:
         self.row.fill(-1)
         self.pins.fill(0)
         self.free, self.used, self.pending = [], 0, None
+        self.waiting.clear()
 
     def restore(self, row: np.ndarray, digest: np.ndarray, pinned: list[np.ndarray]) -> None:
         """Load the table of a checkpoint.

@@ -284,10 +284,11 @@ class ClusterPool(Pool):
                 self._welcome()
         self.phases += 1
         progress = self.progress = Progress(phase, self.phases)
-        sum_bytes = 0 if phase.repeated else 2 * sum(leaf.nbytes for leaf in phase.broadcast.leaves)  # about: float64
+        alone = phase.repeated or phase.with_sums
+        sum_bytes = 0 if alone else 2 * sum(leaf.nbytes for leaf in phase.broadcast.leaves)  # about: float64
         self.scheduler.begin(phase.shape, self.table.width, sum_bytes)
         self.broadcast = as_arguments(phase.broadcast.leaves)
-        self.room = 0 if phase.repeated or phase.call != "train" else pieces_for(PARTS * sum_bytes)
+        self.room = 0 if alone or phase.call != "train" else pieces_for(PARTS * sum_bytes)
         for agent in self._takers():
             self._begin(agent)
         workers = sum(agent.workers for agent in self.agents)
@@ -325,7 +326,8 @@ class ClusterPool(Pool):
         sums: list[PartialSum] = []
         while progress.open:
             yield from self._step(progress)
-            if not progress.open and progress.phase.call == "train" and not progress.phase.repeated:
+            alone = progress.phase.repeated or progress.phase.with_sums
+            if not progress.open and progress.phase.call == "train" and not alone:
                 sums = self._ask_for_sums(progress)  # tasks whose sums are lost are open again
         self.earlier.update(progress.done)
         if progress.phase.call == "train" and self.table.layout.messages:
@@ -452,7 +454,7 @@ class ClusterPool(Pool):
         for agent in takers:
             if agent.begun and not agent.unsent:
                 continue
-            with_sums = phase.repeated or phase.call == "aggregate"
+            with_sums = phase.repeated or phase.with_sums or phase.call == "aggregate"
             begin = None if agent.begun else Begin(phase.call, phase.shape, with_sums)
             add = Add(number, agent.unsent, begin)
             broadcast = () if agent.begun else self.broadcast
@@ -552,7 +554,7 @@ class ClusterPool(Pool):
             f"node {lost.name} is lost: {given} tasks under way go elsewhere, {again} of this round run again for the "
             "states and sums that are lost"
         )
-        committed = self.table.row[self.table.row >= 0]
+        committed = np.concatenate([self.table.row[self.table.row >= 0], np.array([*self.table.waiting], np.int64)])
         if self.table.layout.folder and len(rows := self.locations.gone(committed)):
             self._drop()
             raise RowsLost(f"the states of {len(rows)} clients were lost with node {lost.name}")

@@ -24,7 +24,8 @@ from ...planning.data import checked_split
 from ...planning.execution_plan import asks_for_kernels, plan_execution
 from ...records.arrow_columns import to_arrow
 from ...records.event_log import EventLog
-from ...rounds.driver import DataSummary, Driver, Event
+from ...rounds.asynchronous import driver_of
+from ...rounds.driver import DataSummary, Event
 from ...state.retention import discard
 from ...state.table import Table
 from ...storage.lock import driver_lock
@@ -60,7 +61,7 @@ class DriverProcess:
 
     def _rounds(self) -> dict[str, Tensor]:
         data, summary, lines = self._data()
-        driver = Driver(self.run_spec, summary)
+        driver = driver_of(self.run_spec, summary)
         for line in lines:
             driver.log(line)
         try:

@@ -20,7 +20,7 @@ from ....workloads.base import ClientIndex
 from ...aggregation.planning import collects, result_bytes
 from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
-from ...cohorts.tasks import MOST_TASKS, Broadcast, PackedTasks
+from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
 from ...errors import LONGEST_TRACEBACK, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
@@ -174,6 +174,9 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
         sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
+    if plan.pace is not None:
+        public *= VERSIONS
+        sums *= run_spec.block(x.flat.numel())  # each client of a block may belong to another update
     clients = plan.clients if len(methods) > 1 else plan.largest_cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
     failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8

@@ -1,0 +1,200 @@
+"""The planner of an asynchronous run, and why a combination of settings has no meaning in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Algorithm, Known
+from ...algorithms.tree import Tree
+from ...workloads.base import ClientIndex
+from ..cohorts.samplers import norm_weights
+from ..config.run_spec import RunSpec
+from ..config.schema import Asynchronous, part_name
+from ..errors import ConfigError
+from ..methods.state_spec import StateSpec, traffic_columns
+from .contract import DeviceNumbers, Devices
+from .fleet import Fleet
+from .planner import PlanState, Probe, RoundPlan, RoundPlanner, none_of
+from .timeline import Job, Timeline, staleness_weight
+
+
+@dataclass(frozen=True)
+class RememberedDevices(Devices):
+    """Devices that clients keep, worked out once: a timeline asks for a few of them at every arrival."""
+
+    all_clients: DeviceNumbers | None = None
+    limited: bool = False
+
+    def numbers(self, seed: int, clients: np.ndarray, number: int | np.ndarray) -> DeviceNumbers:
+        assert self.all_clients is not None
+        return DeviceNumbers(*(column[clients] for column in self.all_clients))
+
+    @property
+    def limits_memory(self) -> bool:
+        return self.limited
+
+
+class Weight(NamedTuple):
+    """Of one result in an update. own: that of its client, whose sum may be the divisor. added: that with which it is
+    added."""
+
+    own: float
+    added: float
+
+
+class AsynchronousPlanner(RoundPlanner):
+    """Plans updates instead of rounds: which clients' results an update uses follows from the timeline."""
+
+    def __init__(self, run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> None:
+        super().__init__(run_spec, state_spec, client_index, block)
+        assert isinstance(self.federation.pace, Asynchronous)
+        assert self.fleet is not None
+        self.settings, self.state_spec = self.federation.pace, state_spec
+        devices, everyone = self.fleet.parts.devices, np.arange(self.federation.clients)
+        if devices.constant:
+            numbers = devices.numbers(self.seed, everyone, 0)
+            remembered = RememberedDevices(devices.unit, numbers, devices.limits_memory)
+            self.fleet.parts = self.fleet.parts._replace(devices=remembered)
+        self.method = run_spec.method()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the timeline anew."""
+        assert self.fleet is not None
+        self.known: dict[int, dict[Job, Weight]] = {}  # update -> the weights of its results
+        federation = self.federation
+        self.timeline = Timeline(self.settings, self.seed, federation.clients, federation.cohort, self.fleet)
+
+    def start(self) -> PlanState:
+        self.restart()
+        return PlanState({}, {"seconds": np.zeros(1)})
+
+    def after_warm_start(self, state: PlanState, method: Algorithm, x: Tree) -> PlanState:
+        return state  # the clock starts with the first dispatch
+
+    def ahead(self, number: int) -> None:
+        pass
+
+    def plan(self, number: int, state: PlanState, visited: np.ndarray, probe: Probe) -> RoundPlan:
+        """The plan of an update: the clients of its results in the order of the buffer, and no tasks, since jobs may
+        have run before."""
+        update = self.timeline.update(number)
+        clients = np.array([job.client for job in update.jobs], dtype=np.int64)
+        weights, staleness = self.weights(number).values(), [job.staleness for job in update.jobs]
+        columns = {
+            **traffic_columns(self.state_spec, update.dispatched, update.arrivals),
+            "system/clock": update.clock,
+            "system/seconds": update.clock - state.seconds,
+            "client/lost": float(update.lost),
+            "async/staleness": float(np.mean(staleness)),
+            "async/staleness_max": float(max(staleness)),
+            "async/weight": sum(weight.added for weight in weights) / sum(weight.own for weight in weights),
+            "async/flight": float(update.flight),
+            "async/versions": float(update.versions),
+            "async/discarded": float(update.discarded),
+        }
+        return RoundPlan(clients, [], update.dispatched, columns=columns, clock=update.clock)
+
+    def told(self, state: PlanState, plan: RoundPlan, clients: np.ndarray, loss: np.ndarray) -> PlanState:
+        return state if plan.clock is None else PlanState({}, {"seconds": np.array([plan.clock])})
+
+    def weights(self, number: int) -> dict[Job, Weight]:
+        """The weights of the results of an update, in the order of its buffer."""
+        if number not in self.known:
+            jobs = self.timeline.update(number).jobs
+            sizes = self.client_index.sizes_of(np.array([job.client for job in jobs], dtype=np.int64))
+            steps = np.array([job.steps for job in jobs], dtype=np.int64)
+            own = np.ones(len(jobs))
+            if self.federation.weights == "examples" and self.method.weighted:
+                own = sizes * (len(jobs) / float(sizes.sum()))
+            norms = self.method.local_norms(int(steps.max()))
+            added = own if norms is None else norm_weights(norms, own, steps)
+            stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs]) * self.settings.mix
+            pairs = zip(own.tolist(), (added * stale).tolist(), strict=True)
+            self.known[number] = {job: Weight(*pair) for job, pair in zip(jobs, pairs, strict=True)}
+        return self.known[number]
+
+    def forget(self, version: int) -> None:
+        """Nobody asks for the jobs of this version, or the update that made it, again."""
+        self.timeline.forget(version)
+        self.known.pop(version, None)
+
+
+def planner_of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> RoundPlanner:
+    """The planner of a run. block: the number of clients in a block."""
+    asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
+    return (AsynchronousPlanner if asynchronous else RoundPlanner)(run_spec, state_spec, client_index, block)
+
+
+def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
+    """Raise ConfigError for an asynchronous run whose parts do not go together."""
+    experiment, federation = run_spec.experiment, run_spec.experiment.federation
+    pace = federation.pace
+    if not isinstance(pace, Asynchronous):
+        return
+    if experiment.systems is None:
+        raise ConfigError(f"federation.pace: {pace.name} needs a virtual clock, got no systems; add systems: {{}}")
+    if experiment.systems.server:
+        raise ConfigError(
+            f"systems.server must be 0 in an asynchronous run, whose server does not keep clients waiting, got "
+            f"{experiment.systems.server:g}; leave it out"
+        )
+    if pace.starts == "slots" and pace.open > federation.cohort:
+        raise ConfigError(
+            f"federation.pace.open: at most cohort={federation.cohort} slots can be free, got {pace.open}; lower it"
+        )
+    if pace.once and pace.buffer > federation.clients:
+        raise ConfigError(
+            f"federation.pace.buffer must be at most the number of clients with once: true, got buffer={pace.buffer} "
+            f"and clients={federation.clients}; lower it"
+        )
+    for key, present, why in (
+        ("privacy", experiment.privacy is not None, "its noise is accounted for cohorts that are drawn at random"),
+        ("attack", experiment.attack is not None, "attacks see the messages of one round together"),
+        ("aggregate", _name(experiment.aggregate) != "mean", "rules compare messages about one model"),
+        ("federation.sampling", federation.sampling != "fixed", "clients take free slots and form no cohorts"),
+        ("federation.sampler", _name(federation.sampler) != "uniform", "clients that are idle are drawn uniformly"),
+        ("federation.mean", federation.mean != "auto", "what is divided by is federation.pace.divide"),
+    ):
+        if present:
+            raise ConfigError(f"{key} has no meaning in an asynchronous run: {why}; leave it or federation.pace out")
+    Fleet.of(run_spec, state_spec, none_of(federation.clients))
+    check_method(run_spec.method(), state_spec, pace)
+
+
+def check_method(method: Algorithm, state_spec: StateSpec, pace: Asynchronous) -> None:
+    """Raise ConfigError for a method that is not defined with stale messages. state_spec: of the method."""
+    if method.stale:
+        raise ConfigError(f"method: it has no asynchronous form: {method.stale}; leave federation.pace out")
+    leaves = pytree.tree_leaves(state_spec.public, is_leaf=lambda part: isinstance(part, Known))
+    if any(isinstance(leaf, Known) for leaf in leaves):
+        raise ConfigError(
+            "method: it has no asynchronous form: its clients must follow every broadcast, and a client that is in "
+            "flight cannot; leave federation.pace out"
+        )
+    if method.averages_states and pace.buffer == 1:
+        raise ConfigError(
+            "federation.pace.buffer must be 2 or more with carry=average, got 1: the mean state would be that of the "
+            "last client alone; raise it, or choose another carry"
+        )
+    if not pace.once and pytree.tree_leaves(state_spec.client):
+        raise ConfigError(
+            "federation.pace.once: false is for methods whose clients keep nothing, since two visits from one version "
+            "would have the same state; leave it out"
+        )
+    if pace.base == "current":
+        try:
+            method.origin(method.unpack(state_spec.public))
+        except NotImplementedError:
+            raise ConfigError(
+                "federation.pace.base: current mixes models, and the method's messages are no changes of a model; "
+                "choose download"
+            ) from None
+
+
+def _name(spec: object) -> str:
+    return part_name(spec) if isinstance(spec, str | dict) else type(spec).__name__

@@ -1,0 +1,284 @@
+"""The timeline of an asynchronous run: which client is dispatched when, from which version, and which update uses it.
+
+A job is one dispatch of a client: it begins from version v of the model and arrives after the client's virtual duration.
+No duration depends on weights or losses, so the timeline is worked out without training anything. It is a pure function
+of the configuration: a run that is resumed goes through it again from the beginning.
+
+    refill    fills free slots with clients that are online, idle, and were not dispatched from this version before
+    arrival   frees a slot; the job's staleness is the number of updates since it was dispatched; it joins the buffer
+    update    once the buffer has M jobs: the version goes up by 1
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...workloads import counted
+from ..cohorts.sampling import philox
+from ..config.schema import Asynchronous
+from ..errors import ConfigError
+from .contract import keys, uniform
+from .fleet import Fleet
+
+LOSS, ARRIVAL, WAKE, START = range(4)
+"""Kinds of events, in the order in which they are dealt with at equal times."""
+UNUSED = -1
+"""The target of a job whose result no update uses."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One dispatch of a client.
+
+    version: that it begins from. refill: the number of the draw that chose it, from 1. visit: how many of the client's
+    results arrived before and were not discarded, which is where its stream of batches goes on. steps: its local steps.
+    end: when it arrives or is lost. target: the number of the update that uses it, UNUSED if none does; None while it is
+    not known. staleness: the updates between version and arrival.
+    """
+
+    client: int
+    version: int
+    refill: int
+    visit: int
+    steps: int
+    start: float
+    end: float
+    lost: bool
+    target: int | None = None
+    staleness: int = 0
+    before: Job | None = None  # the client's job before this one whose result is used, if its update comes later
+
+
+class Update(NamedTuple):
+    """One update of the server. jobs: of its buffer, in order. clock: when it happens. The numbers count what has
+    happened since the update before: dispatched jobs, arrivals, losses, and arrivals that were too stale. flight: jobs
+    in flight; versions: that these began from."""
+
+    jobs: list[Job]
+    clock: float
+    dispatched: int
+    arrivals: int
+    lost: int
+    discarded: int
+    flight: int
+    versions: int
+
+
+class Timeline:
+    """Works out the timeline as far as it is asked for."""
+
+    def __init__(self, pace: Asynchronous, seed: int, clients: int, concurrency: int, fleet: Fleet) -> None:
+        """clients: N. concurrency: C, the number of slots."""
+        self.pace, self.seed, self.clients, self.concurrency, self.fleet = pace, seed, clients, concurrency, fleet
+        self.clock, self.version, self.refills = 0.0, 0, 0
+        self.events: list[tuple[float, int, float, int]] = []  # (time, kind, order among ties, client)
+        self.flight: dict[int, Job] = {}  # client -> its job
+        self.buffer: list[Job] = []
+        self.asked: set[int] = set()  # the clients that were dispatched from this version, if `once`
+        self.visits: dict[int, int] = defaultdict(int)
+        self.newest: dict[int, Job] = {}  # client -> its last job that an update uses
+        self.updates: dict[int, Update] = {}
+        self.jobs: dict[int, list[Job]] = defaultdict(list)  # version -> jobs that were dispatched from it
+        self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
+        self.counts = [0, 0, 0, 0]  # dispatched, arrivals, lost and discarded since the last update
+        everyone = np.arange(clients)
+        self.fitting = None if fleet.all_eligible else everyone[fleet.fits(everyone)]
+        if pace.starts == "rate":
+            heapq.heappush(self.events, (0.0, START, 0.0, -1))
+        else:
+            self._refill()
+
+    # --- what is asked for ------------------------------------------------------------------------------------------
+    def update(self, number: int) -> Update:
+        """The update with this number, from 1. Raises ConfigError if the run cannot go on to it."""
+        while self.version < number:
+            if not self._step():
+                raise ConfigError(
+                    f"federation.pace: no client is in flight after update {self.version} (second {self.clock:,.0f}), "
+                    f"and none will come that is online and idle{self._because_of_once()}"
+                )
+        return self.updates[number]
+
+    def of_version(self, version: int) -> list[Job]:
+        """All jobs that are dispatched from a version and that some update uses, in the order of their dispatch."""
+        while self.version <= version or self.open.get(version):
+            if not self._step():
+                break
+        return [job for job in self.jobs.get(version, ()) if job.target is not None and job.target != UNUSED]
+
+    def forget(self, version: int) -> None:
+        """Nobody asks for the jobs of this version, or the update that it is from, again."""
+        self.jobs.pop(version, None)
+        self.open.pop(version, None)
+        self.updates.pop(version, None)
+
+    def _because_of_once(self) -> str:
+        if not self.pace.once:
+            return "; choose another availability"
+        return f"; {self.pace.buffer} of them must arrive from one version: lower federation.pace.buffer"
+
+    # --- events -----------------------------------------------------------------------------------------------------
+    def _step(self) -> bool:
+        """Deal with everything that happens at the next point in time. False if nothing will happen any more."""
+        if not self.events:
+            return False
+        self.clock = self.events[0][0]
+        group = []
+        while self.events and self.events[0][0] == self.clock:
+            group.append(heapq.heappop(self.events))
+        starts = 0
+        for _, kind, _, client in group:  # in the order of the heap: kind, then ties
+            if kind == LOSS:
+                self._lose(client)
+            elif kind == ARRIVAL:
+                self._arrive(client)
+            starts += kind == START
+        if self.pace.starts == "slots":
+            self._refill()
+        for _ in range(starts):
+            self._start()
+        return True
+
+    def _lose(self, client: int) -> None:
+        self._discard(self.flight.pop(client))
+        self.counts[2] += 1
+
+    def _arrive(self, client: int) -> None:
+        job = self.flight.pop(client)
+        job.staleness = self.version - job.version
+        self.counts[1] += 1
+        if self.pace.staleness is not None and job.staleness > self.pace.staleness:
+            self._discard(job)
+            self.counts[3] += 1
+            return
+        self.buffer.append(job)
+        job.target = self.version + 1
+        self.open[job.version] -= 1
+        before = self.newest.get(client)
+        if before is not None and (before.target or 0) > job.version:
+            job.before = before
+        self.newest[client] = job
+        self.visits[client] += 1
+        if len(self.buffer) == self.pace.buffer:
+            self._update()
+
+    def _discard(self, job: Job) -> None:
+        """No update uses the job, and its client may be dispatched from this version again."""
+        job.target = UNUSED
+        self.open[job.version] -= 1
+        self.asked.discard(job.client)
+
+    def _update(self) -> None:
+        self.version += 1
+        self.asked.clear()
+        versions = len({job.version for job in self.flight.values()})
+        self.updates[self.version] = Update(self.buffer, self.clock, *self.counts, len(self.flight), versions)
+        self.buffer, self.counts = [], [0, 0, 0, 0]
+
+    # --- dispatches -------------------------------------------------------------------------------------------------
+    def _refill(self) -> None:
+        free = self.concurrency - len(self.flight)
+        if free <= 0 or (free < self.pace.open and self.flight):
+            return
+        eligible = self._eligible()
+        count = min(free, len(eligible))
+        if count:
+            self._dispatch(eligible.draw(self._next_draw(), count))
+        if count < free:
+            self._wake()
+
+    def _start(self) -> None:
+        """One start of `starts: rate`, which come at equal distances whatever is in flight."""
+        eligible = self._eligible()
+        if len(eligible):
+            self._dispatch(eligible.draw(self._next_draw(), 1))
+        heapq.heappush(self.events, (self.clock + self.pace.gap, START, 0.0, -1))
+
+    def _next_draw(self) -> np.random.Generator:
+        self.refills += 1
+        return philox(self.seed, "cohort", self.refills)
+
+    def _eligible(self) -> Eligible:
+        """The clients that are online, fit, are idle, and were not dispatched from this version if `once`."""
+        excluded = np.array(sorted(self.flight.keys() | self.asked), dtype=np.int64)
+        if self.fitting is None:
+            return Eligible(self.clients, excluded, None)
+        idle = np.setdiff1d(self.fitting, excluded, assume_unique=True)
+        return Eligible(len(idle), excluded, idle[self.fleet.online(idle, self.clock)])
+
+    def _dispatch(self, clients: np.ndarray) -> None:
+        """Dispatch these clients (c,), in ascending order, now."""
+        visited = np.array([self.visits[client] for client in clients.tolist()], dtype=np.int64)
+        visits = self.fleet.visits(clients, self.refills, visited, self.clock)
+        ends, steps, lost = visits.duration, visits.steps, ~visits.arrives
+        ends = np.where(lost, visits.lost, ends)
+        if self.pace.deadline is not None:
+            late = ends > self.pace.deadline
+            ends, lost = np.where(late, self.pace.deadline, ends), lost | late
+        ties = np.zeros(len(clients))
+        if self.pace.ties == "counted":
+            ties = uniform(keys(self.seed, "tie", clients, self.refills))
+        columns = (clients, visited, steps, ends + self.clock, lost, ties)
+        for client, visit, work, end, loses, tie in zip(*(column.tolist() for column in columns), strict=True):
+            job = Job(client, self.version, self.refills, visit, work, self.clock, end, loses)
+            self.flight[client] = job
+            self.jobs[self.version].append(job)
+            heapq.heappush(self.events, (end, LOSS if loses else ARRIVAL, tie, client))
+            if self.pace.once:
+                self.asked.add(client)
+        self.open[self.version] += len(clients)
+        self.counts[0] += len(clients)
+
+    def _wake(self) -> None:
+        """Have the slots filled again when the next idle client comes online."""
+        if self.fitting is None:
+            return
+        idle = np.setdiff1d(self.fitting, np.array(list(self.flight), dtype=np.int64))
+        times = self.fleet.next_online(idle, self.clock)
+        times = times[(times > self.clock) & np.isfinite(times)]
+        wake = (float(times.min()) if len(times) else math.inf, WAKE, 0.0, -1)
+        if len(times) and wake not in self.events:
+            heapq.heappush(self.events, wake)
+
+
+class Eligible:
+    """A set of clients to draw from: given by its members, or as all clients without some, in O(those excluded)."""
+
+    def __init__(self, clients: int, excluded: np.ndarray, members: np.ndarray | None) -> None:
+        """excluded: ascending. members: (e,) ascending; None for all `clients` without `excluded`."""
+        self.excluded, self.members = excluded, members
+        self.count = clients - len(excluded) if members is None else len(members)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """(count,) distinct members in ascending order: the draw of a synchronous round, among the members."""
+        if count == self.count:
+            places = np.arange(count)
+        else:
+            places = np.sort(random.choice(self.count, count, replace=False, shuffle=False).astype(np.int64))
+        if self.members is not None:
+            return self.members[places]
+        return places + np.searchsorted(self.excluded - np.arange(len(self.excluded)), places, side="right")
+
+
+def staleness_weight(pace: Asynchronous, staleness: int) -> float:
+    """s(tau): the weight of a result that is this stale, 1 for a fresh one where `relative_to` is 0."""
+    return _weight(pace, staleness) / _weight(pace, pace.relative_to)
+
+
+def _weight(pace: Asynchronous, staleness: float) -> float:
+    if pace.weight == "constant":
+        return 1.0
+    if pace.weight == "polynomial":
+        return float((1.0 + staleness) ** -pace.a)
+    if staleness <= pace.b:
+        return 1.0
+    return pace.c if pace.weight == "threshold" else 1.0 / (pace.slope * (staleness - pace.b) + 1.0)
