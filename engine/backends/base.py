@@ -95,8 +95,9 @@ class Pool(ABC):
 
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
         one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
-        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results. Arrays of a result are valid until
-        the next outcome is asked for in a repeated phase, and until the next phase that is not repeated otherwise.
+        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results. Arrays of a result
+        are valid until the next outcome is asked for in a repeated phase, and until the next phase that is not repeated
+        otherwise.
         """
 
     def facts(self) -> dict[str, float]:

@@ -86,18 +86,18 @@ class AsynchronousPlanner(RoundPlanner):
         clients = np.array([job.client for job in update.jobs], dtype=np.int64)
         weights, staleness = self.weights(number).values(), [job.staleness for job in update.jobs]
         columns = {
-            **traffic_columns(self.state_spec, update.dispatched, update.arrivals),
+            **traffic_columns(self.state_spec, update.counts.dispatched, update.counts.arrivals),
             "system/clock": update.clock,
             "system/seconds": update.clock - state.seconds,
-            "client/lost": float(update.lost),
+            "client/lost": float(update.counts.lost),
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
             "async/weight": sum(weight.added for weight in weights) / sum(weight.own for weight in weights),
             "async/flight": float(update.flight),
             "async/versions": float(update.versions),
-            "async/discarded": float(update.discarded),
+            "async/discarded": float(update.counts.discarded),
         }
-        return RoundPlan(clients, [], update.dispatched, columns=columns, clock=update.clock)
+        return RoundPlan(clients, [], update.counts.dispatched, columns=columns, clock=update.clock)
 
     def told(self, state: PlanState, plan: RoundPlan, clients: np.ndarray, loss: np.ndarray) -> PlanState:
         return state if plan.clock is None else PlanState({}, {"seconds": np.array([plan.clock])})

@@ -20,7 +20,7 @@ from ..cohorts.samplers import Ask, Draw, Feedback, PoissonSampler, Sampler, Uni
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
-from ..config.schema import Asynchronous, Local
+from ..config.schema import Asynchronous, Local, Pace
 from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from ..user_code import plugin_errors
@@ -65,7 +65,9 @@ class RoundPlanner:
         """block: the number of clients in a block."""
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.client_index = run_spec, experiment.federation, client_index
-        self.pace, self.block, self.seed = experiment.federation.pace, block, experiment.seed
+        pace = experiment.federation.pace
+        self.pace = pace if isinstance(pace, Pace) else Pace()  # an asynchronous run has a planner of its own
+        self.block, self.seed = block, experiment.seed
         self.sampler = build_sampler(run_spec)
         self.fleet = Fleet.of(run_spec, state_spec, client_index)
         self.traffic = Traffic.of(state_spec)

@@ -1,8 +1,8 @@
 """The timeline of an asynchronous run: which client is dispatched when, from which version, and which update uses it.
 
-A job is one dispatch of a client: it begins from version v of the model and arrives after the client's virtual duration.
-No duration depends on weights or losses, so the timeline is worked out without training anything. It is a pure function
-of the configuration: a run that is resumed goes through it again from the beginning.
+A job is one dispatch of a client: it begins from version v of the model and arrives after the client's virtual
+duration. No duration depends on weights or losses, so the timeline is worked out without training anything. It is a
+pure function of the configuration: a run that is resumed goes through it again from the beginning.
 
     refill    fills free slots with clients that are online, idle, and were not dispatched from this version before
     arrival   frees a slot; the job's staleness is the number of updates since it was dispatched; it joins the buffer
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...workloads import counted
 from ..cohorts.sampling import philox
 from ..config.schema import Asynchronous
 from ..errors import ConfigError
@@ -38,8 +37,9 @@ class Job:
 
     version: that it begins from. refill: the number of the draw that chose it, from 1. visit: how many of the client's
     results arrived before and were not discarded, which is where its stream of batches goes on. steps: its local steps.
-    end: when it arrives or is lost. target: the number of the update that uses it, UNUSED if none does; None while it is
-    not known. staleness: the updates between version and arrival.
+    start: when it is dispatched. end: when it arrives or is lost. target: the number of the update that uses it, UNUSED
+    if none does; None while it is not known. staleness: the updates between version and arrival. before: the client's
+    job before this one whose result is used, if its update came after this job's version.
     """
 
     client: int
@@ -52,20 +52,26 @@ class Job:
     lost: bool
     target: int | None = None
     staleness: int = 0
-    before: Job | None = None  # the client's job before this one whose result is used, if its update comes later
+    before: Job | None = None
+
+
+@dataclass
+class Counts:
+    """What has happened since the last update. discarded: arrivals that were too stale."""
+
+    dispatched: int = 0
+    arrivals: int = 0
+    lost: int = 0
+    discarded: int = 0
 
 
 class Update(NamedTuple):
-    """One update of the server. jobs: of its buffer, in order. clock: when it happens. The numbers count what has
-    happened since the update before: dispatched jobs, arrivals, losses, and arrivals that were too stale. flight: jobs
-    in flight; versions: that these began from."""
+    """One update of the server. jobs: of its buffer, in order. clock: when it happens. flight: the number of jobs in
+    flight then; versions: the number of versions that these began from."""
 
     jobs: list[Job]
     clock: float
-    dispatched: int
-    arrivals: int
-    lost: int
-    discarded: int
+    counts: Counts
     flight: int
     versions: int
 
@@ -86,7 +92,7 @@ class Timeline:
         self.updates: dict[int, Update] = {}
         self.jobs: dict[int, list[Job]] = defaultdict(list)  # version -> jobs that were dispatched from it
         self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
-        self.counts = [0, 0, 0, 0]  # dispatched, arrivals, lost and discarded since the last update
+        self.counts = Counts()
         everyone = np.arange(clients)
         self.fitting = None if fleet.all_eligible else everyone[fleet.fits(everyone)]
         if pace.starts == "rate":
@@ -147,15 +153,15 @@ class Timeline:
 
     def _lose(self, client: int) -> None:
         self._discard(self.flight.pop(client))
-        self.counts[2] += 1
+        self.counts.lost += 1
 
     def _arrive(self, client: int) -> None:
         job = self.flight.pop(client)
         job.staleness = self.version - job.version
-        self.counts[1] += 1
+        self.counts.arrivals += 1
         if self.pace.staleness is not None and job.staleness > self.pace.staleness:
             self._discard(job)
-            self.counts[3] += 1
+            self.counts.discarded += 1
             return
         self.buffer.append(job)
         job.target = self.version + 1
@@ -178,8 +184,8 @@ class Timeline:
         self.version += 1
         self.asked.clear()
         versions = len({job.version for job in self.flight.values()})
-        self.updates[self.version] = Update(self.buffer, self.clock, *self.counts, len(self.flight), versions)
-        self.buffer, self.counts = [], [0, 0, 0, 0]
+        self.updates[self.version] = Update(self.buffer, self.clock, self.counts, len(self.flight), versions)
+        self.buffer, self.counts = [], Counts()
 
     # --- dispatches -------------------------------------------------------------------------------------------------
     def _refill(self) -> None:
@@ -233,7 +239,7 @@ class Timeline:
             if self.pace.once:
                 self.asked.add(client)
         self.open[self.version] += len(clients)
-        self.counts[0] += len(clients)
+        self.counts.dispatched += len(clients)
 
     def _wake(self) -> None:
         """Have the slots filled again when the next idle client comes online."""

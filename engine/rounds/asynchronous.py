@@ -144,7 +144,7 @@ class AsynchronousDriver(Driver):
             if self.pace.base == "current":
                 self._rebase(state_spec, own, version, numbers.total()[FACTS.index("weight")])
             total, facts = add_leaves(total, own), added(facts, numbers.total())
-        named = dict(zip(FACTS, facts, strict=True))
+        named: dict[str, float] = dict(zip(FACTS, facts, strict=True))
         weights = self.asynchronous.weights(number)
         own = sum(weights[job].own for job in used)
         fresh = all(weight.own == weight.added for weight in weights.values())
