@@ -25,6 +25,7 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
+_ALL = (1 << 64) - 1
 
 
 def _shift(x: Words, bits: int) -> Words:
@@ -68,10 +69,17 @@ def key(*parts):
 @lru_cache(256)
 def _constant(parts: tuple[int | str, ...]) -> int:
     """The key of leading numbers and strings; cached, since the keys of a run begin with the same few of them."""
-    folded = torch.zeros((), dtype=torch.int64)
+    folded = 0
     for part in parts:
-        folded = _mix((folded ^ _word(part)) + _GOLDEN)
-    return int(folded)
+        folded = _mix_one(((folded ^ _word(part)) + _GOLDEN) & _ALL)
+    return _word(folded)
+
+
+def _mix_one(x: int) -> int:
+    """`_mix` of one number modulo 2^64, as Python's integers, which are ten times faster for it than a tensor."""
+    x = ((x ^ (x >> 30)) * _MIX1) & _ALL
+    x = ((x ^ (x >> 27)) * _MIX2) & _ALL
+    return x ^ (x >> 31)
 
 
 def bits(key: Tensor, count: int) -> Tensor:

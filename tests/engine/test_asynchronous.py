@@ -1,0 +1,355 @@
+"""Asynchronous runs: the order of events, the identities with synchronous runs, and the same bits after a resume."""
+
+from __future__ import annotations
+
+import random as python_random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.engine.api import resume, rounds, run
+from fedfleet.engine.backends.local import LocalPool
+from fedfleet.engine.clients.worker import Data
+from fedfleet.engine.config.schema import Asynchronous, Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.fleet.fleet import Visits
+from fedfleet.engine.fleet.timeline import Timeline, staleness_weight
+from fedfleet.engine.rounds.asynchronous import AsynchronousDriver
+from fedfleet.engine.rounds.driver import DataSummary
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import ClientIndex, Split
+from fedfleet.workloads.quadratic import Quadratic
+
+from ..reference.asynchronous import Reference, scalar_descent
+
+EQUAL = {"devices": {"name": "equal"}}
+UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
+SCAFFOLD = {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}}
+
+
+# --- the order of events ----------------------------------------------------------------------------------------------
+@dataclass
+class RandomFleet:
+    """Durations of few different values, zero among them, so that many events are at the same time; and losses."""
+
+    number: int
+    values: tuple[float, ...]
+    loss: float
+    all_eligible: bool = True
+
+    def one(self, client: int, refill: int, visit: int) -> tuple[float, bool]:
+        """(seconds, whether the visit is lost then)."""
+        draw = python_random.Random(f"{self.number} {client} {refill} {visit}")
+        lost, value = draw.random() < self.loss, draw.choice(self.values)
+        return (value * draw.choice((0.0, 1.0)) + 0.5, True) if lost else (value, False)
+
+    def visits(self, clients, number, visited, start):
+        found = [
+            self.one(client, number, visit) for client, visit in zip(clients.tolist(), visited.tolist(), strict=True)
+        ]
+        seconds = np.array([each[0] for each in found])
+        lost = np.array([each[0] if each[1] else np.inf for each in found])
+        zeros = np.zeros(len(clients))
+        return Visits(np.ones(len(clients), dtype=np.int64), zeros, seconds, zeros, lost)
+
+
+def drawing(seed):
+    """The draw of a synchronous round, among the eligible clients."""
+
+    def draw(refill, eligible, count):
+        if count == len(eligible):
+            return eligible
+        random = counted.numpy_generator(seed, "cohort", refill)
+        places = np.sort(random.choice(len(eligible), count, replace=False, shuffle=False))
+        return [eligible[place] for place in places.tolist()]
+
+    return draw
+
+
+def test_the_order_of_events_is_the_references_on_a_thousand_random_fleets():
+    random = np.random.default_rng(0)
+    checked = 0
+    for number in range(1000):
+        n = int(random.integers(2, 9))
+        slots, buffer = int(random.integers(1, n + 3)), int(random.integers(1, n + 1))
+        most = [None, 0, 1, 3][int(random.integers(4))]
+        opening, once = int(random.integers(1, slots + 1)), bool(random.integers(2))
+        values = [(1.0,), (0.0,), (0.0, 1.0, 2.0), (1.0, 1.5, 7.0), tuple(random.random(20))][int(random.integers(5))]
+        fleet = RandomFleet(number, values, float(random.choice([0.0, 0.3])))
+        pace = Asynchronous(name="buffered", buffer=buffer, staleness=most, open=opening, once=once)
+        reference = Reference(n, slots, buffer, fleet.one, drawing(number), most, opening, once)
+        reference.run(12)
+        timeline = Timeline(pace, number, n, slots, fleet)  # pyright: ignore[reportArgumentType]
+        for update, (clock, jobs) in enumerate(reference.updates, 1):
+            found = timeline.update(update)
+            assert found.clock == clock
+            assert [(job.client, job.version, job.staleness, job.visit) for job in found.jobs] == jobs
+            checked += len(jobs)
+        if len(reference.updates) < 12:
+            with pytest.raises(ConfigError, match="no client is in flight"):
+                timeline.update(len(reference.updates) + 1)
+    assert checked > 20_000
+
+
+def cyclic():
+    """Draws the next clients in the order of their numbers, passing over those that are not eligible."""
+    cursor = [0]
+
+    def draw(refill, eligible, count):
+        chosen = []
+        while len(chosen) < count:
+            if cursor[0] % 3 in eligible and cursor[0] % 3 not in chosen:
+                chosen.append(cursor[0] % 3)
+            cursor[0] += 1
+        return sorted(chosen)
+
+    return draw
+
+
+def polynomial(staleness):
+    return (1 + staleness) ** -0.5
+
+
+@pytest.mark.parametrize(
+    ("slots", "buffer", "options", "events", "models"),
+    [
+        (2, 1, {}, [(1, [(0, 0, 0)]), (2, [(1, 0, 1)]), (3, [(0, 2, 0)]), (5, [(1, 3, 0)]), (5, [(2, 1, 3)])],
+         [2, 0.939340, 0.469670, 0.734835, 0.734835]),
+        (2, 1, {"current": True, "divide": "none", "mix": 0.6}, None, [2.8, 2.672721, 1.870905, 1.609633, 1.846743]),
+        (2, 2, {}, [(2, [(0, 0, 0), (1, 0, 0)]), (5, [(0, 1, 0), (1, 1, 0)]), (6, [(2, 0, 2), (0, 2, 0)]),
+                    (9, [(1, 3, 0), (0, 3, 0)]), (11, [(2, 2, 2), (1, 4, 0)])],
+         [2.25, 1.375, 0.742575, 0.621287, 0.806177]),
+        (2, 2, {"divide": "weights"}, None, [2.25, 1.375, 0.573117, 0.536559, 0.797847]),
+        (3, 3, {}, [(4, [(0, 0, 0), (1, 0, 0), (2, 0, 0)])], [2.5, 1.75, 1.375]),
+    ],
+)  # fmt: skip
+def test_the_reference_has_the_golden_timeline(slots, buffer, options, events, models):
+    """Three clients, durations 1, 2, 4, F_i = (x - i)^2 / 2, one step of size 0.5 from x = 4."""
+    reference = Reference(3, slots, buffer, lambda client, refill, visit: (2.0**client, False), cyclic())
+    reference.run(len(models))
+    found = [(clock, [job[:3] for job in jobs]) for clock, jobs in reference.updates]
+    if events is not None:
+        assert found[: len(events)] == events
+    computed = scalar_descent(reference.updates, polynomial, start=4.0, lr=0.5, **options)
+    assert computed == pytest.approx(models, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"weight": "polynomial"}, [1, 0.707107, 0.577350, 0.5, 0.447214]),
+        ({"weight": "constant"}, [1, 1, 1]),
+        ({"weight": "hinge"}, [1, 1, 1, 1, 1, 1 / 11, 1 / 21]),
+        ({"weight": "threshold", "b": 0, "c": 0}, [1, 0, 0]),
+        ({"weight": "polynomial", "relative_to": 1}, [2**0.5, 1]),
+    ],
+)
+def test_weights_of_stale_results(options, values):
+    pace = Asynchronous(name="buffered", **options)
+    assert [staleness_weight(pace, tau) for tau in range(len(values))] == pytest.approx(values, abs=1e-6)
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+class Line(Quadratic):
+    """F_i(x) = (x - i)^2 / 2 on the line, from x = 4."""
+
+    def split(self, seed: int, clients: int) -> Split:
+        train = {"a": np.ones((clients, 1, 1)), "b": np.arange(clients, dtype=float)[:, None]}
+        whole = super().split(seed, 2)
+        return whole._replace(train=train, client_index=ClientIndex.equal(np.arange(clients), clients))
+
+
+def line(pace, systems, updates=9, **federation):
+    plan = {"clients": 6, "cohort": 4, "rounds": updates, "local": {"steps": 1, "batch": 1}, "pace": pace, **federation}
+    return experiment(
+        {
+            "workload": Line(dim=1, start=4.0),
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "federation": plan,
+            "systems": systems,
+            "engine": {"backend": "local", "dtype": "float64", "block": 2},
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def driver_of(made: Experiment) -> AsynchronousDriver:
+    run_spec = prepare(made, "asynchronous")
+    split = run_spec.split()
+    driver = AsynchronousDriver(run_spec, DataSummary(split.client_index, 1))
+    driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("pace", "options"),
+    [
+        ({"name": "buffered", "buffer": 3}, {}),
+        ({"name": "buffered", "buffer": 2, "divide": "weights"}, {"divide": "weights"}),
+        ({"name": "buffered", "buffer": 1, "staleness": 1}, {}),
+        ({"name": "fedasync", "weight": "polynomial"}, {"current": True, "divide": "none", "mix": 0.6}),
+        ({"name": "fedasync", "buffer": 2, "mix": 1.0, "divide": "buffer"}, {"current": True}),
+    ],
+)
+def test_models_are_the_references(pace, options):
+    """The reference goes through the same jobs one by one, in float64."""
+    driver = driver_of(line(pace, UNEQUAL))
+    try:
+        found, updates = [], []
+        for number in range(1, 10):
+            jobs = driver.timeline.update(number).jobs
+            updates.append((0.0, [(job.client, job.version, job.staleness, job.visit) for job in jobs]))
+            driver.first_round()
+            found.append(float(driver.model().flat))
+    finally:
+        driver.close()
+    weight = (lambda tau: 1.0) if driver.pace.weight == "constant" else polynomial
+    assert found == pytest.approx(scalar_descent(updates, weight, start=4.0, lr=0.5, **options), abs=1e-12)
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+def digits(pace=None, method="fedavg", updates=4, systems=None, **more) -> Experiment:
+    federation = {"clients": 12, "cohort": 6, "rounds": updates, "local": {"steps": 3, "batch": 5}}
+    federation |= more.pop("federation", {}) | ({} if pace is None else {"pace": pace})
+    engine = {"backend": "local", "kernels": "torch", "block": 4, **more.pop("engine", {})}
+    return experiment(
+        {
+            "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}},
+            "method": method,
+            "federation": federation,
+            "systems": systems,
+            "engine": engine,
+            "evaluate": {"every": 0},
+            "tracking": {"uri": "none"},
+            **more,
+        }
+    )
+
+
+def same(left, right) -> bool:
+    return all(torch.equal(left.model[name], right.model[name]) for name in left.model)
+
+
+@pytest.mark.parametrize("method", [{"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}, SCAFFOLD, "fedadam"])
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_a_buffer_of_the_cohort_and_equal_durations_are_synchronous_rounds(method, weights):
+    plan = {"weights": weights}
+    synchronous = run(digits(method=method, federation=plan))
+    pace = {"name": "buffered", "buffer": 6}
+    found = run(digits(pace, method, systems=EQUAL, federation=plan))
+    assert same(synchronous, found)
+    assert [row["train/loss"] for row in synchronous.rows] == [row["train/loss"] for row in found.rows]
+    assert all(row["async/staleness"] == 0 for row in found.rows)
+
+
+def test_everyone_at_once_is_synchronous_whatever_the_durations():
+    plan = {"clients": 6}
+    found = run(digits({"name": "buffered", "buffer": 6}, systems=UNEQUAL | {"dropout": 0}, federation=plan))
+    assert same(run(digits(federation=plan)), found)
+
+
+def test_blocks_change_nothing_but_rounding():
+    pace = {"name": "buffered", "buffer": 3}
+    one, four = (run(digits(pace, SCAFFOLD, 8, UNEQUAL, engine={"block": block})) for block in (1, 4))
+    for name, tensor in one.model.items():
+        torch.testing.assert_close(tensor, four.model[name])
+
+
+@pytest.mark.parametrize("buffer", [1, 3])
+def test_control_variates_stay_the_mean_of_the_clients(buffer):
+    """c = (1 / N) sum of c_i after every update, with losses and discarded results."""
+    driver = driver_of(digits({"name": "buffered", "buffer": buffer, "staleness": 2}, SCAFFOLD, 12, UNEQUAL))
+    try:
+        discarded = 0
+        for _ in range(12):
+            record = driver.first_round()
+            discarded += record["async/discarded"] + record["client/lost"]
+            rows = driver.table.row
+            files = driver.pool.worker.rows  # pyright: ignore[reportAttributeAccessIssue]
+            own = [files.read_one(int(row)).own.flat.double() for row in rows if row >= 0]
+            shared = driver.server.public.shared.flat.double()
+            torch.testing.assert_close(torch.stack(own).sum(0) / len(rows), shared, atol=1e-6, rtol=1e-5)
+        assert discarded
+    finally:
+        driver.close()
+
+
+# --- the same bits ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pace", [{"name": "buffered", "buffer": 3}, {"name": "fedasync"}])
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_run_that_is_resumed_has_the_same_bits(pace, after, tmp_path):
+    """It is left while clients are in flight; the clock and the records go on too."""
+    whole = run(digits(pace, SCAFFOLD, 6, UNEQUAL))
+    with rounds(digits(pace, SCAFFOLD, 6, UNEQUAL), tmp_path / "run") as going:
+        for _ in range(after):
+            next(going)
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    result = resume(tmp_path / "run")
+    assert same(whole, result)
+    for name in ("system/clock", "train/loss", "comm/bytes_down", "async/staleness"):
+        assert [row[name] for row in whole.rows] == [row[name] for row in result.rows]
+
+
+def test_more_updates_than_at_first_go_on_to_the_same_bits(tmp_path):
+    """Results of clients that were in flight after the last update are used by those that follow."""
+    pace = {"name": "buffered", "buffer": 3}
+    with rounds(digits(pace, SCAFFOLD, 4, UNEQUAL), tmp_path / "run") as going:
+        for _ in range(3):
+            next(going)
+    longer = resume(digits(pace, SCAFFOLD, 7, UNEQUAL), tmp_path / "run")
+    assert same(run(digits(pace, SCAFFOLD, 7, UNEQUAL)), longer)
+
+
+@pytest.mark.long
+def test_processes_on_ray_have_the_bits_of_one_process():
+    pace = {"name": "buffered", "buffer": 3}
+    here = run(digits(pace, SCAFFOLD, 6, UNEQUAL))
+    there = run(digits(pace, SCAFFOLD, 6, UNEQUAL, engine={"backend": "ray", "workers": 2}))
+    assert same(here, there)
+    for name in ("train/loss", "system/clock", "async/staleness", "client/norm2"):
+        assert [row[name] for row in here.rows] == [row[name] for row in there.rows]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+BUFFERED = {"name": "buffered", "buffer": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"systems": None}, ["federation.pace", "add systems"]),
+        ({"systems": {"server": 1}}, ["systems.server"]),
+        ({"federation": {"pace": {**BUFFERED, "open": 7}}}, ["federation.pace.open", "got 7"]),
+        ({"federation": {"pace": {**BUFFERED, "buffer": 13}}}, ["federation.pace.buffer", "13"]),
+        ({"federation": {"pace": {**BUFFERED, "bufer": 3}}}, ["federation.pace.bufer", "buffer"]),
+        ({"federation": {"pace": {**BUFFERED, "a": 2}}}, ["federation.pace.a"]),
+        ({"aggregate": "median"}, ["aggregate", "asynchronous"]),
+        ({"method": SCAFFOLD, "federation": {"pace": {**BUFFERED, "once": False}}}, ["once", "keep nothing"]),
+        (
+            {
+                "method": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.1}, "carry": "average"},
+                "federation": {"pace": {"name": "buffered", "buffer": 1}},
+            },
+            ["buffer", "carry=average"],
+        ),
+        ({"method": {"name": "fedmud"}}, ["no asynchronous form"]),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, words):
+    made = {"pace": BUFFERED, "systems": UNEQUAL, **changes}
+    with pytest.raises(ConfigError) as error:
+        prepare(digits(**made), "refused")
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_a_run_that_cannot_go_on_says_why():
+    """Two clients, of which three would have to arrive from one version."""
+    pace = Asynchronous(name="buffered", buffer=3)
+    timeline = Timeline(pace, 0, 2, 2, RandomFleet(0, (1.0,), 0.0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="lower federation.pace.buffer"):
+        timeline.update(1)
