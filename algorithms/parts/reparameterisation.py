@@ -76,6 +76,8 @@ class Report(NamedTuple):
 class Compressing(Algorithm):
     """A method that reports what it compresses."""
 
+    stale = "what its clients send has a meaning only with the factors that were drawn for one round"
+
     @property
     def report(self) -> Report:
         raise NotImplementedError

@@ -82,7 +82,7 @@ class Local(Section):
 class Pace(Section):
     """How a round ends in virtual time. Other values than the defaults need a section `systems`.
 
-    `name`: `rounds` (default), synchronous rounds; the other names are those of `Asynchronous`.
+    `name`: `rounds` (default), synchronous rounds; the other names are those of an asynchronous run.
     `select`: how many clients are selected for each one that is wanted, at least 1; the round takes those that arrive
     first (default 1).
     `deadline`: the virtual seconds after which a round ends, more than 0 (default: none).

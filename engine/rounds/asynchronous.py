@@ -318,7 +318,8 @@ class AsynchronousDriver(Driver):
         for version in waiting.sums.pop(number, {}):
             if not any(version in by_version for by_version in waiting.sums.values()):
                 waiting.shapes.pop(version, None)
-                waiting.origins.pop(version, None)
+        for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
+            del waiting.origins[version]
         for version in [v for v in waiting.broadcasts if v < waiting.ran and not self._keeps(v)]:
             del waiting.broadcasts[version]
         while self.settled < number and not self._has_jobs_ahead(self.settled):

@@ -351,5 +351,5 @@ def test_a_run_that_cannot_go_on_says_why():
     """Two clients, of which three would have to arrive from one version."""
     pace = Asynchronous(name="buffered", buffer=3)
     timeline = Timeline(pace, 0, 2, 2, RandomFleet(0, (1.0,), 0.0))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="lower federation.pace.buffer"):
+    with pytest.raises(ConfigError, match=r"lower federation\.pace\.buffer"):
         timeline.update(1)

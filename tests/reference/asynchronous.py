@@ -1,8 +1,8 @@
 """A slow reference of asynchronous optimisation: an event loop in plain Python, which shares no code with the engine.
 
 Durations are a function (client, refill, visit) -> (seconds, whether the job is lost). Draws are a function (number of
-the refill, eligible clients ascending, how many) -> clients ascending. Nothing here is efficient: all lists are searched
-from the beginning.
+the refill, eligible clients ascending, how many) -> clients ascending. Nothing here is efficient: all lists are
+searched from the beginning.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from fedfleet.algorithms.parts.groups import PerGroup
-from fedfleet.engine.config.schema import AsIf, Privacy, Systems, WorkerGroup
+from fedfleet.engine.config.schema import AsIf, Asynchronous, Pace, Privacy, Systems, WorkerGroup
 
 NAMES = {
     int: "integer",
@@ -20,6 +20,8 @@ NAMES = {
     Privacy: "mapping",
     AsIf: "mapping",
     Systems: "mapping",
+    Pace: "mapping",
+    Asynchronous: "mapping",
 }
 
 

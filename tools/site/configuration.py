@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from fedfleet.engine.config.schema import LARGEST_COUNT, AsIf, Experiment, Privacy, Systems, WorkerGroup
+from fedfleet.engine.config.schema import (
+    LARGEST_COUNT,
+    AsIf,
+    Asynchronous,
+    Experiment,
+    Pace,
+    Privacy,
+    Systems,
+    WorkerGroup,
+)
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Study
 
@@ -50,6 +59,17 @@ SYSTEMS = """\
 The clients' devices in virtual time, see [the guide](../howto/fleets.md). Without this section there is no virtual
 clock.
 """
+PACE = """\
+## The pace of rounds
+
+`federation.pace` has these keys in a run with rounds, see [the guide to fleets](../howto/fleets.md).
+"""
+ASYNCHRONOUS = """\
+## The pace of an asynchronous run
+
+`federation.pace` has these keys where its `name` is `buffered` or `fedasync`, see
+[the guide](../howto/asynchronous.md).
+"""
 SEARCH = """\
 ## The section `search`
 
@@ -86,6 +106,8 @@ def page() -> str:
         rows([*keys(Privacy, "privacy."), *keys(AsIf, "privacy.as_if.")]),
     ]
     parts += [SYSTEMS, rows(keys(Systems, "systems."))]
+    parts += [PACE, rows(keys(Pace, "federation.pace."))]
+    parts += [ASYNCHRONOUS, rows(keys(Asynchronous, "federation.pace."))]
     parts += [SEARCH, rows(keys(Search, "search."))]
     return "\n".join([*parts, STUDY, rows(key for key in keys(Study) if key.name not in FILLED_IN)])
 
@@ -115,6 +137,9 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 
 def meaning(words: str) -> str:
     """What a docstring says of a key, without the default, which has a column of its own."""
+    words = words.replace("see `Pace`", "see [the pace of rounds](#the-pace-of-rounds)")
+    asynchronous = "see [its keys](#the-pace-of-an-asynchronous-run)"
+    words = words.replace("see `Asynchronous`", asynchronous)
     words = words.replace("see `WorkerGroup`", "see [a group of workers](#a-group-of-workers)")
     return sentence(re.sub(r" \(default [^():]+\)", "", words))
 
@@ -134,6 +159,8 @@ def bounds(limits: Iterable[Any]) -> Iterator[str]:
 
 def yaml_of(default: Any) -> str:
     """A default as YAML has it; empty if there is none."""
+    if isinstance(default, BaseModel):
+        return "`{}`"
     if default is None or default == "" or default == () or default == {}:
         return "`[]`" if default == () else "`{}`" if default == {} else ""
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=list)}`"
