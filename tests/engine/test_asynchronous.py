@@ -323,16 +323,16 @@ BUFFERED = {"name": "buffered", "buffer": 3}
     [
         ({"systems": None}, ["federation.pace", "add systems"]),
         ({"systems": {"server": 1}}, ["systems.server"]),
-        ({"federation": {"pace": {**BUFFERED, "open": 7}}}, ["federation.pace.open", "got 7"]),
-        ({"federation": {"pace": {**BUFFERED, "buffer": 13}}}, ["federation.pace.buffer", "13"]),
-        ({"federation": {"pace": {**BUFFERED, "bufer": 3}}}, ["federation.pace.bufer", "buffer"]),
-        ({"federation": {"pace": {**BUFFERED, "a": 2}}}, ["federation.pace.a"]),
+        ({"pace": {**BUFFERED, "open": 7}}, ["federation.pace.open", "got 7"]),
+        ({"pace": {**BUFFERED, "buffer": 13}}, ["federation.pace.buffer", "13"]),
+        ({"pace": {**BUFFERED, "bufer": 3}}, ["federation.pace.bufer", "buffer"]),
+        ({"pace": {**BUFFERED, "a": 2}}, ["federation.pace.a"]),
         ({"aggregate": "median"}, ["aggregate", "asynchronous"]),
-        ({"method": SCAFFOLD, "federation": {"pace": {**BUFFERED, "once": False}}}, ["once", "keep nothing"]),
+        ({"method": SCAFFOLD, "pace": {**BUFFERED, "once": False}}, ["once", "keep nothing"]),
         (
             {
                 "method": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.1}, "carry": "average"},
-                "federation": {"pace": {"name": "buffered", "buffer": 1}},
+                "pace": {"name": "buffered", "buffer": 1},
             },
             ["buffer", "carry=average"],
         ),

@@ -22,6 +22,7 @@ from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
+from ...config.schema import Asynchronous
 from ...errors import LONGEST_TRACEBACK, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...methods.state_spec import StateSpec
@@ -174,7 +175,7 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
         sums = max(sums, *(result_bytes(run_spec, spec.message) for spec in specs))
     public = max(sum(bytes_of(leaf) for leaf in pytree.tree_leaves(spec.public)) for spec in specs)
     plan = run_spec.experiment.federation
-    if plan.pace is not None:
+    if isinstance(plan.pace, Asynchronous):
         public *= VERSIONS
         sums *= run_spec.block(x.flat.numel())  # each client of a block may belong to another update
     clients = plan.clients if len(methods) > 1 else plan.largest_cohort
