@@ -69,6 +69,7 @@ def drawing(seed):
     return draw
 
 
+@pytest.mark.long
 def test_the_order_of_events_is_the_references_on_a_thousand_random_fleets():
     random = np.random.default_rng(0)
     checked = 0
@@ -336,7 +337,7 @@ BUFFERED = {"name": "buffered", "buffer": 3}
             },
             ["buffer", "carry=average"],
         ),
-        ({"method": {"name": "fedmud"}}, ["no asynchronous form"]),
+        ({"method": {"name": "fedmud", "layers": "all"}}, ["no asynchronous form"]),
     ],
 )
 def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, words):
