@@ -337,7 +337,7 @@ BUFFERED = {"name": "buffered", "buffer": 3}
             },
             ["buffer", "carry=average"],
         ),
-        ({"method": {"name": "fedmud", "layers": "all"}}, ["no asynchronous form"]),
+        ({"method": {"name": "fedmud", "layers": "all", "nearest": True}}, ["no asynchronous form"]),
     ],
 )
 def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, words):
