@@ -3,9 +3,9 @@
     python benchmarks/ray_calls.py
     python benchmarks/ray_calls.py --parameters 10000
 
-Once through Ray's shared memory, and once in pieces that travel with the call, see engine/backends/ray/pieces.py. Each
-line gives the median and the 90th percentile of the time of a call to both nodes at once, and the processor time that
-all processes of this machine took for it.
+The model goes once through Ray's shared memory, and once in pieces that travel with the call, see
+engine/backends/ray/pieces.py. Each line gives the median and the 90th percentile of the time of a call to both nodes at
+once, and the processor time that all processes of this machine took for the call.
 """
 
 from __future__ import annotations

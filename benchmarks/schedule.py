@@ -1,7 +1,7 @@
 """Simulates how busy the workers of a large cluster would be and how much time the driver needs, without the cluster.
 
     python -m benchmarks.schedule record            block times of this machine, into benchmarks/block_times.json
-    python -m benchmarks.schedule                   8 nodes x 8 workers, 10,000 clients a round, 5 rounds
+    python -m benchmarks.schedule                   8 nodes x 8 workers, 10,000 clients per round, 5 rounds
     python -m benchmarks.schedule record --times benchmarks/block_times_held_out.json --seed 1 --beta 0.2 --epochs 3
     python -m benchmarks.schedule --times benchmarks/block_times_held_out.json --seed 1 --epochs 3
 
@@ -41,7 +41,7 @@ from fedfleet.engine.state.table import Table
 from fedfleet.workloads.base import ClientIndex
 
 RECORDED = Path(__file__).parent / "block_times.json"
-CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes a second
+CALL, BANDWIDTH = 2e-3, 1e9  # seconds; bytes per second
 BLOCK, BATCH = 16, 8
 TIMES = 5
 """How often each block runs while it is recorded; the shortest time counts."""

@@ -16,7 +16,7 @@ from .norm_clipping import factors
 
 @dataclass(frozen=True, kw_only=True)
 class Arc(Before):
-    """f: Byzantine messages to stand, by default the rule's."""
+    """f: the number of Byzantine messages to tolerate, by default the rule's."""
 
     f: int | None = None
 

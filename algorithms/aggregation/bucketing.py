@@ -16,7 +16,7 @@ from .contract import Before, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketing(Before):
-    """s: messages in a bucket. The rule after it has as many Byzantine rows to stand as without it."""
+    """s: messages in a bucket. The rule after it must tolerate as many Byzantine rows as without buckets."""
 
     s: int = 2
 

@@ -23,7 +23,7 @@ from .meamed import mean_around_median
 
 @dataclass(frozen=True, kw_only=True)
 class Bulyan(Aggregator):
-    """f: Byzantine messages to stand. neighbours: of Krum's scores."""
+    """f: the number of Byzantine messages to tolerate. neighbours: of Krum's scores."""
 
     f: Faults
     neighbours: Neighbours = "n-f-2"

@@ -26,7 +26,7 @@ from .contract import Decision, FewerThanHalf, Reads, Rows, product
 
 @dataclass(frozen=True, kw_only=True)
 class Caf(FewerThanHalf):
-    """f: Byzantine messages to stand."""
+    """f: the number of Byzantine messages to tolerate."""
 
     reads: ClassVar[tuple[Reads, ...]] = ("gram",)
     called: ClassVar[str] = "CAF"

@@ -33,8 +33,8 @@ Reads = Literal["norms", "gram", "values", "signs", "last", "trusted"]
 """What a rule may read of the rows of a vector before it decides; see the fields of `Rows`."""
 Vectors = Literal["each", "joint", "joined"]
 Faults = int | Literal["expected", "known"]
-"""f, the number of Byzantine messages that a rule shall stand. "expected": S b / N rounded up, where b of the N clients
-are Byzantine. "known": their number in the round, which no real server knows; for reference runs."""
+"""f, the number of Byzantine messages that a rule must tolerate. "expected": S b / N rounded up, where b of the N
+clients are Byzantine. "known": their number in the round, which no real server knows; for reference runs."""
 
 
 class Rows(NamedTuple):
@@ -231,7 +231,7 @@ class Aggregator(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FewerThanHalf(Aggregator):
-    """A rule that stands f Byzantine messages if they are fewer than half, and is the mean with f = 0."""
+    """A rule that tolerates f Byzantine messages if they are fewer than half, and is the mean with f = 0."""
 
     f: Faults
 

@@ -22,8 +22,8 @@ from .contract import Aggregator, Decision, Faults, Reads, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Dnc(Aggregator):
-    """f: Byzantine messages to stand. c: floor(c f) rows are left out each time. dimension: coordinates that are looked
-    at, all of them if a vector has fewer."""
+    """f: the number of Byzantine messages to tolerate. c: floor(c f) rows are left out each time. dimension: the number
+    of coordinates that are drawn each time, all of them if a vector has fewer."""
 
     f: Faults
     c: float = 1.0

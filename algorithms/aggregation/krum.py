@@ -35,7 +35,8 @@ def scores(distances2: np.ndarray, q: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Aggregator):
-    """The message that is closest to its neighbours. f: Byzantine messages to stand. neighbours: "n-f-1" or "n-f-2"."""
+    """The message that is closest to its neighbours. f: the number of Byzantine messages to tolerate. neighbours:
+    "n-f-1" or "n-f-2"."""
 
     f: Faults
     neighbours: Neighbours = "n-f-1"

@@ -16,7 +16,7 @@ from .contract import Before, Reads, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Nnm(Before):
-    """f: Byzantine messages to stand, by default the rule's."""
+    """f: the number of Byzantine messages to tolerate, by default the rule's."""
 
     f: int | None = None
 

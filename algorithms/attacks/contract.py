@@ -1,8 +1,8 @@
 """The contract of an attack: what the Byzantine clients of a run do.
 
-Byzantine clients train like all others, and their states move honestly. What they send instead of their messages, after
-`decode`, follows the attack, on every vector of the message by the same formula (`Aggregator.vectors` says what a
-vector is). There are three kinds of attacks:
+Byzantine clients train like all others, and their states are updated as those of honest clients. What they send instead
+of their messages, after `decode`, follows the attack, on every vector of the message by the same formula
+(`Aggregator.vectors` says what a vector is). There are three kinds of attacks:
 
     PoisoningAttack  changes the training data, and perhaps scales the message
     OwnAttack        a function of the client's own message; it needs no other message, and no message is stored

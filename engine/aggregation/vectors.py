@@ -15,8 +15,8 @@ from ...algorithms.contract import Message
 from ...algorithms.tree import Tree
 
 PIECE = 8192
-"""Coordinates that are looked at together. It is part of the definition of a Gram matrix: sums over other pieces have
-other last bits."""
+"""The number of coordinates in a piece of a vector. It is part of the definition of a Gram matrix: sums over other
+pieces have other last bits."""
 MOST_TASKS = 64
 """The largest number of tasks in one pass over the rows."""
 PARTS = ("delta", "sent", "averaged")

@@ -39,7 +39,7 @@ STUDIES = {
 LEVELS = (10.0, 0.1)
 """The parameters of the Dirichlet distributions."""
 LAST = {SHORT: 3, LONG: 5}
-"""Rounds of a run: evaluations at its end whose mean counts."""
+"""Rounds of a run -> how many of its last evaluations are averaged."""
 
 SETTING = """\
 LeNet on FashionMNIST, 16 clients of which 8 take part in a round, 5 steps of 64 examples, 300 rounds, seed 0,
@@ -53,10 +53,11 @@ HEAD = f"""\
 {SETTING}
 The table has the test accuracy in per cent at the end and, in brackets, the mean of the last five evaluations, which
 are 20 rounds apart. Each method has the step size of a small grid (`benchmarks/fashion_table.yaml`) that was best
-after 25 rounds at Dirichlet(10), by test accuracy; a step size that did not train gave way to the next best. CPU
-seconds include evaluations; they are from a shared machine, and tell methods with one gradient per step from those with
-two, not more. Megabytes are those of all clients over the run. An accuracy of 10.0 is chance: no point of that grid
-trains there. The table does not say which method is best: that would take more seeds, finer grids and longer runs.
+after 25 rounds at Dirichlet(10), by test accuracy; where the model did not train with it, the next best was taken. CPU
+seconds include evaluations. They are from a shared machine, and show no more than which methods take one gradient per
+step and which take two. Megabytes are those of all clients over the run. An accuracy of 10.0 is chance: no point of
+that grid trains there. The table does not say which method is best: that would take more seeds, finer grids and longer
+runs.
 """
 
 COLUMNS = ("method", "Dirichlet 10", "chosen", "Dirichlet 0.1", "chosen", "CPU s", "MB down", "MB up")
@@ -69,7 +70,7 @@ def score(run: Mapping[str, Any]) -> float:
 
 
 def reached(run: Mapping[str, Any]) -> float:
-    """What it still had at the end: its score, or its last accuracy where that is lower."""
+    """The accuracy at the end of a run: its score, or its last accuracy where that is lower."""
     return min(score(run), run.get("accuracy", [0.0])[-1])
 
 
@@ -122,7 +123,7 @@ def curves(name: str) -> dict[float, list[float]]:
 
 
 def _best(runs: list[dict[str, Any]], name: str, level: float) -> dict[str, Any] | None:
-    """The long run that ended highest."""
+    """The run of full length with the highest accuracy at its end."""
     mine = [r for r in runs if r["method"]["name"] == name and r["beta"] == level and r["rounds"] == LONG]
     return max((r for r in mine if "accuracy" in r), key=reached, default=None)
 
@@ -138,7 +139,7 @@ def _row(name: str, best: list[dict[str, Any]], varied: set[str]) -> str:
 
 
 def _cells(run: dict[str, Any], varied: set[str]) -> list[str]:
-    """Its accuracies; the step sizes it had."""
+    """The accuracies of a run, and its step sizes."""
     chosen = ", ".join(f"{key} {value:g}" for key, value in flat(run["method"]) if key in varied)
     return [f"{100 * run['accuracy'][-1]:.1f} ({100 * score(run):.1f})", chosen]
 

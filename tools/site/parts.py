@@ -87,7 +87,7 @@ ARGUMENTS = {
     "embedding": "the width of the word vectors",
     "beta": "the parameter of the Dirichlet distribution; the smaller it is, the more clients differ",
     "per_client": "the number of shards or labels of each client",
-    "f": "the number of Byzantine messages to stand; `expected` or `known` where there is an attack",
+    "f": "the number of Byzantine messages to tolerate; `expected` or `known` where there is an attack",
     "before": "[pre-aggregations](preaggregators.md), in order",
     "vectors": "whether the rule runs on `each` vector of a message, on one for all (`joint`), or on all `joined`",
     "share": "the share of the clients that are Byzantine",
