@@ -126,6 +126,8 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
             yield from keys(inner, f"{prefix}{name}.")
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):  # its keys have a table of their own
+            default = None
         yield Key(
             prefix + name,
             ", ".join([in_words(inner), *bounds(field.metadata)]),
@@ -159,8 +161,6 @@ def bounds(limits: Iterable[Any]) -> Iterator[str]:
 
 def yaml_of(default: Any) -> str:
     """A default as YAML has it; empty if there is none."""
-    if isinstance(default, BaseModel):
-        return "`{}`"
     if default is None or default == "" or default == () or default == {}:
         return "`[]`" if default == () else "`{}`" if default == {} else ""
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=list)}`"
