@@ -52,7 +52,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON must be Python 3.10 or newer, got %d.%d; run make PYTHON=python3.x" % sys.version_info[:2])'
 	@echo "bringing $(VENV) up to date, a few minutes the first time"
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
-	@rm -f $@
+	@rm -rf $@ *.egg-info
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@mkdir -p $(EDITOR)
 	@ln -sfn $(addprefix $(CURDIR)/,tune/fedfleet/__init__.py tune/fedfleet/py.typed $(PARTS)) $(EDITOR)
