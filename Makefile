@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-long test-all demo docs slow chaos lint clean
+.PHONY: test test-long test-all demo docs slow chaos gpu lint clean
 
 # All tests of a file run in one process, so that its fixtures are made once. The files keep their order, see
 # tests/cluster/conftest.py.
@@ -32,6 +32,14 @@ slow: $(READY)
 
 chaos: $(READY)
 	@$(BIN)/python -m tests.faults.chaos
+
+# On a machine with a CUDA device. A bare one needs the packages that benchmarks/gpu.py names, and pytest for the tests:
+# make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+
+gpu:
+	@$(GPU_PYTHON) -m pytest -m gpu -rs -p no:cacheprovider tests/devices
+	@$(GPU_PYTHON) benchmarks/gpu.py --moonshot all --out build/gpu
 
 lint: $(READY)
 	@$(BIN)/ruff check .

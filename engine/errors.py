@@ -139,6 +139,14 @@ class OutOfMemory(FedFleetError):
     """A client alone, or the server, needs more memory than there is."""
 
 
+class DeviceLost(FedFleetError):
+    """The device failed under the process of the run, which can do nothing more with it."""
+
+
+class BlockTooLarge(FedFleetError):
+    """A block of clients needs more memory of a device than there is, twice. The driver goes on with smaller blocks."""
+
+
 class NoRoom(FedFleetError):
     """The nodes of the cluster are large enough for the workers, but other jobs hold what the workers need."""
 

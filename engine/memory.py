@@ -14,7 +14,10 @@ from pathlib import Path
 
 import torch
 
+DEVICE_MESSAGES = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Parts of the messages of libraries that cannot allocate memory of a device."""
 ALLOCATOR_MESSAGES = (
+    *DEVICE_MESSAGES,
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -35,13 +38,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATOR_MESSAGES)
 
 
+def is_device_full(error: BaseException) -> bool:
+    """Whether an exception says that memory of a device, such as a GPU, could not be allocated."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in DEVICE_MESSAGES)
+
+
 def release_freed_memory() -> None:
-    """Return memory to the system after a task failed because it ran out of memory.
+    """Return memory to the system, and to other processes on the same card, after a task ran out of memory.
 
     The frames of the exception refer to each other, so they are collected. malloc keeps what is freed
     (`worker.keep_freed_memory`) in pieces that may have the wrong sizes for the next attempt, so it is trimmed.
     """
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -35,6 +35,7 @@ ROOMS = [
     "privacy",
     "config",
     "kernels",
+    "devices",
     "reduction",
     "cohorts",
     "fleet",

@@ -10,7 +10,7 @@ nothing in place, does not branch on the values of tensors, and draws random num
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -325,6 +325,13 @@ class Stateless:
         return total - total.detach()
 
 
+def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(n,): the values. They are made on the device: a copy from the processor would make the processor wait."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.cat([torch.full((1,), value, dtype=dtype, device=device) for value in values])
+
+
 def initial(build: Any, seed: int) -> nn.Module:
     """The module that `build()` returns, on the CPU, with weights that follow from the seed. torch's global generators
     keep their states."""
@@ -418,8 +425,7 @@ class Classification(Workload):
         if self.mean == (0.0,) and self.std == (1.0,):
             return x
         channels = (-1,) + (1,) * (len(self.shape) - 1)
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(channels)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(channels)
+        mean, std = (constants(values, dtype, x.device).view(channels) for values in (self.mean, self.std))
         return (x - mean) / std
 
     def logits(self, p: Params, batch: Batch, key: Tensor | None = None) -> Tensor:

@@ -23,7 +23,9 @@ from ...workloads import counted
 def pack(bits: Tensor) -> Tensor:
     """(n,) of 0 and 1 -> (ceil(n / 8),) uint8; the first bit is the lowest of its byte."""
     padded = torch.cat([bits.to(torch.uint8), bits.new_zeros(-len(bits) % 8, dtype=torch.uint8)]).view(-1, 8)
-    weights = torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=bits.device)
+    weights = torch.ones(8, dtype=torch.uint8, device=bits.device) << torch.arange(
+        8, dtype=torch.uint8, device=bits.device
+    )
     return (padded * weights).sum(-1, dtype=torch.uint8)
 
 

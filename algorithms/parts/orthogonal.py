@@ -110,6 +110,11 @@ def iterate(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
     faster = FASTER.get()
     if faster is not None and (y := faster(x, triples)) is not None:
         return y
+    return iterate_plainly(x, triples)
+
+
+def iterate_plainly(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
+    """`iterate` with torch's products, whatever else there is."""
     if x.ndim == 2:
         for a, b, c in triples:
             gram = x @ x.mT

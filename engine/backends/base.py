@@ -10,12 +10,12 @@ from typing import Any, Literal
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
-from ..memory import is_out_of_memory
+from ..memory import is_device_full, is_out_of_memory
 from ..reduction.tree import PartialSum, TaskResult, TreeShape
 from ..user_code import error_summary
 
 Call = Literal["train", "evaluate", "aggregate"]
-Kind = Literal["client", "memory", "worker"]
+Kind = Literal["client", "memory", "device", "worker"]
 CAUSE_CHARACTERS = 2000
 """The largest number of characters of a failure's cause; the traceback has the whole text."""
 
@@ -26,9 +26,10 @@ class Failure:
 
     task: None while the failure travels between processes. cause: the exception in one sentence. where: the worker, for
     the log. trace: the whole traceback; "" for a worker that died. error: the exception, where it was raised in this
-    process. kind: "client" where the task's clients may be to blame; "memory" where memory ran out; "worker" where the
-    worker's environment is to blame, which pools deal with themselves: they give the worker up and run the task
-    elsewhere. worker: the number of the worker that reports it; -1 where the pool does.
+    process. kind: "client" where the task's clients may be to blame; "memory" where memory ran out, "device" where that
+    of a device did, such as a GPU; "worker" where the worker's environment is to blame, which pools deal with
+    themselves: they give the worker up and run the task elsewhere. worker: the number of the worker that reports it; -1
+    where the pool does.
     """
 
     task: Any
@@ -45,6 +46,11 @@ class Failure:
         return self.error or (RemoteCause(self.trace) if self.trace else None)
 
     @property
+    def for_memory(self) -> bool:
+        """Whether it failed because memory ran out, of the machine or of a device."""
+        return self.kind in ("memory", "device")
+
+    @property
     def for_log(self) -> str:
         """The worker, the cause, and the traceback in the lines below."""
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
@@ -52,7 +58,9 @@ class Failure:
 
 def failure_of(task: Any, error: Exception, where: str, worker: int = -1) -> Failure:
     """The failure of a task by an exception that a method, a workload or a plug-in raised. It can be pickled."""
-    kind: Kind = "memory" if is_out_of_memory(error) else "worker" if environmental(error) else "client"
+    kind: Kind = "worker" if environmental(error) else "client"
+    if is_out_of_memory(error):
+        kind = "device" if is_device_full(error) else "memory"
     return Failure(task, error_summary(error)[:CAUSE_CHARACTERS], where, full_traceback(error), None, kind, worker)
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ..clients.worker import Data, Worker
 from ..config.run_spec import RunSpec
-from ..errors import FedFleetError, WorkerUnfit
+from ..devices.faults import is_device_lost
+from ..errors import DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
 from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here
 from ..state.row_files import StateLayout
@@ -31,11 +32,16 @@ class LocalPool(Pool):
             except FedFleetError:
                 raise
             except Exception as error:  # whatever a method, a workload or a plug-in raises
+                if is_device_lost(error):
+                    raise DeviceLost(
+                        f"{self.worker.device} failed under this process ({type_and_first_line(error)}); start again, "
+                        "or resume the run if it has a checkpoint; on Ray, a worker that loses its device is replaced"
+                    ) from error
                 outcome = failure_of(task, error, "this process")
-                if outcome.kind != "memory":  # otherwise the error's frames would keep the memory that is lacking
+                if not outcome.for_memory:  # otherwise the error's frames would keep the memory that is lacking
                     outcome = replace(outcome, error=error)
             if isinstance(outcome, Failure):
-                if outcome.kind == "memory":
+                if outcome.for_memory:
                     release_freed_memory()
                 if outcome.kind == "worker":
                     why = f"clients cannot be run here: {outcome.cause}; install what is missing"
@@ -44,4 +50,7 @@ class LocalPool(Pool):
 
     def close(self) -> None:
         """Release the data now: driver and pool refer to each other, and the garbage collector may take long."""
+        on_device = self.worker.device.type != "cpu"
         del self.worker
+        if on_device:
+            release_freed_memory()

@@ -17,10 +17,12 @@ from torch.utils import _pytree as pytree
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Batch, Workload
+from ..devices.transfer import number, to_device
 from ..kernels.fused_chain import Chain, NotAChain, chain_from
 from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
+from .recorded_step import StepRecorder, copy_into
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
 """Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches
@@ -36,6 +38,11 @@ class ClientBatches(Protocol):
     def __call__(self, steps: slice) -> dict[str, Tensor]:
         """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
         short. Short batches are padded at their end."""
+        ...
+
+    def examples(self, step: int) -> int | None:
+        """The number of examples in the batch of this local step, None if no batch is short. It is known without
+        asking the device."""
         ...
 
     def beat(self) -> None:
@@ -68,7 +75,8 @@ class BatchOracle:
         weight = self.batch.get("weight")
         if weight is not None:
             return (weight > 0).sum()
-        return torch.tensor(next(len(column) for name, column in self.batch.items() if name != "key"))
+        count = next(len(column) for name, column in self.batch.items() if name != "key")
+        return number(count, self.trainer.device, torch.int64)
 
     def __call__(self, y: Tree, /) -> Tree:
         gradient, loss = self.gradient_of(y.flat, self.trainer, y.layout, tuple(self.batch), *self.batch.values())
@@ -76,13 +84,17 @@ class BatchOracle:
         return Tree(gradient, y.layout)
 
 
-def unpadded(batches: Batch, i: int) -> Batch:
-    """Batch i of a client's batches (K, B, …), without its padding: columns (b, …), "key" (), no "weight"."""
+def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
+    """Batch i of a client's batches (K, B, …), without its padding: columns (b, …), "key" (), no "weight".
+
+    real: the number b of its examples, if it is known; otherwise it follows from the examples' weights.
+    """
     batch = {name: column[i] for name, column in batches.items()}
     weight = batch.pop("weight", None)
     if weight is None:
         return batch
-    real = int((weight > 0).sum())
+    if real is None:
+        real = int((weight > 0).sum())
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
 
@@ -100,8 +112,9 @@ class ClientSteps:
         for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
-                done = torch.tensor((begin + i) / self.steps, dtype=torch.float64)
-                oracle = BatchOracle(Gradient.forward, self.trainer, unpadded(batches, i), done)
+                done = number((begin + i) / self.steps, self.trainer.device)
+                batch = unpadded(batches, i, self.batches.examples(begin + i))
+                oracle = BatchOracle(Gradient.forward, self.trainer, batch, done)
                 yield oracle
                 self.trainer.gradients = len(oracle.losses)
                 self.losses.append(oracle.losses[0])
@@ -138,13 +151,17 @@ class LocalTrainer:
         x: Tree,
         kernels: str = "torch",
         precision: torch.dtype | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
-        """x: the initial model, for its shapes. kernels: "torch", "native" or "chain".
+        """x: the initial model, for its shapes and its device. kernels: "torch", "native", "chain" or "graph".
 
-        precision: the dtype in which losses and their gradients are computed; None for the dtype of x.
+        precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
+        block's local steps; None to run each of them.
         """
+        self.recorder = recorder
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
-        self.state_spec = StateSpec(algorithm, x)
+        self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
+        self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.gradients = 0
 
@@ -159,7 +176,7 @@ class LocalTrainer:
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
         """(the next local state, the loss () at the point of the first gradient)."""
-        with method_kernels(self.kernels):
+        with method_kernels(self.kernels, self.half):
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
         return local, oracle.losses[0]
@@ -177,7 +194,7 @@ class LocalTrainer:
         """
         local_steps = ClientSteps(self, steps, batches)
         local = self.algorithm.client_begin(public, client)
-        with method_kernels(self.kernels):
+        with method_kernels(self.kernels, self.half):
             local = self.algorithm.client_steps(public, client, local, local_steps)
         message, client = self.finish(public, client, local)
         loss = torch.hstack(local_steps.losses).mean(dtype=torch.float64)
@@ -187,27 +204,65 @@ class LocalTrainer:
     def train_block(self, public: Any, client: Any, steps: Tensor, batches: BlockBatches) -> LocalResult:
         """The local training of c clients at once, along the first axis of every leaf of `client`.
 
-        steps: (c,) numbers of local steps, which may differ.
+        steps: (c,) numbers of local steps, which may differ, in the processor's memory.
         """
         # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
         begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
-        step = vmap(
+        finish = vmap(lambda client, local: self.finish(public, client, local))
+        shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
+        local = begin(steps, client)
+        loss_sum = torch.zeros(len(steps), dtype=torch.float64, device=self.device)
+        if self.recorder is not None:
+            local, loss_sum = self._replay_steps((public, client, steps), (local, loss_sum), longest, batches)
+        else:
+            step = self._block_step(public)
+            for k in range(longest):
+                after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
+                if k >= shortest:
+                    active = steps > k
+                    after, loss = select(active, after, local), torch.where(active, loss.to(loss_sum), 0)
+                local, loss_sum = after, loss_sum + loss.to(loss_sum)
+        message, client = finish(client, local)
+        return LocalResult(message, client, loss_sum / steps, self.gradients)
+
+    def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
+        """(client states, local states, batches, done (c,)) -> (the next local states, losses (c,)) of a block."""
+        return vmap(
             lambda client, local, batch, done: self.step(
                 BatchOracle(Gradient.apply, self, batch, done), public, client, local
             )
         )
-        finish = vmap(lambda client, local: self.finish(public, client, local))
-        local = begin(steps, client)
-        loss_sum = torch.zeros(len(steps), dtype=torch.float64)
-        shortest, longest = int(steps.min()), int(steps.max())
+
+    def _recorded(self, inputs: Any, local: Any) -> Any:
+        """A local step of a block as `StepRecorder` takes it.
+
+        inputs: (public state, client states, numbers of steps (c,), batches, number of this step ()). local: (local
+        states, sums of losses (c,)). Clients that have finished keep theirs.
+        """
+        (public, client, steps, batch, k), (before, loss_sum) = inputs, local
+        after, loss = self._block_step(public)(client, before, batch, k / steps.to(torch.float64))
+        active = steps > k
+        return select(active, after, before), loss_sum + torch.where(active, loss.to(loss_sum), 0)
+
+    def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
+        """All local steps of a block, replayed if they can be recorded. given: (public state, client states, numbers of
+        steps). All batches of a block have the same shapes. Returns (local states, sums of losses (c,))."""
+        assert self.recorder is not None
+        inputs = (*given, batches(0), number(0, self.device))
+        recording = self.recorder.recording(self._recorded, inputs, local)
+        if recording is None:
+            for k in range(longest):
+                batch = batches(k) if k else inputs[3]
+                local = self._recorded((*given, batch, number(k, self.device)), local)
+            return local
+        copy_into(recording.inputs, inputs)
+        copy_into(recording.local, local)
         for k in range(longest):
-            after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
-            if k >= shortest:
-                active = steps > k
-                after, loss = select(active, after, local), torch.where(active, loss.to(loss_sum), 0)
-            local, loss_sum = after, loss_sum + loss.to(loss_sum)
-        message, client = finish(client, local)
-        return LocalResult(message, client, loss_sum / steps, self.gradients)
+            if k:
+                copy_into(recording.inputs[3], batches(k))
+                recording.inputs[4].fill_(k)
+            recording.replay()
+        return pytree.tree_map(torch.clone, recording.local)
 
 
 def _chain(workload: Workload, layout: Layout) -> Chain:

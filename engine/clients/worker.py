@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,13 @@ from ..aggregation.vectors import vector_leaves, with_vector_leaves
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
+from ..devices.columns import DeviceColumns
+from ..devices.memory import row_budget
+from ..devices.notes import as_facts
+from ..devices.settings import kernels_without_form
+from ..devices.transfer import to_device
+from ..kernels.block_convolutions import parsed
+from ..kernels.library import COMPILED
 from ..kernels.operators import kernels
 from ..methods.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
@@ -34,6 +41,7 @@ from .batches import Stream, stream
 from .evaluation import ClientGroup, LossProbe, TestSlice, evaluate_clients, evaluate_test_rows, probe_losses
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
+from .recorded_step import StepRecorder
 
 
 class Data(NamedTuple):
@@ -67,15 +75,35 @@ def keep_freed_memory() -> None:
 class StreamedBatches:
     """The batches of one client of a task, gathered by its worker; see `local_training.ClientBatches`."""
 
-    def __init__(self, worker: Worker, batches: Stream, position: int) -> None:
-        """position: of the client among the clients of the stream."""
+    def __init__(self, worker: Worker, batches: TaskBatches, position: int) -> None:
+        """position: of the client among the clients of the task."""
         self.worker, self.batches, self.position, self.beat = worker, batches, position, worker.beat
 
     def __call__(self, steps: slice) -> dict[str, Tensor]:
         selection = (self.position, steps)
-        return self.worker.padded(
-            self.batches.rows[selection], self.batches.keys[selection], self.batches.weight, selection
-        )
+        return self.worker.padded(self.batches, selection)
+
+    def examples(self, step: int) -> int | None:
+        weight = self.batches.drawn.weight
+        return None if weight is None else int((weight[self.position, step] > 0).sum())
+
+
+class TaskBatches(NamedTuple):
+    """The batches of a task's clients. `drawn`: as they were drawn, in the processor's memory. `columns`: what rows are
+    gathered from. `rows`, `keys`, `weight`: as in a Stream, but where the columns are; the weights are on the device.
+    """
+
+    drawn: Stream
+    columns: Mapping[str, Tensor]
+    rows: Tensor
+    keys: Tensor
+    weight: Tensor | None
+
+    @staticmethod
+    def of(drawn: Stream, columns: DeviceColumns) -> TaskBatches:
+        placed, device = columns.place(drawn.rows), columns.device
+        weight = None if drawn.weight is None else to_device(drawn.weight, device)
+        return TaskBatches(drawn, *placed, to_device(drawn.keys, device), weight)
 
 
 class Worker:
@@ -87,7 +115,8 @@ class Worker:
         engine = run_spec.experiment.engine
         torch.set_num_threads(engine.threads)
         self.run_spec, self.data, self.device = run_spec, data, run_spec.device
-        self.x = run_spec.initial_model()
+        self.x = run_spec.initial_model().to(self.device)
+        self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
         self.state_spec = StateSpec(run_spec.method(), self.x)
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
         self.rows = RowFiles(layout, self.state_spec.client) if keeps_state else None
@@ -99,6 +128,7 @@ class Worker:
         self.public: tuple[int, dict[int, Any]] = (-1, {})  # (version of the broadcast, its public states by place)
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
+        self.unwritten: list[Callable[[RowFiles], np.ndarray]] = []  # writes of new states, see `_save_states`
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
@@ -118,21 +148,25 @@ class Worker:
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
-        self.gather_seconds, began = 0.0, time.perf_counter()
-        seed, native = self.run_spec.experiment.seed, self.kernels != "torch"
-        batches = stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
+        self.gather_seconds, self.unwritten, began = 0.0, [], time.perf_counter()
+        seed, native = self.run_spec.experiment.seed, self.kernels in COMPILED
+        drawn = stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
+        batches = TaskBatches.of(drawn, self.columns)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         if task.targets is None:
-            accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory)
+            accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory, self.device)
         else:
-            accumulator = AccumulatorByTarget(added_up, task.targets, self.kernels, self.memory)
+            accumulator = AccumulatorByTarget(added_up, task.targets, self.kernels, self.memory, self.device)
         begin = 0
-        for end in task.cuts:
-            self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
-            begin = end
+        with kernels_without_form() as without_form:
+            for end in task.cuts:
+                self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
+                begin = end
+        self._write_kept_states(accumulator)
         accumulator.times["data"] = stream_seconds + self.gather_seconds
         leaves, facts, clients = accumulator.result()
+        facts.update(as_facts(self._notes(trainer, without_form)))
         seconds = time.perf_counter() - started
         return TaskResult(
             task.index,
@@ -142,6 +176,16 @@ class Worker:
             branch=task.branch,
             targets=accumulator.targets,
         )
+
+    def _notes(self, trainer: LocalTrainer, without_form: set[str]) -> list[str]:
+        """Sentences for the log. without_form: names of kernels that ran and have no deterministic form."""
+        notes = [
+            f"{name} on {self.device} has no deterministic form: this run may not repeat to the bit"
+            for name in without_form
+        ]
+        if trainer.recorder is not None and trainer.recorder.refused:
+            notes.append(f"local steps run one by one, they cannot be replayed ({trainer.recorder.refused})")
+        return notes
 
     def _client_index(self, task: TrainingTask) -> ClientIndex:
         """The rows of the task's clients. Behind the last client is the server with its trusted examples."""
@@ -157,7 +201,7 @@ class Worker:
         trainer: LocalTrainer,
         public: Any,
         task: TrainingTask,
-        batches: Stream,
+        batches: TaskBatches,
         block: slice,
         accumulator: Accumulator,
     ) -> None:
@@ -175,7 +219,7 @@ class Worker:
         trainer: LocalTrainer,
         public: Any,
         task: TrainingTask,
-        batches: Stream,
+        batches: TaskBatches,
         block: slice,
         accumulator: Accumulator,
     ) -> None:
@@ -183,7 +227,7 @@ class Worker:
         began = time.perf_counter()
         clients = self._load_states(trainer.algorithm, public, torch.from_numpy(task.read[block]))
         accumulator.times["state"] += time.perf_counter() - began
-        steps = batches.steps[block]
+        steps = batches.drawn.steps[block]
         result = trainer.train_block(public, clients, steps, lambda k: self._block_batch(batches, block, k))
         result = self._staged(result, task, block, accumulator)
         accumulator.add_block(result, steps.numpy(), task.weights[block])
@@ -194,7 +238,7 @@ class Worker:
         trainer: LocalTrainer,
         public: Any,
         task: TrainingTask,
-        batches: Stream,
+        batches: TaskBatches,
         position: int,
         accumulator: Accumulator,
         only_client: bool,
@@ -206,7 +250,7 @@ class Worker:
         else:
             client = self.rows.read_one(row)
         accumulator.times["state"] += time.perf_counter() - began
-        steps = batches.steps[position : position + 1].numpy()
+        steps = batches.drawn.steps[position : position + 1].numpy()
         result = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, position))
         result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
@@ -227,11 +271,28 @@ class Worker:
         return self.initial[1]
 
     def _save_states(self, accumulator: Accumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
-        """Write new states. write: writes them to their fresh rows, and returns the digests of the rows."""
+        """Write new states. write: writes them to their fresh rows, and returns the digests of the rows.
+
+        On a device other than the processor they are written when the task ends, because the processor would have to
+        wait for each block.
+        """
         if self.rows is None:
             return
-        began = time.perf_counter()  # the device is idle by now, because the accumulator has waited for it
-        digests = write(self.rows)
+        if self.device.type == "cpu":
+            self._write_states(accumulator, self.rows, write)
+        else:
+            self.unwritten.append(write)
+
+    def _write_kept_states(self, accumulator: Accumulator) -> None:
+        """Write the new states of a task that has ended, as far as they are not written."""
+        writes, self.unwritten = self.unwritten, []
+        for write in writes:
+            assert self.rows is not None
+            self._write_states(accumulator, self.rows, write)
+
+    def _write_states(self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]) -> None:
+        began = time.perf_counter()
+        digests = write(rows)
         if self.layout.digests:
             accumulator.clients.setdefault("digest", []).append(digests)
         accumulator.times["state"] += time.perf_counter() - began
@@ -284,29 +345,26 @@ class Worker:
         return task.run(messages.files, messages.parts)
 
     # --- batches --------------------------------------------------------------------------------------------------
-    def _block_batch(self, batches: Stream, block: slice, k: int) -> dict[str, Tensor]:
+    def _block_batch(self, batches: TaskBatches, block: slice, k: int) -> dict[str, Tensor]:
         """The batches of a block's clients for local step k."""
-        return self.padded(batches.rows[block, k], batches.keys[block, k], batches.weight, (block, k))
+        return self.padded(batches, (block, k))
 
-    def padded(self, rows: Tensor, key: Tensor, weight: Tensor | None, selection: tuple[Any, Any]) -> dict[str, Tensor]:
+    def padded(self, batches: TaskBatches, selection: tuple[Any, Any]) -> dict[str, Tensor]:
         """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
-        batches.
-
-        rows: (n, B) of the training set. key: (n,). weight: of all batches of the task, None if no batch is short.
-        selection: the index of these n batches in `weight`.
-        """
-        batch = self._gather(rows.reshape(-1), key)
-        batch = {name: c if name == "key" else c.view(*rows.shape, *c.shape[1:]) for name, c in batch.items()}
-        if weight is not None:
-            batch["weight"] = weight[selection].to(self.device, self.x.flat.dtype)
+        batches. selection: the index of these n batches, by client and step."""
+        rows = batches.rows[selection]
+        batch = self._gather(batches.columns, rows.reshape(-1))
+        batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
+        batch["key"] = batches.keys[selection]
+        if batches.weight is not None:
+            batch["weight"] = batches.weight[selection].to(self.x.flat.dtype)
         return batch
 
-    def _gather(self, rows: Tensor, key: Tensor) -> dict[str, Tensor]:
-        """The rows (n,) of the training set, copied to the device, with their key."""
+    def _gather(self, columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """The rows (n,) of the columns, on the device."""
         self.beat()
         began = time.perf_counter()
-        batch = {name: column.index_select(0, rows).to(self.device) for name, column in self.data.train.items()}
-        batch["key"] = key.to(self.device)
+        batch = {name: to_device(column.index_select(0, rows), self.device) for name, column in columns.items()}
         self.gather_seconds += time.perf_counter() - began
         return batch
 
@@ -322,7 +380,9 @@ class Worker:
             method = self.run_spec.method(version[0])
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
-            trainer = LocalTrainer(algorithm, self.run_spec.workload, self.x, self.kernels, self.run_spec.precision)
+            recorder = StepRecorder() if parsed(self.kernels)[0] == "graph" else None
+            workload, precision = self.run_spec.workload, self.run_spec.precision
+            trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder)
             self.trainer = (version, trainer)
         return self.trainer[1]
 

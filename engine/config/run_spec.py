@@ -34,7 +34,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class ExecutionPlan(NamedTuple):
-    """How clients are run: the number of clients in a block, and the kernels (torch, native or chain)."""
+    """How clients are run: the number of clients in a block, and the kernels (torch, native, chain or graph)."""
 
     block: int
     kernels: str
@@ -210,6 +210,11 @@ class RunSpec:
         return torch.bfloat16 if self.experiment.engine.precision == "bfloat16" else None
 
     @property
+    def tf32(self) -> bool:
+        """Whether a GPU may compute products of float32 in TF32."""
+        return self.experiment.engine.precision == "tf32"
+
+    @property
     def device(self) -> torch.device:
         """The device that trains: as given, or cuda if any worker has a GPU."""
         wanted = self.experiment.engine.device
@@ -228,6 +233,14 @@ class RunSpec:
         engine = self.experiment.engine.model_copy(update={"device": "cpu"})
         return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 
+    def with_gpus(self, gpus: float) -> RunSpec:
+        """The same run for a worker that reserves this many GPUs, or a fraction of one."""
+        engine = self.experiment.engine
+        if engine.gpus == gpus:
+            return self
+        engine = engine.model_copy(update={"gpus": gpus})
+        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
+
     def block(self, parameters: int) -> int:
         """The number of clients in a block, for a model with `parameters` numbers."""
         engine, cohort = self.experiment.engine, self.experiment.federation.cohort
@@ -244,7 +257,7 @@ class RunSpec:
 
     @property
     def kernels(self) -> str:
-        """The kernels that clients run by: torch, native or chain."""
+        """The kernels that clients run by: torch, native, chain or graph."""
         if self.execution_plan is not None:
             return self.execution_plan.kernels
         wanted = self.experiment.engine.kernels

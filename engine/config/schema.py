@@ -310,7 +310,7 @@ class Engine(Section):
 
     `backend`, `workers`, `cpus`, `gpus`, `address`, `placement` and `wait` never change a bit of the result. `block`,
     `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and `precision` within
-    the rounding errors of bfloat16.
+    the rounding errors of bfloat16 or TF32.
 
     `backend`: `ray` (default) trains in worker processes on Ray; `local` trains in the calling process.
     `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the CPUs of this machine or
@@ -322,14 +322,18 @@ class Engine(Section):
     `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `native`: also compiled
     convolutions and pooling; `chain`: compiled code that computes the loss of a whole network and its gradient in one
     call. `native` and `chain` are for float32 on a CPU. They are used only after a proof on the data of the run that
-    they compute what torch computes. `auto` (default): the fastest in a measurement if the run is long, else `torch`.
+    they compute what torch computes. `graph` is for CUDA devices: torch's kernels, and the local steps of a block are
+    replayed from a CUDA graph, to the same bits. `auto` (default): the fastest in a measurement if the run is long,
+    else `torch`.
     `vectorise`: whether the clients of a block run at once under torch.func.vmap (default true).
     `device`: the device that trains: `cpu`, `cuda`, `cuda:0`, `xpu`, `mps`; or `auto` (default), which is cuda if
     workers have GPUs and else cpu.
     `threads`: the number of torch threads in each worker, 1 to 4096 (default 1).
     `dtype`: the type of weights, gradients and states, `float32` (default) or `float64`.
     `precision`: the type of the forward and backward passes of training, `same` as dtype (default) or `bfloat16`, which
-    is possible for classification without running statistics. Weights, gradients and states stay in dtype.
+    is possible for classification without running statistics. Weights, gradients and states stay in dtype. On a GPU,
+    Newton-Schulz iterations of methods are then in bfloat16 too. `tf32` is for GPUs: products of float32 keep 10 bits
+    of each factor.
     `state_dtype`: the type of clients' states between rounds, `same` as dtype (default) or `bfloat16`.
     `store`: the folder for clients' states (default: in the folder of the run, or a temporary folder without one).
     `keep_state`: whether that folder is kept when the run ends (default false).
@@ -348,12 +352,12 @@ class Engine(Section):
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
-    kernels: Literal["auto", "torch", "native", "chain"] = "auto"
+    kernels: Literal["auto", "torch", "native", "chain", "graph"] = "auto"
     vectorise: bool = True
     device: str = "auto"
     threads: int = Field(default=1, ge=1, le=4096)
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Literal["same", "bfloat16"] = "same"
+    precision: Literal["same", "bfloat16", "tf32"] = "same"
     state_dtype: Literal["same", "bfloat16"] = "same"
     store: str | None = None
     keep_state: bool = False

@@ -26,6 +26,8 @@ SOURCES = [
 ]
 """Each file includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
+COMPILED = ("native", "chain")
+"""The names of the kernels that the library has, as `engine.kernels` gives them."""
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""

@@ -25,8 +25,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...algorithms.parts.orthogonal import FASTER, Triple
-from .library import library
+from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
+from .block_convolutions import Products, parsed
+from .library import COMPILED, library
 
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.cpp has."""
@@ -287,7 +288,7 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
 
     The bits are the same for all kernels that `name` may mean.
     """
-    own = name != "torch" and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    own = name in COMPILED and all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     own = own and total.is_contiguous() and all(part.numel() == total.numel() for part in parts)
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (AT_ONCE - len(parts)), total), len(parts), more, total.numel())
@@ -302,14 +303,23 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
         total.add_(first)
 
 
-def method_kernels(name: str) -> AbstractContextManager[Any]:
-    """A context in which compiled kernels compute Newton-Schulz iterations of methods, unless `name` is torch."""
-    return _faster() if name != "torch" else nullcontext()
+def half_polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
+    """`orthogonal.iterate` in bfloat16, which tensor cores of GPUs multiply. All matrices of a shape, of all clients of
+    a block, are in one batched product."""
+    return iterate_plainly(x.to(torch.bfloat16), triples).to(x.dtype)
+
+
+def method_kernels(name: str, half: bool = False) -> AbstractContextManager[Any]:
+    """A context in which other kernels than torch's in the parameters' dtype compute Newton-Schulz iterations of
+    methods: compiled ones, unless `name` is torch; products in bfloat16 if `half`."""
+    if half:
+        return _faster(half_polynomials)
+    return _faster(polynomials) if name in COMPILED else nullcontext()
 
 
 @contextmanager
-def _faster() -> Iterator[None]:
-    token = FASTER.set(polynomials)
+def _faster(kernel: Callable[[Tensor, tuple[Triple, ...]], Tensor | None]) -> Iterator[None]:
+    token = FASTER.set(kernel)
     try:
         yield
     finally:
@@ -319,6 +329,9 @@ def _faster() -> Iterator[None]:
 def kernels(name: str) -> AbstractContextManager[Any]:
     """A context in which compiled kernels replace operators of torch, unless `name` is torch.
 
-    With `chain`, they replace the operators that are not part of the chain.
+    With `chain`, they replace the operators that are not part of the chain. With products, some convolutions of a block
+    are batched products.
     """
-    return Native() if name != "torch" else nullcontext()
+    if numbers := parsed(name)[1]:
+        return Products(numbers)
+    return Native() if name in COMPILED else nullcontext()

@@ -16,11 +16,17 @@ from ..cohorts import sampling
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
+from ..devices.memory import allocated_memory, free_memory, peak_memory
+from ..kernels.library import COMPILED
+from ..memory import release_freed_memory
 from ..state.row_files import StateLayout
 from .kernel_proof import kernel_identity
 
-SECONDS = 6.0
-"""The time after which no further plan is tried."""
+SECONDS, GPU_SECONDS = 6.0, 30.0
+"""The time after which no further plan is tried. On a GPU, libraries are loaded and steps are recorded meanwhile."""
+MEMORY_SHARE = 0.8
+"""The share of a worker's memory of a GPU that a block may take. The rest is for an evaluation, for recordings of other
+shapes, and for what the worker's neighbours need for a moment."""
 REPEATS = 4
 STEPS, CLIENTS = 5, 4
 """The largest number of local steps per client, and the smallest number of clients if the cohort has as many."""
@@ -35,23 +41,28 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
     in a method or a workload are not reported here: they show in the run.
     """
     threads, began = torch.get_num_threads(), time.perf_counter()
+    limit = SECONDS if run_spec.device.type == "cpu" else GPU_SECONDS
     data = Data.of(split.train, split.test, split.client_index)
     found: dict[ExecutionPlan, float] = {}
     best: dict[str, float] = {}  # by kernels, over blocks with several clients; one client alone runs without vmap
     done: set[str] = set()
     for plan in candidates:
-        if plan.kernels in done or (found and time.perf_counter() - began > SECONDS):
+        if plan.kernels in done or (found and time.perf_counter() - began > limit):
             continue
         try:
             found[plan] = seconds = min(time_plan(run_spec, data, plan))
         except Exception:
             done.add(plan.kernels)
+            if run_spec.device.type != "cpu":
+                release_freed_memory()
             continue
         if plan.block > 1:
             if seconds > SLOWER_LIMIT * best.get(plan.kernels, seconds):
                 done.add(plan.kernels)
             best[plan.kernels] = min(best.get(plan.kernels, seconds), seconds)
     torch.set_num_threads(threads)
+    if run_spec.device.type != "cpu":
+        release_freed_memory()  # the workers, which are other processes, need it
     return found
 
 
@@ -61,10 +72,14 @@ def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> Iterator[fl
     with torch.no_grad():
         method = trial.method()
         public = method.broadcast(method.server_init(trial.initial_model()))
-    worker = Worker(trial, data, StateLayout("", 0, False, False), lambda: None)
+    worker, room = Worker(trial, data, StateLayout("", 0, False, False), lambda: None), free_memory(trial.device)
+    peak_memory(trial.device)
+    held = allocated_memory(trial.device)
     shared = Broadcast(1, [leaf.cpu().numpy() for leaf in pytree.tree_leaves(public)])
     work = first_clients(trial, data, plan.block)
     worker.train(work, shared)
+    if room is not None and (used := peak_memory(trial.device) - held) > MEMORY_SHARE * room:
+        raise torch.OutOfMemoryError(f"a block of {plan.block} clients needs {used} of {room} bytes")
     for _ in range(REPEATS):
         began = time.perf_counter()
         worker.train(work, shared)
@@ -79,7 +94,7 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
         local = Local(steps=STEPS, batch=federation.local.batch)
         federation = federation.model_copy(update={"local": local})
     # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
-    proven_kernels = kernel_identity() if plan.kernels != "torch" else None
+    proven_kernels = kernel_identity() if plan.kernels in COMPILED else None
     return replace(
         run_spec,
         experiment=experiment.model_copy(update={"federation": federation}),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,11 +26,12 @@ from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..kernels.fused_chain import NotAChain, chain_from
-from ..kernels.library import SOURCES, NoKernels, cache_folder, library, processor
+from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, library, processor
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
 from ..storage.sha256 import sha256, sha256_of_json
+from .convolutions import plan_with_products
 from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
 
 WORTH = 20_000
@@ -37,6 +39,8 @@ WORTH = 20_000
 with a small network, and the measurement takes some seconds."""
 BLOCKS = (48, 24, 12, 8, 4)
 """The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
+GPU_BLOCKS = (16, 8, 4, 2, 1)
+"""The same on a GPU, which needs many clients at once to be busy, and which few workers share."""
 MEASURED_SOURCES = (
     *SOURCES,
     *(
@@ -44,12 +48,16 @@ MEASURED_SOURCES = (
         for name in (
             "kernels/operators.py",
             "kernels/fused_chain.py",
+            "kernels/block_convolutions.py",
             "clients/local_training.py",
             "planning/kernel_proof.py",
         )
     ),
 )
 """The files that compute a client's result. When one of them changes, earlier measurements no longer hold."""
+
+KERNELS = re.compile(r"torch|native|chain|graph|(torch|graph)\+products:\d+(,\d+)*")
+"""The names of the kernels in a plan."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
 """(run specification, data, candidates) -> seconds per client for each candidate that ran."""
@@ -73,17 +81,24 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     else:
         plan, how = measured_plan(run_spec, split, measure)
     plan, how = prove_or_fall_back(run_spec, split, plan, how)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(file, json.dumps({**plan._asdict(), "how": how}) + "\n")
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
+    write_plan(run_spec.with_plan(plan), how)
     if run_spec.missing_kernels and plan.kernels == "torch":
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
-    proven_kernels = kernel_identity() if plan.kernels != "torch" else None
+    proven_kernels = kernel_identity() if plan.kernels in COMPILED else None
     text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
     return run_spec.with_plan(plan, proven_kernels), text
+
+
+def write_plan(run_spec: RunSpec, how: str) -> None:
+    """Write the run's execution plan to plan.json in its folder, if it has one. how: a clause for the reader."""
+    if run_spec.directory is None:
+        return
+    file = Path(run_spec.directory) / "plan.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write(file, json.dumps({**run_spec.plan_for_checkpoint(), "how": how}) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
 
 
 def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
@@ -93,7 +108,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
     kernels fail on the same data, the run takes them in any case, so that it fails as it would with torch alone.
     """
     engine = run_spec.experiment.engine
-    error = disproof(run_spec, split, plan.kernels) if plan.kernels != "torch" else None
+    error = disproof(run_spec, split, plan.kernels) if plan.kernels in COMPILED else None
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
@@ -156,11 +171,16 @@ def plan_by_rule(run_spec: RunSpec) -> ExecutionPlan:
 
 
 def worth_measuring(run_spec: RunSpec, split: Split) -> bool:
-    """Whether a run on a CPU has at least WORTH local steps."""
+    """Whether a run has at least WORTH local steps, and this process has a device like those of its workers."""
     federation = run_spec.experiment.federation
     steps_per_client = float(steps_of(np.asarray(split.client_index.sizes), federation.local).mean())
     steps = steps_per_client * federation.cohort * federation.rounds
-    return run_spec.device.type == "cpu" and steps >= WORTH
+    return steps >= WORTH and can_measure(run_spec.device)
+
+
+def can_measure(device: torch.device) -> bool:
+    """Whether this process can measure plans for workers on such a device."""
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
 
 
 def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[ExecutionPlan, str]:
@@ -171,6 +191,9 @@ def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[Ex
         return read_plan(file), "measured before"
     seconds = measure(run_spec, split, candidates(run_spec, split))
     plan = quickest(seconds) or plan_by_rule(run_spec)
+    if run_spec.device.type == "cuda" and plan.block > 1 and (other := plan_with_products(run_spec, split, plan)):
+        seconds |= measure(run_spec, split, [other])
+        plan = quickest(seconds) or plan
     measured = ", ".join(f"{p.block} {p.kernels} {1e3 * s:.2f}" for p, s in seconds.items())
     try:
         publish_once(file, {**plan._asdict(), "measured": measured, "of": key})
@@ -186,11 +209,16 @@ def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionP
     With a split, compiled kernels are candidates only if they are proven on it.
     """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
-    blocks = sorted({1, *(-(-cohort // number) for number in BLOCKS)}) if engine.block == "auto" else [engine.block]
+    on_gpu = run_spec.device.type == "cuda"
+    numbers = GPU_BLOCKS if on_gpu else BLOCKS
+    blocks = sorted({1, *(-(-cohort // number) for number in numbers)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise:
         blocks = blocks[:1]
     names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own_kernels(run_spec, split)]
-    return [ExecutionPlan(block, name) for block in blocks for name in names]
+    if on_gpu and engine.kernels == "auto":
+        names.append("graph")
+    plans = [ExecutionPlan(block, name) for block in blocks for name in names]
+    return [plan for plan in plans if plan.kernels != "graph" or plan.block > 1 or engine.kernels == "graph"]
 
 
 def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
@@ -249,9 +277,17 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
         "local": federation.local.model_dump(),
         "cohort": federation.cohort,
         "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
-        "device": [run_spec.device.type, processor(), torch.__version__, own_kernels(run_spec, split)],
+        "device": [run_spec.device.type, processor(), torch.__version__, own_kernels(run_spec, split), *gpu(run_spec)],
         "source": sha256(source.read_bytes() for source in MEASURED_SOURCES),
     }
+
+
+def gpu(run_spec: RunSpec) -> list[Any]:
+    """The GPU that a measurement holds for, and the share of it that a worker has; empty for other devices."""
+    if run_spec.device.type != "cuda":
+        return []
+    properties = torch.cuda.get_device_properties(run_spec.device)
+    return [properties.name, properties.total_memory, max(group.gpus for group in run_spec.experiment.engine.groups())]
 
 
 def without_numbers(value: Any) -> Any:
@@ -274,7 +310,7 @@ def read_plan(file: Path) -> ExecutionPlan:
 def parse_plan(found: dict[str, Any]) -> ExecutionPlan:
     """The plan in parsed JSON. Raises ValueError, KeyError or TypeError if it is not a plan."""
     plan = ExecutionPlan(found["block"], found["kernels"])
-    if type(plan.block) is not int or plan.block < 1 or plan.kernels not in ("torch", "native", "chain"):
+    if type(plan.block) is not int or plan.block < 1 or not KERNELS.fullmatch(plan.kernels):
         raise ValueError(f"it says {plan.block!r} clients and {plan.kernels!r} kernels")
     return plan
 

@@ -34,7 +34,7 @@ from ..cohorts import sampling
 from ..config.run_spec import RunSpec
 from ..errors import type_and_first_line
 from ..kernels.fused_chain import NotAChain, chain_from
-from ..kernels.library import NoKernels, library
+from ..kernels.library import COMPILED, NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, polynomials
 
 FACTOR = 8.0
@@ -81,7 +81,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
     The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
     """
-    if run_spec.kernels != "torch" and run_spec.proven_kernels != kernel_identity():
+    if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity():
         try:
             prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
@@ -363,6 +363,9 @@ class OneBatch:
 
     def __call__(self, steps: slice) -> Batch:
         return {name: column.unsqueeze(0) for name, column in self.batch.items()}
+
+    def examples(self, step: int) -> int | None:
+        """Not known: it follows from the weights."""
 
     def beat(self) -> None:
         """No worker watches this step."""

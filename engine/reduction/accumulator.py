@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..devices.transfer import to_device, to_host
 from ..kernels.operators import AT_ONCE, add_up
 from ..methods.state_spec import StateSpec
 from .tree import TreeNode, TreeReducer, TreeShape
@@ -19,8 +20,11 @@ Allocator = Callable[[Sequence[tuple[int, ...]]], list[Tensor]]
 """shapes -> float64 tensors with arbitrary content."""
 
 
-def empty(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    return [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+CPU = torch.device("cpu")
+
+
+def empty(shapes: Sequence[tuple[int, ...]], device: torch.device = CPU) -> list[Tensor]:
+    return [torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes]
 
 
 FACTS = ("loss", "steps", "gradients", "weight")
@@ -42,19 +46,29 @@ class ClientNumbers(NamedTuple):
 class Accumulator:
     """float64 sums of a task's messages: the clients of a block in order, then the blocks in the order of the tree.
 
-    `times`: the seconds that the task spent on state, data and reduce.
+    `times`: the seconds that the task spent on state, data and reduce. On a device other than the processor, sums stay
+    on the device until the task has ended, and come from there in one transfer.
     """
 
-    def __init__(self, state_spec: StateSpec, blocks: int, kernels: str = "torch", allocate: Allocator = empty) -> None:
-        """`blocks`: the number of blocks in the task. `allocate`: provides the memory of the first sum. If that is the
-        sum of block 0, it holds the sum of the task at the end."""
+    def __init__(
+        self,
+        state_spec: StateSpec,
+        blocks: int,
+        kernels: str = "torch",
+        allocate: Allocator = empty,
+        device: torch.device = CPU,
+    ) -> None:
+        """`blocks`: the number of blocks in the task. `allocate`: provides memory of the processor: there, that of the
+        first sum, which holds the sum of the task at the end if it is the sum of block 0; otherwise that of the result.
+        `device`: of the messages."""
         self.sums = TreeReducer(TreeShape([blocks]), self._add)
         self.block_count, self.kernels = blocks, kernels
         self.blocks = 0  # that have ended
         self.lone: list[list[Tensor]] = []  # messages of the last blocks with one client each, not added yet
         self.shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
-        self.spare = [allocate(self.shapes)]  # memory of sums that were added to others
+        self.device, self.allocate = device, allocate
+        self.spare = [allocate(self.shapes)] if device == CPU else []  # memory of sums that were added to others
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[list[ClientNumbers]] = [[]]  # by block
@@ -87,7 +101,7 @@ class Accumulator:
         """(sums, sums of facts, arrays with one entry per client), once all blocks have ended."""
         began = time.perf_counter()
         noted = [each for block in self.noted for each in block]
-        loss, norm2 = (stacked([getattr(each, name) for each in noted]) for name in ("loss", "norm2"))
+        total, loss, norm2 = self._on_host(self.sums.total(), [each.loss for each in noted], [e.norm2 for e in noted])
         facts, begin = TreeReducer(TreeShape([self.blocks]), added), 0
         for number, block in enumerate(self.noted[:-1]):
             sums = [0.0] * len(FACTS)
@@ -99,7 +113,20 @@ class Accumulator:
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
         clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in noted])}
         self.times["reduce"] += time.perf_counter() - began
-        return self.sums.total(), dict(zip(FACTS, facts.total(), strict=True)), clients
+        return total, dict(zip(FACTS, facts.total(), strict=True)), clients
+
+    def _on_host(
+        self, total: list[Tensor], loss: list[Tensor], norm2: list[Tensor]
+    ) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+        """(sums, losses (c,), squared norms (c,)) in the processor's memory. The processor waits for the device here,
+        once per task."""
+        if self.device == CPU:
+            return total, stacked(loss), stacked(norm2)
+        *found, losses, norms2 = to_host([*total, torch.hstack(loss), torch.hstack(norm2)])
+        kept = self.allocate(self.shapes) if total else []
+        for memory, leaf in zip(kept, found, strict=True):
+            memory.copy_(leaf)
+        return kept, losses.to(loss[0].dtype).numpy(), norms2.to(norm2[0].dtype).numpy()
 
     # --- blocks with one client ---------------------------------------------------------------------------------------
     def _add_lone_blocks(self) -> None:
@@ -150,7 +177,7 @@ class Accumulator:
 
     def _memory(self) -> list[Tensor]:
         """Memory for the sums of a block, with arbitrary content."""
-        return self.spare.pop() if self.spare else empty(self.shapes)
+        return self.spare.pop() if self.spare else empty(self.shapes, self.device)
 
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """Add the messages of all clients of a block, which ran at once. `steps`, `weights`: (c,)."""
@@ -160,10 +187,10 @@ class Accumulator:
             if self.weighted[i] and not uniform:
                 # A matrix with one row per client: the product is the weighted sum for any shape of the leaf.
                 by_client = leaf.to(torch.float64).reshape(len(weights), -1)
-                total = (torch.from_numpy(weights).to(leaf.device) @ by_client).view(leaf.shape[1:])
+                total = (to_device(torch.from_numpy(weights), leaf.device) @ by_client).view(leaf.shape[1:])
             else:
                 total = leaf.sum(0, dtype=torch.float64)
-            self.leaves.append(total.cpu())
+            self.leaves.append(total)
         self._note(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
@@ -177,7 +204,12 @@ class AccumulatorByTarget(Accumulator):
     """
 
     def __init__(
-        self, state_spec: StateSpec, targets: np.ndarray, kernels: str = "torch", allocate: Allocator = empty
+        self,
+        state_spec: StateSpec,
+        targets: np.ndarray,
+        kernels: str = "torch",
+        allocate: Allocator = empty,
+        device: torch.device = CPU,
     ) -> None:
         """targets: (c,) the number of the update for each client; nobody needs the message where it is negative."""
         self.of_client, self.place = targets, 0  # place: of the next client that ran alone
@@ -187,7 +219,7 @@ class AccumulatorByTarget(Accumulator):
         count = len(shapes)
         parts = {target: memory[i * count : (i + 1) * count] for i, target in enumerate(self.targets)}
         self.parts = {
-            target: Accumulator(state_spec, 1, kernels, lambda _, own=own: own) for target, own in parts.items()
+            target: Accumulator(state_spec, 1, kernels, lambda _, own=own: own, device) for target, own in parts.items()
         }
         self.times = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}
@@ -207,9 +239,9 @@ class AccumulatorByTarget(Accumulator):
             those = np.flatnonzero(self.of_client == target)
             own = outcome
             if len(those) < len(weights):
-                chosen = torch.from_numpy(those)
-                message = pytree.tree_map(lambda leaf, chosen=chosen: leaf[chosen.to(leaf.device)], outcome.message)
-                own = outcome._replace(message=message, loss=outcome.loss[chosen.to(outcome.loss.device)])
+                chosen = to_device(torch.from_numpy(those), outcome.loss.device)
+                message = pytree.tree_map(lambda leaf, chosen=chosen: leaf[chosen], outcome.message)
+                own = outcome._replace(message=message, loss=outcome.loss[chosen])
             part.add_block(own, steps[those], weights[those])
 
     def end_block(self) -> None:

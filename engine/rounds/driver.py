@@ -27,12 +27,14 @@ from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
 from ..config.memory_errors import memory_remedy
-from ..config.run_spec import RunSpec
-from ..errors import ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..config.run_spec import ExecutionPlan, RunSpec
+from ..devices.notes import notes_in
+from ..errors import BlockTooLarge, ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
-from ..fleet.planner import PlanState, RoundPlan
+from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
 from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
+from ..planning.execution_plan import write_plan
 from ..records.history import Event, History, Record
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
@@ -40,6 +42,7 @@ from ..reduction.tree import TaskResult
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import (
     check_usable,
+    forget_copies,
     make_checkpoints,
     make_table,
     message_folder,
@@ -78,10 +81,12 @@ class Driver:
         self.method = run_spec.method()
         self.state_spec = StateSpec(self.method, x)
         self.limit = growth_limit(x)
-        self.planner = planner_of(run_spec, self.state_spec, data.client_index, run_spec.block(x.flat.numel()))
+        self.parameters = x.flat.numel()
+        self.planner = self._planner()
         self.stage = StageRunner(run_spec, self._run_pass)
         self._begin()
         self.version = 0  # of the last broadcast
+        self.notes: set[str] = set()  # of workers, that the log has
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         self.consistent = True  # False in the middle of a commit
         self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
@@ -113,7 +118,8 @@ class Driver:
         """Start the workers. make_pool: starts them, given the table of client states."""
         self.pool = make_pool(self.table)
         on_failure = self.run_spec.experiment.engine.on_failure
-        self.retry = Retry(self.pool, on_failure, self.log, partial(memory_remedy, self.run_spec))
+        at_once = self.run_spec.experiment.engine.vectorise
+        self.retry = Retry(self.pool, on_failure, self.log, lambda: memory_remedy(self.run_spec), at_once)
 
     def log(self, line: str) -> None:
         """Add a line to the log of the run."""
@@ -148,6 +154,9 @@ class Driver:
                     record = self._run_round(self._warm_start() if self.round == 0 else {})
                 except RowsLost as lost:
                     self._rewind(lost)
+                    continue
+                except BlockTooLarge as error:
+                    self._halve_blocks(error)
                     continue
                 self._checkpoint()
                 yield from self._new_lines()
@@ -300,6 +309,7 @@ class Driver:
             leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)
             totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
         totals = totals._replace(dropped=(*totals.dropped, *silent))
+        self._tell_notes(number, totals)
         if not totals.leaves:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
@@ -342,6 +352,13 @@ class Driver:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
         tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
         return self._run("evaluate", tasks, self.model().flat).clients["loss"]
+
+    def _tell_notes(self, number: int, totals: RoundTotals) -> None:
+        """Log what workers found on their devices, each sentence once."""
+        for note in notes_in(totals.facts):
+            if note not in self.notes:
+                self.notes.add(note)
+                self.log(f"round {number}: {note}")
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes
@@ -447,17 +464,42 @@ class Driver:
         self.log("there is no checkpoint (checkpoint.every): the run begins again")
         return self._begin()
 
+    def _halve_blocks(self, why: BlockTooLarge) -> None:
+        """Go on with blocks of half the size, as if the run had begun with them.
+
+        Rounds that were committed had larger blocks, and so other bits. They are run again. A device's memory is
+        almost always too small in round 1 already, where nothing is lost.
+        """
+        plan = ExecutionPlan(**self.run_spec.plan_for_checkpoint())
+        smaller = plan._replace(block=plan.block // 2)
+        self.log(f"{why}; blocks have {smaller.block} clients instead of {plan.block} from here on")
+        if self.round:
+            self.log(f"the run begins again, because {self.round} rounds had blocks of {plan.block} clients")
+        if self.checkpoints is not None:
+            self.checkpoints.remove()
+            forget_copies(self.run_spec)
+            self.checkpoints = make_checkpoints(self.run_spec, self.table, self.state_spec)
+        self.run_spec = self.run_spec.with_plan(smaller, self.run_spec.proven_kernels)
+        self.planner = self._planner()
+        self.table.clear()
+        self._begin()
+        write_plan(self.run_spec, f"halved, because the memory of the device ran out with blocks of {plan.block}")
+
+    def _planner(self) -> RoundPlanner:
+        block = self.run_spec.block(self.parameters)
+        return planner_of(self.run_spec, self.state_spec, self.data.client_index, block)
+
     def _resume(self, checkpoints: Checkpoints) -> None:
         """Take the state of the newest sound checkpoint. Raises ConfigError if it cannot be used."""
         snapshot, lines = checkpoints.load(lambda s: verify_rows(s, self.table, self.state_spec))
         self.log_lines += lines
         snapshot = check_usable(snapshot, self.run_spec, lines)
-        spec, device = pytree.tree_structure(self.server), self.run_spec.device
+        spec = pytree.tree_structure(self.server)
         stage_spec, plan_spec = pytree.tree_structure(self.stage_state), pytree.tree_structure(self.plan_state)
         server, rest = snapshot.server[: spec.num_leaves], snapshot.server[spec.num_leaves :]
         stage_state, rest = rest[: stage_spec.num_leaves], rest[stage_spec.num_leaves :]
         plan_state, in_flight = rest[: plan_spec.num_leaves], rest[plan_spec.num_leaves :]
-        self.server = pytree.tree_unflatten([leaf.to(device) for leaf in server], spec)
+        self.server = pytree.tree_unflatten(server, spec)
         self.stage_state = pytree.tree_unflatten(stage_state, stage_spec)
         self.plan_state = pytree.tree_unflatten([leaf.numpy() for leaf in plan_state], plan_spec)
         self.table.restore(snapshot.row, snapshot.digest, list(checkpoints.pinned.values()))

@@ -1,7 +1,8 @@
 """Runs a phase, and repeats the tasks that fail.
 
 A first failure may be the worker's fault, so the task is run again. After a second failure its clients are run in
-halves, until the clients that fail alone are found and named.
+halves, until the clients that fail alone are found and named. Where the memory of a device ran out twice, the driver is
+told instead, which makes all blocks smaller.
 """
 
 from __future__ import annotations
@@ -13,26 +14,29 @@ import numpy as np
 
 from ..backends.base import Failure, Outcome, Phase, Pool
 from ..cohorts.tasks import TrainingTask
-from ..errors import ClientFailed, EvaluationFailed, OutOfMemory
+from ..errors import BlockTooLarge, ClientFailed, EvaluationFailed, OutOfMemory
 from ..reduction.tree import PartialSum, TaskResult
 
 Log = Callable[[str], None]
 
 
 class Retry:
-    def __init__(self, pool: Pool, on_failure: str, log: Log, remedy: Callable[[], str] = str) -> None:
+    def __init__(
+        self, pool: Pool, on_failure: str, log: Log, remedy: Callable[[], str] = str, at_once: bool = True
+    ) -> None:
         """on_failure: "fail" ends the run at a client that fails alone, "drop" leaves it out. log: log callback.
 
-        remedy: returns the clause with the remedy for the message about memory that runs out.
+        remedy: returns the clause with the remedy for the message about memory that runs out. at_once: whether the
+        clients of a block are trained at once, so that a smaller block needs less memory.
         """
-        self.pool, self.on_failure, self.log, self.remedy = pool, on_failure, log, remedy
+        self.pool, self.on_failure, self.log, self.remedy, self.at_once = pool, on_failure, log, remedy, at_once
 
     def run(self, phase: Phase, meanwhile: Callable[[], Any] | None = None) -> Iterator[TaskResult | PartialSum]:
         """The results of all tasks, in any order, and the sums that do not come with their results.
 
         meanwhile: work for this process while the workers are busy. Raises ClientFailed where clients fail alone and
-        `on_failure` is "fail", OutOfMemory where memory is too small for one client or for an evaluation, and
-        EvaluationFailed where an evaluation fails twice.
+        `on_failure` is "fail", OutOfMemory where memory is too small for one client or for an evaluation, BlockTooLarge
+        where that of a device is too small for a block, and EvaluationFailed where an evaluation fails twice.
         """
         outcomes = self.pool.run_phase(phase)
         if meanwhile is not None:
@@ -43,6 +47,9 @@ class Retry:
         if once:
             repeated = self.pool.run_phase(phase.again([failure.task for failure in once]))
             yield from map(with_own_memory, self._successes(repeated, twice))
+        for failure in twice:
+            if failure.kind == "device" and self.at_once and largest_block(failure.task) > 1:
+                raise BlockTooLarge(f"{failure.task.description} failed twice on {failure.where}: {failure.cause}")
         errors: list[ClientFailed] = []
         for failure in twice:
             try:
@@ -66,7 +73,7 @@ class Retry:
         """The result of a task that failed twice, without the clients that fail alone if they may be dropped."""
         task = failure.task
         if not isinstance(task, TrainingTask):
-            if failure.kind == "memory":
+            if failure.for_memory:
                 what = f"{task.description} failed on {failure.where} for lack of memory: {failure.cause}"
                 remedy = getattr(task, "memory_remedy", "lower evaluate.batch or engine.workers")
                 raise OutOfMemory(f"{what}; {remedy}, or choose a smaller model")
@@ -75,7 +82,7 @@ class Retry:
         names = tuple(int(task.clients[i]) for i in guilty)
         if not names:
             return self._whole_or_in_halves(phase, task, failure)
-        if last.kind == "memory":  # of the machines, not of these clients, which are therefore not dropped
+        if last.for_memory:  # of the machines, not of these clients, which are therefore not dropped
             raise self._no_memory(task, last)
         if self.on_failure == "fail":
             raise ClientFailed(task.round, names, last.cause, last.where) from last.reason
@@ -98,7 +105,7 @@ class Retry:
         result = self._run_one(phase, task)
         if isinstance(result, TaskResult):
             return result
-        why = f", {self.remedy()}" if failure.kind == "memory" else ""
+        why = f", {self.remedy()}" if failure.for_memory else ""
         self.log(f"{task.description}: all of its clients run well in smaller groups{why}")
         return self._in_halves(phase, task, result)
 
@@ -122,7 +129,7 @@ class Retry:
         """The result of a task that fails only as a whole, for example for lack of memory: the joined results of its
         largest parts that succeed."""
         if len(task.clients) == 1:
-            if failure.kind == "memory":
+            if failure.for_memory:
                 raise self._no_memory(task, failure)
             clients = (int(task.clients[0]),)
             raise ClientFailed(task.round, clients, failure.cause, failure.where) from failure.reason
@@ -141,6 +148,11 @@ class Retry:
         )
         assert not isinstance(outcome, PartialSum)
         return outcome
+
+
+def largest_block(task: Any) -> int:
+    """The largest number of clients that a task trains at once; 0 for other tasks."""
+    return int(np.diff((0, *task.cuts)).max()) if isinstance(task, TrainingTask) else 0
 
 
 def with_own_memory(result: TaskResult | PartialSum) -> TaskResult | PartialSum:

@@ -15,6 +15,7 @@ from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
 from ..config.run_spec import RunSpec
 from ..config.schema import Experiment
+from ..devices.settings import applied
 from ..errors import ConfigError
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
@@ -50,7 +51,8 @@ def evaluate(
     threads, count = torch.get_num_threads(), len(next(iter(rows.values())))
     torch.set_num_threads(experiment.engine.threads)  # as in the run: the order of sums depends on it
     try:
-        with evaluating(), plugin_errors("workload", settings=experiment.workload):
+        fixed = applied(run_spec.device, run_spec.tf32)
+        with fixed, evaluating(), plugin_errors("workload", settings=experiment.workload):
             return evaluation_columns(run_spec.workload, settings, count, client_index, run)
     finally:
         torch.set_num_threads(threads)

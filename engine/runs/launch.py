@@ -24,6 +24,8 @@ from ..config.held_out import unused_rows
 from ..config.limits import check_folder
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import Experiment
+from ..devices import settings
+from ..devices.memory import bounded_memory
 from ..errors import ConfigError, Interrupted
 from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
@@ -90,10 +92,35 @@ def prepare(
             "engine.precision=bfloat16 is for classification with dtype=float32 and without running statistics; "
             "choose same"
         )
-    if run_spec.device.type == "cuda" and not engine.address and not torch.cuda.is_available():
+    check_device(run_spec)
+    return run_spec
+
+
+def check_device(run_spec: RunSpec) -> None:
+    """Raise ConfigError if the GPUs that this process sees cannot be those of the run.
+
+    CUDA_VISIBLE_DEVICES says which GPUs a process sees. On a running cluster, its nodes know what they have.
+    """
+    engine, device = run_spec.experiment.engine, run_spec.device
+    if run_spec.tf32 and (device.type != "cuda" or engine.dtype != "float32"):
+        where = f"device={device.type}, dtype={engine.dtype}"
+        raise ConfigError(f"engine.precision=tf32 is for float32 on CUDA devices, got {where}; choose same")
+    if engine.kernels == "graph" and device.type != "cuda":
+        raise ConfigError(f"engine.kernels=graph is for CUDA devices, got device={device.type}; choose torch or auto")
+    if device.type != "cuda" or engine.address:
+        return
+    if not torch.cuda.is_available():
         gpus = max(group.gpus for group in engine.groups())
         raise ConfigError(f"engine.device={engine.device}, gpus={gpus:g} a worker: no CUDA device is here; use cpu")
-    return run_spec
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ConfigError(f"engine.device={engine.device}: this process sees {count} GPUs, numbered from 0; use cuda:0")
+    asked = sum(group.count * group.gpus for group in engine.groups()) if engine.backend == "ray" else engine.gpus
+    if asked > count:
+        raise ConfigError(
+            f"engine.gpus: the workers reserve {asked:g} GPUs, and this process sees {count} (CUDA_VISIBLE_DEVICES); "
+            "lower engine.gpus, which may be a fraction, or engine.workers"
+        )
 
 
 def supports_bfloat16(workload: Workload) -> bool:
@@ -260,6 +287,14 @@ def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None
 def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
     """Run in this process. Yields the events of the driver, and returns the final model's tensors."""
 
+    device, gpus = run_spec.device, run_spec.experiment.engine.gpus
+    with settings.applied(device, run_spec.tf32), bounded_memory(device, gpus):
+        return (yield from _in_process(run_spec, stop))
+
+
+def _in_process(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+    """The same, with the settings of the run's device."""
+
     def beat() -> None:
         if stop():
             raise Interrupted(stop())
@@ -273,6 +308,8 @@ def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Genera
     threads = torch.get_num_threads()
     driver = driver_of(run_spec, summary)
     driver.log(plan_line)
+    if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
+        driver.log(clause)
     if unused := unused_rows(split):
         driver.log(unused)
     try:

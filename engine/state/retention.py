@@ -118,6 +118,13 @@ def discard(run_spec: RunSpec, complete: bool = True) -> None:
             Folder(folder).remove(run_spec.run_id)
 
 
+def forget_copies(run_spec: RunSpec) -> None:
+    """Remove the copies of the checkpoints of a run that begins again with another execution plan."""
+    if folder := run_spec.experiment.checkpoint.folder:
+        with suppress(OSError):
+            Folder(folder).remove(run_spec.run_id)
+
+
 def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]) -> Snapshot:
     """The checkpoint that was loaded.
 

@@ -20,6 +20,8 @@ import xxhash
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..devices.transfer import to_device
+
 DIGEST = 16
 """Bytes of a row's digest (XXH3, 128 bits). It finds damage in a small part of the time that SHA-256 takes, see
 benchmarks/RESULTS.md. The files of checkpoints themselves have SHA-256 digests."""
@@ -63,9 +65,9 @@ class RowFiles:
         self._transfer(os.preadv, zip(rows.tolist(), pieces(columns), strict=True))
         found = []
         for column, leaf in zip(columns, pytree.tree_leaves(fresh), strict=True):
-            states = column.to(leaf.device, leaf.dtype)
+            states = to_device(column, leaf.device).to(leaf.dtype)
             if not known.all():
-                states[~known.to(leaf.device)] = leaf
+                states = with_fresh(states, known, leaf)
             found.append(states)
         return pytree.tree_unflatten(found, self.spec)
 
@@ -79,7 +81,9 @@ class RowFiles:
         """The state in one row, without an axis of clients."""
         leaves = [torch.empty(leaf.shape, dtype=dtype) for leaf, dtype in self.leaves]
         self._transfer(os.preadv, [(row, [memory_of(leaf) for leaf in leaves])])
-        found = [leaf.to(like.device, like.dtype) for leaf, (like, _) in zip(leaves, self.leaves, strict=True)]
+        found = [
+            to_device(leaf, like.device).to(like.dtype) for leaf, (like, _) in zip(leaves, self.leaves, strict=True)
+        ]
         return pytree.tree_unflatten(found, self.spec)
 
     def write_one(self, row: int, state: Any) -> np.ndarray:
@@ -150,6 +154,17 @@ def skip_bytes(memory: Memory, count: int) -> Memory:
         left.append(piece[min(count, len(piece)) :])
         count -= min(count, len(piece))
     return [piece for piece in left if len(piece)]
+
+
+def with_fresh(states: Tensor, known: Tensor, fresh: Tensor) -> Tensor:
+    """States (c, …) in which those of the clients that are not `known` (c,) are `fresh`.
+
+    On the processor they are written in place; elsewhere that would make the processor count them first.
+    """
+    if states.device.type == "cpu":
+        states[~known] = fresh
+        return states
+    return torch.where(to_device(known, states.device).view(-1, *[1] * fresh.ndim), states, fresh)
 
 
 # --- the files --------------------------------------------------------------------------------------------------------

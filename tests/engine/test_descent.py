@@ -52,6 +52,9 @@ class Drawn:
         batches = {"input": self.input[steps], "label": self.label[steps], "key": torch.arange(len(self.label))[steps]}
         return {**batches, "weight": self.weight[steps]} if self.ragged else batches
 
+    def examples(self, step: int) -> None:
+        return None
+
     def beat(self) -> None:
         self.beats += 1
 

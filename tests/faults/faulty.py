@@ -61,6 +61,8 @@ def fail(kind: str, client: int) -> None:
         raise RuntimeError(f"client {client} is broken")
     if kind == "memory":
         raise MemoryError(f"no room for client {client}")
+    if kind == "device":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
     if kind == "exit":
         os._exit(3)
     if kind == "kill":
@@ -106,7 +108,9 @@ class Failing:
         for number, rule in enumerate(rules):
             if rule["kind"] == "crowd" and len(clients) > rule["client"]:
                 raise RuntimeError(f"no room for {len(clients)} clients")
-            if rule["client"] not in (*clients, ANYONE) or rule["kind"] in ("crowd", "evaluate"):
+            if rule["kind"] == "card" and len(clients) > rule["client"] and self.due(number, rule):
+                raise torch.OutOfMemoryError(f"CUDA out of memory: {len(clients)} clients")
+            if rule["client"] not in (*clients, ANYONE) or rule["kind"] in ("crowd", "card", "evaluate"):
                 continue
             if self.due(number, rule):
                 if rule["kind"] == "nan":

@@ -16,6 +16,8 @@ from ....workloads.base import Columns
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
+from ...devices.memory import bounded_memory
+from ...devices.settings import applied
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
@@ -110,7 +112,10 @@ class DriverProcess:
         split = checked_split(self.run_spec)
         if self.run_spec.experiment.engine.address and asks_for_kernels(self.run_spec, split):
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
-        self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
+        device = self.run_spec.device
+        gpus = max(group.gpus for group in self.run_spec.experiment.engine.groups())
+        with applied(device, self.run_spec.tf32), bounded_memory(device, gpus):
+            self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         return (
             data,

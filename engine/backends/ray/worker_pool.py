@@ -27,6 +27,7 @@ from ...config.memory_errors import memory_remedy
 from ...config.run_spec import RunSpec
 from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
+from ...kernels.library import COMPILED
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...reduction.tree import TaskResult
 from ...state.row_files import StateLayout
@@ -195,7 +196,7 @@ class WorkerPool(Pool):
         options: dict[str, Any] = {"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources}
         remote: Any = ray.remote(**options, scheduling_strategy=worker_request.strategy)(WorkerProcess)
         on_gpu = group.gpus or not self.run_spec.experiment.engine.on_gpus()
-        run_spec = self.run_spec if on_gpu else self.run_spec.on_cpu()
+        run_spec = self.run_spec.with_gpus(group.gpus) if on_gpu else self.run_spec.on_cpu()
         actor = remote.remote(run_spec, *self.data, self.layout, signs, self.memory.address)
         return Handle(actor, number, wakeup, actor.ready.remote(), actor.serve.remote(), stack, worker_request, tries)
 
@@ -435,7 +436,7 @@ class WorkerPool(Pool):
 
 def start_seconds(run_spec: RunSpec) -> float:
     """The seconds that a worker may take to start; it may have to build the kernels."""
-    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels != "torch" else 0.0)
+    return START_SECONDS + (BUILD_SECONDS if run_spec.kernels in COMPILED else 0.0)
 
 
 def why_unfit(error: Exception) -> str:

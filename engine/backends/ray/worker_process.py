@@ -23,6 +23,9 @@ from ...clients.worker import Data, Worker
 from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks
 from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
+from ...devices import settings
+from ...devices.faults import is_device_lost
+from ...devices.memory import bound_memory
 from ...errors import LONGEST_TRACEBACK, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...methods.state_spec import StateSpec
@@ -33,6 +36,9 @@ from ...state.row_files import StateLayout
 from ..base import Call, Failure, failure_of
 from .shared_memory import Address, SharedMemory, Spec
 from .wakeup import Ends, Listener
+
+LOST_DEVICE = 75
+"""The exit status of a worker that lost its device."""
 
 
 class Order(NamedTuple):
@@ -100,6 +106,8 @@ class WorkerProcess(Worker):
     def _prepare(
         self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, layout: StateLayout
     ) -> None:
+        settings.apply(run_spec.device, run_spec.tf32)
+        bound_memory(run_spec.device, run_spec.experiment.engine.gpus)
         # Batches of training rows are gathered; those of test rows are views, in which a network might write.
         data = Data(from_arrow(train), from_arrow(test, copied=True), client_index)
         prove_here(run_spec, data)
@@ -133,16 +141,19 @@ class WorkerProcess(Worker):
             try:
                 outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], self.broadcast)
             except Exception as error:  # whatever a method, a workload or a plug-in raises
+                lost = is_device_lost(error)
                 where = f"worker {self.number}, process {os.getpid()}"
                 outcome = failure_of(None, error, where, self.number)
             if isinstance(outcome, TaskResult):
                 self.shared_memory.put(self.slot, outcome._replace(leaves=[]), outcome.leaves or [])
                 continue
-            if outcome.kind == "memory":
+            if outcome.for_memory:
                 release_freed_memory()
             if outcome.kind == "worker":
                 self.unfit = outcome.cause  # it takes no other task, which would fail in the same way
             self.shared_memory.put(self.slot, outcome, [])
+            if lost:  # a process can do nothing more with this device; the pool starts another one
+                os._exit(LOST_DEVICE)
 
     def memory(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Views of the shared memory for the task's sums, float64, so that the sums need not be copied."""
