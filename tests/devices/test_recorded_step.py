@@ -44,7 +44,13 @@ def on_the_processor(monkeypatch):
     monkeypatch.setattr("fedfleet.engine.runs.launch.check_device", lambda run_spec: None)
 
 
-@pytest.mark.parametrize("method", METHODS)
+SHORT = ("fedavg", "scaffold", "fedavg_vr", "fedmuon_bc", "diloco", "stem", "fedbat", "ef21_p")
+"""Methods of all kinds. `make test-long` has the others, too."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in METHODS]
+)
 def test_replays_change_no_bit(method, recorders):
     """Clients of unequal steps and short batches, over rounds in which every input differs."""
     found = run(graphs(method))
