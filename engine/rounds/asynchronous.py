@@ -287,6 +287,7 @@ class AsynchronousDriver(Driver):
                 loss, norm2, steps = numbers
                 digest = None if digests is None else digests[position]
                 waiting.results[job] = ClientResult(given[job], digest, loss, norm2, int(steps))
+        self._tell_notes(self.round + 1, result.facts)
         waiting.dropped.update(jobs[client] for client in result.dropped)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)

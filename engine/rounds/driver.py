@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -309,7 +309,7 @@ class Driver:
             leaves = pytree.tree_leaves(self.stage.summed(state_spec).message)
             totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in leaves])
         totals = totals._replace(dropped=(*totals.dropped, *silent))
-        self._tell_notes(number, totals)
+        self._tell_notes(number, totals.facts)
         if not totals.leaves:
             raise ClientFailed(
                 number, tuple(sampled.tolist()), "no client of the cohort is left, see the log", "workers"
@@ -353,9 +353,9 @@ class Driver:
         tasks = loss_probes(self.data.client_index, clients, rows, number, self.run_spec.experiment.evaluate.batch)
         return self._run("evaluate", tasks, self.model().flat).clients["loss"]
 
-    def _tell_notes(self, number: int, totals: RoundTotals) -> None:
-        """Log what workers found on their devices, each sentence once."""
-        for note in notes_in(totals.facts):
+    def _tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
+        """Log what workers found on their devices, each sentence once. facts: of a task or of a round."""
+        for note in notes_in(facts):
             if note not in self.notes:
                 self.notes.add(note)
                 self.log(f"round {number}: {note}")
