@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,6 @@ class Accumulator:
         """`blocks`: the number of blocks in the task. `allocate`: provides memory of the processor: there, that of the
         first sum, which holds the sum of the task at the end if it is the sum of block 0; otherwise that of the result.
         `device`: of the messages."""
-        self.sums = TreeReducer(TreeShape([blocks]), self._add)
         self.block_count, self.kernels = blocks, kernels
         self.blocks = 0  # that have ended
         self.lone: list[list[Tensor]] = []  # messages of the last blocks with one client each, not added yet
@@ -69,6 +69,7 @@ class Accumulator:
         self.weighted = state_spec.weighted  # for each leaf: whether it is averaged with the clients' weights
         self.device, self.allocate = device, allocate
         self.spare = [allocate(self.shapes)] if device == CPU else []  # memory of sums that were added to others
+        self.sums = TreeReducer(TreeShape([blocks]), partial(add_leaves_in_place, self.spare))
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[list[ClientNumbers]] = [[]]  # by block
@@ -87,15 +88,6 @@ class Accumulator:
         self.noted.append([])
         self.leaves = []
         self.times["reduce"] += time.perf_counter() - began
-
-    def _add(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-        if not left:  # blocks without clients
-            return right
-        if right:  # it is empty if `_add_lone_blocks` has already added it to the left one
-            for a, b in zip(left, right, strict=True):
-                a.add_(b)
-            self.spare.append(right)
-        return left
 
     def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
         """(sums, sums of facts, arrays with one entry per client), once all blocks have ended."""
@@ -282,3 +274,19 @@ def stacked(parts: list[Tensor]) -> np.ndarray:
 def added(left: Sequence[float], right: Sequence[float]) -> list[float]:
     """The sums of two lists of numbers, one by one."""
     return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def add_leaves_in_place(spare: list[list[Tensor]], left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    """The sums of two lists of tensors, in the memory of the left one. Either may be empty. spare: takes the right one,
+    whose memory can be used again.
+
+    It is no method, because a reducer with a method of its own accumulator would keep the worker's data in memory until
+    Python's garbage collector runs.
+    """
+    if not left:  # blocks without clients
+        return right
+    if right:  # it is empty if the lone blocks have already been added to the left one
+        for a, b in zip(left, right, strict=True):
+            a.add_(b)
+        spare.append(right)
+    return left
