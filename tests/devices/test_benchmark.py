@@ -53,7 +53,7 @@ def test_one_work_and_a_moonshot(tmp_path):
     assert "these figures mean nothing" in (tmp_path / "gpu.md").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_all_works_and_moonshots(tmp_path):
     report = benchmark(tmp_path, "--workers", "2", "--moonshot", "all")
     assert {line["work"] for line in report["lines"]} == {"w1", "w2", "w3", "resnet18", "vit", "lstm"}
