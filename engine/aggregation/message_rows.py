@@ -124,9 +124,9 @@ def make_rows(folder: str, count: int, width: int, clients: int, called: str) ->
 
     clients: of a round, for the message. called: the rule or the attack that reads the messages.
     """
-    make_files(folder, count, width)
-    files = paths(folder)
     try:
+        make_files(folder, count, width)
+        files = paths(folder)
         for number, positions in positions_by_file(range(count)):
             if width:
                 with open(files[number], "r+b") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from fedfleet.engine.config.schema import Federation, experiment
 from fedfleet.engine.errors import ConfigError, StoreFull
 from fedfleet.engine.rounds.aggregation import StageRunner
 from tests.aggregation.test_engine import NNM_KRUM, RESISTS, StopsAfter, same, spec, with_checkpoints
-from tests.faults.disks import NoDisk, mounted
 from tests.faults.runs import Watch, plan, rule, setting, visitor
 
 POISSON = {"sampling": "poisson"}
@@ -109,20 +109,24 @@ def test_a_worker_killed_in_a_round_that_collects(tmp_path: Path, ray_here: Any)
 
 
 def test_rows_that_do_not_fit_the_disk_are_refused(tmp_path: Path):
-    """10 messages of 7,400 numbers and 6 further rows, on a disk of 256 KiB."""
+    """10 messages of 7,510 numbers and 6 further rows, where no file may have more than 4 KiB, so that their space
+    cannot be reserved."""
+    made = spec("median", method="fedavg")
+    engine = made.engine.model_copy(update={"store": str(tmp_path)})
+    made = made.model_copy(update={"engine": engine, "workload": {"name": "digits", "model": MLP}})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with mounted(tmp_path / "disk", 256) as disk:
-            made = spec("median", method="fedavg")
-            engine = made.engine.model_copy(update={"store": str(disk)})
-            with pytest.raises(StoreFull) as error:
-                run(made.model_copy(update={"engine": engine, "workload": {"name": "digits", "model": MLP}}))
-    except NoDisk as reason:
-        pytest.skip(str(reason))
+        with pytest.raises(StoreFull) as error:
+            run(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     width = 4 * (64 * 100 + 100 + 100 * 10 + 10)
     said = str(error.value)
     assert f"the median reads the messages of a round at once, 10 of {width:,} bytes; " in said
     assert f"their files take {16 * width:,} bytes, and " in said
     assert "bytes free" in said
+    assert not list(tmp_path.iterdir())
 
 
 MLP = {"name": "mlp", "hidden": [100]}
