@@ -5,31 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = '''
+from .bare import without
+
+MISSING = "ray optuna mlflow torchvision sklearn scipy pandas matplotlib sqlalchemy rich click safetensors"
+SCRIPT = (
+    without(MISSING)
+    + """
 import json
-import sys
-from importlib.machinery import PathFinder
-
-MISSING = set(
-    "ray optuna mlflow torchvision sklearn scipy pandas matplotlib sqlalchemy rich click safetensors".split()
-)
-
-
-class Bare(PathFinder):
-    """Finds what PathFinder finds, as if MISSING were not installed."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in MISSING else super().find_spec(name, path, target)
-
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
-for name in MISSING:
-    try:
-        __import__(name)
-    except ImportError:
-        continue
-    sys.exit(f"{name} is not hidden")
 
 from torch import Tensor
 
@@ -52,7 +34,8 @@ for needs_another_package in (results[0].plot, results[0].to_pandas):
     else:
         sys.exit("it is installed")
 print(json.dumps([[r.run_id, r.records.num_rows, len(r.model), r.model_sha256] for r in results]))
-'''
+"""
+)
 
 
 def test_in_process_run_without_the_other_packages(tmp_path: Path):

@@ -9,29 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from ..bare import without
+
 ROOT = Path(__file__).parents[2]
-SCRIPT = '''
-import runpy, sys
-from importlib.machinery import PathFinder
+MISSING = "ray mlflow optuna torchvision plotly jinja2 sklearn scipy pandas matplotlib fsspec dp_accounting"
+SCRIPT = f"""{without(MISSING)}
+import runpy
 
-MISSING = set(
-    "ray mlflow optuna torchvision plotly jinja2 sklearn scipy pandas matplotlib fsspec dp_accounting".split()
-)
-
-
-class Bare(PathFinder):
-    """Finds what PathFinder finds, as if MISSING were not installed."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in MISSING else super().find_spec(name, path, target)
-
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 sys.argv[0] = sys.argv[1]
 del sys.argv[1]
 runpy.run_path(sys.argv[0], run_name="__main__")
-'''
+"""
 
 
 def benchmark(out: Path, *given: str) -> dict:
