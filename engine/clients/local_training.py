@@ -57,10 +57,11 @@ class LocalResult(NamedTuple):
     client: Any  # the new client state
     loss: Tensor  # () or (c,), the mean training loss over the local steps
     gradients: int  # gradient evaluations per local step
+    rms: Tensor | None = None  # () or (c,), see `LocalTrainer`
 
 
 class BatchOracle:
-    """The gradient oracle of one local step. `losses` has the loss of each call."""
+    """The gradient oracle of one local step. `losses` has the loss of each call, as `LocalTrainer.loss` gives it."""
 
     def __init__(self, gradient_of: Callable[..., Any], trainer: LocalTrainer, batch: Batch, done: Tensor) -> None:
         self.gradient_of, self.trainer, self.batch, self.done = gradient_of, trainer, batch, done
@@ -101,7 +102,8 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
 class ClientSteps:
     """The local steps of one client in a round, as a method sees them (`LocalSteps`).
 
-    `losses` has the losses of the steps that were taken: a tensor () for each step, or a tensor (k,) for k of them.
+    `losses` has the losses of the steps that were taken: what `LocalTrainer.loss` gave for each step, or a tensor (k,)
+    for k of them.
     """
 
     def __init__(self, trainer: LocalTrainer, steps: int, batches: ClientBatches) -> None:
@@ -141,7 +143,8 @@ class LocalTrainer:
     """Runs the local training of clients with one method and one workload.
 
     `chain`: the fused kernels of the workload's loss, if kernels="chain". `gradients`: the number of gradient
-    evaluations in the last local step.
+    evaluations in the last local step. `with_rms`: whether a client's root mean square of the losses of its examples is
+    found too, over the first gradients of all its local steps; the chain has no losses of single examples.
     """
 
     def __init__(
@@ -152,13 +155,14 @@ class LocalTrainer:
         kernels: str = "torch",
         precision: torch.dtype | None = None,
         recorder: StepRecorder | None = None,
+        with_rms: bool = False,
     ) -> None:
         """x: the initial model, for its shapes and its device. kernels: "torch", "native", "chain" or "graph".
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
-        block's local steps; None to run each of them.
+        block's local steps; None to run each of them. with_rms: not with kernels="chain".
         """
-        self.recorder = recorder
+        self.recorder, self.with_rms = recorder, with_rms
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
@@ -166,16 +170,30 @@ class LocalTrainer:
         self.gradients = 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
-        """The mean loss (), over the examples of a batch."""
+        """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
+        losses of the examples, and the number of examples."""
         if self.precision is not None:
             point = point.to(self.precision)
         with kernels(self.kernels):
             losses = self.workload.losses(dict(point.items()), batch)
         weight = batch.get("weight")
-        return losses.mean() if weight is None else (losses * weight).sum()
+        mean = losses.mean() if weight is None else (losses * weight).sum()
+        if not self.with_rms:
+            return mean
+        squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
+        real = torch.ones_like(squares) if weight is None else (weight > 0).to(squares.dtype)
+        return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
+
+    def _of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, Tensor | None]:
+        """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what `loss` gave
+        in its local steps, with the clients' axis first if there is one."""
+        if not self.with_rms:
+            return losses / steps, None
+        mean, squares, examples = losses.unbind(-1)
+        return mean / steps, (squares / examples).sqrt()
 
     def step(self, oracle: BatchOracle, public: Any, client: Any, local: Any) -> tuple[Any, Tensor]:
-        """(the next local state, the loss () at the point of the first gradient)."""
+        """(the next local state, what `loss` gave at the point of the first gradient)."""
         with method_kernels(self.kernels, self.half):
             local = self.algorithm.client_step(public, client, local, oracle)
         self.gradients = len(oracle.losses)
@@ -197,8 +215,11 @@ class LocalTrainer:
         with method_kernels(self.kernels, self.half):
             local = self.algorithm.client_steps(public, client, local, local_steps)
         message, client = self.finish(public, client, local)
-        loss = torch.hstack(local_steps.losses).mean(dtype=torch.float64)
-        return LocalResult(message, client, loss, self.gradients)
+        if not self.with_rms:
+            loss, rms = torch.hstack(local_steps.losses).mean(dtype=torch.float64), None
+        else:
+            loss, rms = self._of_visit(torch.stack(local_steps.losses).sum(0, dtype=torch.float64), steps)
+        return LocalResult(message, client, loss, self.gradients, rms)
 
     # --- a block --------------------------------------------------------------------------------------------------
     def train_block(self, public: Any, client: Any, steps: Tensor, batches: BlockBatches) -> LocalResult:
@@ -211,7 +232,8 @@ class LocalTrainer:
         finish = vmap(lambda client, local: self.finish(public, client, local))
         shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
         local = begin(steps, client)
-        loss_sum = torch.zeros(len(steps), dtype=torch.float64, device=self.device)
+        shape = (len(steps), 3) if self.with_rms else (len(steps),)
+        loss_sum = torch.zeros(shape, dtype=torch.float64, device=self.device)
         if self.recorder is not None:
             local, loss_sum = self._replay_steps((public, client, steps), (local, loss_sum), longest, batches)
         else:
@@ -220,13 +242,15 @@ class LocalTrainer:
                 after, loss = step(client, local, batches(k), k / steps.to(torch.float64))
                 if k >= shortest:
                     active = steps > k
-                    after, loss = select(active, after, local), torch.where(active, loss.to(loss_sum), 0)
+                    after, loss = select(active, (after, loss.to(loss_sum)), (local, loss_sum.new_zeros(())))
                 local, loss_sum = after, loss_sum + loss.to(loss_sum)
         message, client = finish(client, local)
-        return LocalResult(message, client, loss_sum / steps, self.gradients)
+        loss, rms = self._of_visit(loss_sum, steps)
+        return LocalResult(message, client, loss, self.gradients, rms)
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
-        """(client states, local states, batches, done (c,)) -> (the next local states, losses (c,)) of a block."""
+        """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
+        `loss` gave for each client)."""
         return vmap(
             lambda client, local, batch, done: self.step(
                 BatchOracle(Gradient.apply, self, batch, done), public, client, local
@@ -237,16 +261,17 @@ class LocalTrainer:
         """A local step of a block as `StepRecorder` takes it.
 
         inputs: (public state, client states, numbers of steps (c,), batches, number of this step ()). local: (local
-        states, sums of losses (c,)). Clients that have finished keep theirs.
+        states, sums of what `loss` gave). Clients that have finished keep theirs.
         """
         (public, client, steps, batch, k), (before, loss_sum) = inputs, local
         after, loss = self._block_step(public)(client, before, batch, k / steps.to(torch.float64))
         active = steps > k
-        return select(active, after, before), loss_sum + torch.where(active, loss.to(loss_sum), 0)
+        after, loss = select(active, (after, loss.to(loss_sum)), (before, loss_sum.new_zeros(())))
+        return after, loss_sum + loss
 
     def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
         """All local steps of a block, replayed if they can be recorded. given: (public state, client states, numbers of
-        steps). All batches of a block have the same shapes. Returns (local states, sums of losses (c,))."""
+        steps). All batches of a block have the same shapes. Returns (local states, sums of what `loss` gave)."""
         assert self.recorder is not None
         inputs = (*given, batches(0), number(0, self.device))
         recording = self.recorder.recording(self._recorded, inputs, local)
@@ -278,8 +303,8 @@ def _chain(workload: Workload, layout: Layout) -> Chain:
 
 
 class Gradient(torch.autograd.Function):
-    """(gradient (P,), loss ()) at a point (P,) on a batch: by `forward` for one client, by `apply` under vmap for a
-    block.
+    """(gradient (P,), what `LocalTrainer.loss` gives) at a point (P,) on a batch: by `forward` for one client, by
+    `apply` under vmap for a block.
 
     The clients of a block are independent, so the gradient of the sum of their losses has the gradient of each client
     in its row. Therefore vmap runs only the forward pass, and plain autograd the backward pass. (`torch.func.grad`
@@ -298,7 +323,7 @@ class Gradient(torch.autograd.Function):
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
             loss = trainer.loss(Tree(leaf, layout), dict(zip(names, columns, strict=True)))
-            (gradient,) = torch.autograd.grad(loss, leaf)
+            (gradient,) = torch.autograd.grad(loss[0] if trainer.with_rms else loss, leaf)
         return gradient, loss.detach()
 
     @staticmethod
@@ -326,7 +351,7 @@ class Gradient(torch.autograd.Function):
             losses = vmap(lambda flat, batch: trainer.loss(Tree(flat, layout), batch))(
                 leaf, dict(zip(names, others, strict=True))
             )
-            (gradients,) = torch.autograd.grad(losses.sum(), leaf)
+            (gradients,) = torch.autograd.grad((losses[:, 0] if trainer.with_rms else losses).sum(), leaf)
         return (gradients, losses.detach()), (0, 0)
 
 

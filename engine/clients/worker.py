@@ -30,6 +30,7 @@ from ..devices.memory import row_budget
 from ..devices.notes import as_facts
 from ..devices.settings import kernels_without_form
 from ..devices.transfer import to_device
+from ..fleet.planner import build_sampler
 from ..kernels.block_convolutions import parsed
 from ..kernels.library import COMPILED
 from ..kernels.operators import kernels
@@ -124,6 +125,7 @@ class Worker:
         self.as_they_are = leaves_messages_alone(run_spec, layout.messages)
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
+        self.with_rms = build_sampler(run_spec).needs_rms
         self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
         self.public: tuple[int, dict[int, Any]] = (-1, {})  # (version of the broadcast, its public states by place)
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
@@ -382,7 +384,8 @@ class Worker:
             assert algorithm is not None
             recorder = StepRecorder() if parsed(self.kernels)[0] == "graph" else None
             workload, precision = self.run_spec.workload, self.run_spec.precision
-            trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder)
+            with_rms = self.with_rms and not warm_start
+            trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder, with_rms)
             self.trainer = (version, trainer)
         return self.trainer[1]
 

@@ -23,6 +23,10 @@ State = Mapping[str, np.ndarray]
 """The state of a sampler by name."""
 
 
+NOBODY = np.zeros(0, dtype=np.int64)
+"""No client numbers."""
+
+
 class Ask(NamedTuple):
     """What a draw may depend on."""
 
@@ -66,10 +70,12 @@ class Draw(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """What a sampler learns at the commit of a round; the arrays are (c,)."""
+    """What a sampler learns at the commit of a round."""
 
-    clients: np.ndarray  # those that were used, ascending
-    loss: np.ndarray  # the mean training loss of each
+    clients: np.ndarray  # (c,) those that were used, ascending
+    loss: np.ndarray  # (c,) the mean training loss of each
+    rms: np.ndarray = np.zeros(0)  # (c,) of the losses of each client's examples, only for `Sampler.needs_rms`
+    late: np.ndarray = NOBODY  # those that were drawn and cut off, ascending
 
 
 class Sampler(ABC):
@@ -82,6 +88,12 @@ class Sampler(ABC):
     """Whether a draw can have spare clients."""
     has_probabilities: ClassVar[bool] = True
     """Whether the expected number of times that a client is drawn is known."""
+
+    @property
+    def needs_rms(self) -> bool:
+        """Whether `told` needs the root mean square of the losses of a client's examples, over the first gradients of
+        all its local steps. Compiled chains have no losses of single examples."""
+        return False
 
     def check(self, clients: int, cohort: int, weights: str) -> None:  # noqa: B027 most samplers fit always
         """Raise ValueError where the sampler does not fit the federation. weights: federation.weights."""

@@ -449,7 +449,7 @@ class Tracking(Section):
     `experiment`: the name of the experiment in the store (default "default").
     `name`: the tracker that writes, by its name in the table TRACKERS (default mlflow).
     `clients`: whether the loss, movement and steps of every client in every round are also written, as Parquet files in
-    the folder of the run (default false).
+    the folder of the run, and with `systems` its visit in virtual time (default false).
     `model`: whether the final model is logged too, in a form that `mlflow.pytorch.load_model` loads; it takes some
     seconds at the end of a run (default true).
     `system`: whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on

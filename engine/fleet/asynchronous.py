@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ from ..errors import ConfigError
 from ..methods.state_spec import StateSpec, traffic_columns
 from .contract import DeviceNumbers, Devices
 from .fleet import Fleet
-from .planner import PlanState, Probe, RoundPlan, RoundPlanner, none_of
-from .timeline import Job, Timeline, staleness_weight
+from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, none_of
+from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,12 @@ class AsynchronousPlanner(RoundPlanner):
             **traffic_columns(self.state_spec, update.counts.dispatched, update.counts.arrivals),
             "system/clock": update.clock,
             "system/seconds": update.clock - state.seconds,
+            "system/waited": update.counts.waited,
+            "system/wasted": sum(job.end - job.start for job in update.unused),
+            "client/selected": float(update.counts.dispatched),
             "client/lost": float(update.counts.lost),
+            "client/eligible": float(self._eligible(update.clock)),
+            "comm/bytes_wasted": len(update.unused) * self.traffic.down + update.counts.discarded * self.traffic.up,
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
             "async/weight": sum(weight.added for weight in weights) / sum(weight.own for weight in weights),
@@ -97,9 +103,16 @@ class AsynchronousPlanner(RoundPlanner):
             "async/versions": float(update.versions),
             "async/discarded": float(update.counts.discarded),
         }
-        return RoundPlan(clients, [], update.counts.dispatched, columns=columns, clock=update.clock)
+        visits = columns_of([*update.jobs, *update.unused])
+        return RoundPlan(clients, [], update.counts.dispatched, columns=columns, clock=update.clock, visits=visits)
 
-    def told(self, state: PlanState, plan: RoundPlan, clients: np.ndarray, loss: np.ndarray) -> PlanState:
+    def _eligible(self, t: float) -> int:
+        """How many clients are online at time t and have enough memory."""
+        assert self.fleet is not None
+        eligible = self.fleet.eligible(t)
+        return self.federation.clients if eligible is None else len(eligible)
+
+    def told(self, state: PlanState, plan: RoundPlan, found: Mapping[str, np.ndarray]) -> PlanState:
         return state if plan.clock is None else PlanState({}, {"seconds": np.array([plan.clock])})
 
     def weights(self, number: int) -> dict[Job, Weight]:
@@ -122,6 +135,21 @@ class AsynchronousPlanner(RoundPlanner):
         """Nobody asks for the jobs of this version, or the update that made it, again."""
         self.timeline.forget(version)
         self.known.pop(version, None)
+
+
+def columns_of(jobs: list[Job]) -> dict[str, np.ndarray]:
+    """The columns of `planner.visit_columns` for jobs that arrived or were lost."""
+    return {
+        "id": np.array([job.client for job in jobs], dtype=np.int64),
+        "selected": np.ones(len(jobs), dtype=bool),
+        "status": np.array([LOST if job.lost else STALE if job.target == UNUSED else USED for job in jobs]),
+        "start": np.array([job.start for job in jobs]),
+        "arrival": np.array([job.end for job in jobs]),
+        "duration": np.array([job.duration for job in jobs]),
+        "compute": np.array([job.compute for job in jobs]),
+        "version": np.array([job.version for job in jobs], dtype=np.int64),
+        "staleness": np.array([job.staleness for job in jobs], dtype=np.int64),
+    }
 
 
 def planner_of(run_spec: RunSpec, state_spec: StateSpec, client_index: ClientIndex, block: int) -> RoundPlanner:

@@ -16,7 +16,7 @@ import numpy as np
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
-from ..cohorts.samplers import Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
+from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Sampler, UniformSampler
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
@@ -28,6 +28,11 @@ from .fleet import Fleet, Traffic, Visits
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
 """(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
+
+
+USED, LATE, LOST, STALE = range(4)
+"""What became of a client that was selected: its result was used; it was cut off; it vanished; too many updates came
+before its result."""
 
 
 class PlanState(NamedTuple):
@@ -56,6 +61,7 @@ class RoundPlan(NamedTuple):
     columns: Mapping[str, float] = {}  # for the record
     clock: float | None = None  # at the end of the round
     drawn: tuple[Ask, Draw] | None = None  # what the sampler gave
+    visits: Mapping[str, np.ndarray] = {}  # with a virtual clock: columns by name, see `visit_columns`
 
 
 class RoundPlanner:
@@ -184,6 +190,7 @@ class RoundPlanner:
             steps=None if np.array_equal(steps, full) else steps,
             columns={**plan.columns, **columns},
             clock=clock,
+            visits=visit_columns(asked, ~spare, visits, (begin + before, length), used, ask.number - 1),
         )
 
     def _weights(self, ask: Ask, draw: Draw, used: np.ndarray) -> tuple[np.ndarray | None, float | None]:
@@ -205,13 +212,16 @@ class RoundPlanner:
         beyond = max(0, len(probed.asked) - ask.size)
         return {"comm/bytes_probe": beyond * self.traffic.down + 4.0 * len(probed.asked)}
 
-    def told(self, state: PlanState, plan: RoundPlan, clients: np.ndarray, loss: np.ndarray) -> PlanState:
-        """The state after a round. clients: (c,) whose results were used. loss: (c,) the mean training loss of each."""
+    def told(self, state: PlanState, plan: RoundPlan, found: Mapping[str, np.ndarray]) -> PlanState:
+        """The state after a round. found: columns (c,) of the clients whose results were used, by name: `id`, `loss`,
+        and `rms` if the sampler needs it."""
         if plan.drawn is None:
             return state
-        order = np.argsort(clients)
+        order, visits = np.argsort(found["id"]), plan.visits
+        clients, loss, rms = (found[name][order] if name in found else np.zeros(0) for name in ("id", "loss", "rms"))
+        late = np.sort(visits["id"][visits["status"] == LATE]) if visits else NOBODY
         ask, draw = plan.drawn
-        sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients[order], loss[order]))
+        sampler = self.sampler.told(state.sampler, ask, draw, Feedback(clients, loss, rms, late))
         clock = state.clock if plan.clock is None else {"seconds": np.array([plan.clock])}
         return PlanState(in_order(sampler), clock)
 
@@ -259,6 +269,31 @@ def arrivals(
     return used, float(np.minimum(duration, visits.lost).max()) if len(asked) else 0.0
 
 
+def visit_columns(
+    asked: np.ndarray, wanted: np.ndarray, visits: Visits, when: tuple[float, float], used: np.ndarray, version: int
+) -> dict[str, np.ndarray]:
+    """The visits of the clients of a round as columns (c,) by name, see `records.per_client`.
+
+    asked: (c,) client numbers. wanted: (c,) whether each was drawn for the cohort and not as a spare. when: (virtual
+    time at which the visits begin, seconds until the round ends). used: positions of the clients that are used.
+    version: of the model that they receive.
+    """
+    begin, length = when
+    status = np.where(visits.lost <= length, LOST, LATE)
+    status[used] = USED
+    return {
+        "id": asked,
+        "selected": wanted,
+        "status": status,
+        "start": np.full(len(asked), begin),
+        "arrival": begin + np.minimum(visits.duration, visits.lost),
+        "duration": visits.duration,
+        "compute": visits.compute,
+        "version": np.full(len(asked), version),
+        "staleness": np.zeros(len(asked), dtype=np.int64),
+    }
+
+
 def in_order(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays in the order of their names, in which a checkpoint has them."""
     return {name: state[name] for name in sorted(state)}
@@ -282,6 +317,11 @@ def check_planning(run_spec: RunSpec) -> None:
     if isinstance(pace, Asynchronous):
         return
     called = sampler_name(federation.sampler)
+    if sampler.needs_rms and experiment.engine.kernels == "chain":
+        raise ConfigError(
+            f"engine.kernels: chain has no losses of single examples, which federation.sampler: {called} needs for "
+            "utility: rms; choose auto, native or torch, or utility: mean"
+        )
     if federation.mean == "unbiased" and not sampler.has_probabilities:
         raise ConfigError(
             f"federation.mean: unbiased needs a sampler whose probabilities are known, got {called}; choose auto"

@@ -37,8 +37,9 @@ class Job:
 
     version: that it begins from. refill: the number of the draw that chose it, from 1. visit: how many of the client's
     results arrived before and were not discarded, which is where its stream of batches goes on. steps: its local steps.
-    start: when it is dispatched. end: when it arrives or is lost. target: the number of the update that uses it, UNUSED
-    if none does; None while it is not known. staleness: the updates between version and arrival. before: the client's
+    start: when it is dispatched. end: when it arrives or is lost. duration, compute: the seconds of its whole visit if
+    it is not lost, and those of its local steps. target: the number of the update that uses it, UNUSED if none does;
+    None while it is not known. staleness: the updates between version and end. before: the client's
     job before this one whose result is used, if its update came after this job's version.
     """
 
@@ -49,6 +50,8 @@ class Job:
     steps: int
     start: float
     end: float
+    duration: float
+    compute: float
     lost: bool
     target: int | None = None
     staleness: int = 0
@@ -57,23 +60,27 @@ class Job:
 
 @dataclass
 class Counts:
-    """What has happened since the last update. discarded: arrivals that were too stale."""
+    """What has happened since the last update. discarded: arrivals that were too stale. waited: the seconds in which no
+    client was in flight."""
 
     dispatched: int = 0
     arrivals: int = 0
     lost: int = 0
     discarded: int = 0
+    waited: float = 0.0
 
 
 class Update(NamedTuple):
     """One update of the server. jobs: of its buffer, in order. clock: when it happens. flight: the number of jobs in
-    flight then; versions: the number of versions that these began from."""
+    flight then; versions: the number of versions that these began from. unused: the jobs that were lost or discarded
+    since the update before."""
 
     jobs: list[Job]
     clock: float
     counts: Counts
     flight: int
     versions: int
+    unused: list[Job]
 
 
 class Timeline:
@@ -93,6 +100,7 @@ class Timeline:
         self.jobs: dict[int, list[Job]] = defaultdict(list)  # version -> jobs that were dispatched from it
         self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
         self.counts = Counts()
+        self.unused: list[Job] = []  # lost or discarded since the last update
         everyone = np.arange(clients)
         self.fitting = None if fleet.all_eligible else everyone[fleet.fits(everyone)]
         if pace.starts == "rate":
@@ -134,6 +142,8 @@ class Timeline:
         """Deal with everything that happens at the next point in time. False if nothing will happen any more."""
         if not self.events:
             return False
+        if not self.flight:
+            self.counts.waited += self.events[0][0] - self.clock
         self.clock = self.events[0][0]
         group = []
         while self.events and self.events[0][0] == self.clock:
@@ -152,7 +162,9 @@ class Timeline:
         return True
 
     def _lose(self, client: int) -> None:
-        self._discard(self.flight.pop(client))
+        job = self.flight.pop(client)
+        job.staleness = self.version - job.version
+        self._discard(job)
         self.counts.lost += 1
 
     def _arrive(self, client: int) -> None:
@@ -177,6 +189,7 @@ class Timeline:
     def _discard(self, job: Job) -> None:
         """No update uses the job, and its client may be dispatched from this version again."""
         job.target = UNUSED
+        self.unused.append(job)
         self.open[job.version] -= 1
         self.asked.discard(job.client)
 
@@ -184,8 +197,9 @@ class Timeline:
         self.version += 1
         self.asked.clear()
         versions = len({job.version for job in self.flight.values()})
-        self.updates[self.version] = Update(self.buffer, self.clock, self.counts, len(self.flight), versions)
-        self.buffer, self.counts = [], Counts()
+        numbers = self.counts, len(self.flight), versions
+        self.updates[self.version] = Update(self.buffer, self.clock, *numbers, self.unused)
+        self.buffer, self.counts, self.unused = [], Counts(), []
 
     # --- dispatches -------------------------------------------------------------------------------------------------
     def _refill(self) -> None:
@@ -230,9 +244,10 @@ class Timeline:
         ties = np.zeros(len(clients))
         if self.pace.ties == "counted":
             ties = uniform(keys(self.seed, "tie", clients, self.refills))
-        columns = (clients, visited, steps, ends + self.clock, lost, ties)
-        for client, visit, work, end, loses, tie in zip(*(column.tolist() for column in columns), strict=True):
-            job = Job(client, self.version, self.refills, visit, work, self.clock, end, loses)
+        columns = (clients, visited, steps, ends + self.clock, visits.duration, visits.compute, lost, ties)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for client, visit, work, end, duration, compute, loses, tie in rows:
+            job = Job(client, self.version, self.refills, visit, work, self.clock, end, duration, compute, loses)
             self.flight[client] = job
             self.jobs[self.version].append(job)
             heapq.heappush(self.events, (end, LOSS if loses else ARRIVAL, tie, client))

@@ -25,6 +25,7 @@ from ...workloads.base import Split
 from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
+from ..fleet.planner import build_sampler
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, library, processor
 from ..state.checkpoint import sealed_plan
@@ -239,6 +240,8 @@ def why_no_chain(run_spec: RunSpec) -> str:
     """Why the chain cannot compute the workload's loss, "" if it can; nothing is proven here."""
     if run_spec.precision is not None:
         return f"engine.precision={run_spec.experiment.engine.precision}"
+    if build_sampler(run_spec).needs_rms:
+        return "federation.sampler needs the losses of single examples"
     try:
         chain_from(run_spec.workload, run_spec.initial_model().layout)
     except NotAChain as error:

@@ -20,13 +20,22 @@ server/lr                           the method's global learning rate as its pap
                                     server's rule has none, |server's move| / |mean of y_K - x|
 comm/bytes_down, bytes_up           bytes of this round
 comm/bytes_probe                    bytes of the losses that a sampler asked for, and of the models sent for them
-comm/bytes_wasted                   with systems: the downloads of clients that were selected and not used
+comm/bytes_wasted                   with systems: the downloads of clients that were selected and not used, and the
+                                    uploads that an asynchronous run discarded
 client/selected, late, lost         with systems: clients that received the model; those of them that were cut off, and
-                                    those that vanished
-client/eligible                     with systems: clients that were online and had enough memory when the round began
+                                    those that vanished; of an asynchronous run, since the update before
+client/eligible                     with systems: clients that were online and had enough memory when the round began,
+                                    or at the update of an asynchronous run
 system/clock, seconds, waited       with systems: the virtual clock at the end of the round; the virtual seconds of the
-                                    round; those of them spent waiting for enough clients
+                                    round; those of them spent waiting for enough clients, or without any client in
+                                    flight in an asynchronous run
 system/wasted                       with systems: the virtual seconds that clients spent in vain
+async/staleness, staleness_max      in an asynchronous run: the mean and the maximum, over the results of the update, of
+                                    the number of updates between a client's download and its arrival
+async/weight                        the sum of the weights with which the results were added, over that of the client
+                                    weights
+async/flight, versions              clients in flight after the update; the versions of the model that they received
+async/discarded                     results that arrived since the update before and were too stale
 time/probe                          seconds until the losses that a sampler asked for were there
 comm/bytes_buffers_down, …_up       bytes of running statistics, not counted above; only if the model has any
 robust/byzantine                    with an attack: the Byzantine clients among those that were sampled

@@ -42,6 +42,7 @@ class ClientNumbers(NamedTuple):
     gradients: int  # per local step
     steps: np.ndarray  # (c,)
     weights: np.ndarray  # (c,)
+    rms: Tensor | None  # (c,) or (), of the losses of single examples, if the run needs them
 
 
 class Accumulator:
@@ -104,6 +105,8 @@ class Accumulator:
             facts.put(TreeNode(0, number), sums)
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
         clients |= {"loss": loss, "norm2": norm2, "steps": np.concatenate([each.steps for each in noted])}
+        if squared := [each.rms for each in noted if each.rms is not None]:
+            clients["rms"] = stacked(squared)
         self.times["reduce"] += time.perf_counter() - began
         return total, dict(zip(FACTS, facts.total(), strict=True)), clients
 
@@ -258,7 +261,7 @@ class AccumulatorByTarget(Accumulator):
 
 def numbers_of(outcome: Any, steps: np.ndarray, weights: np.ndarray) -> ClientNumbers:
     """The numbers of c clients for the results of a task."""
-    return ClientNumbers(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights)
+    return ClientNumbers(outcome.loss, outcome.message.facts["norm2"], outcome.gradients, steps, weights, outcome.rms)
 
 
 def summed(numbers: np.ndarray) -> float:

@@ -257,7 +257,7 @@ class Driver:
             "time/server": updated - trained,
             **self.pool.facts(),
         }
-        plan_state = self.planner.told(self.plan_state, plan, totals.clients["id"], totals.clients["loss"])
+        plan_state = self.planner.told(self.plan_state, plan, totals.clients)
         if self._evaluates(number, plan_state):
             record.update(self._evaluate(model))
             record["time/evaluate"] = time.perf_counter() - updated
@@ -266,7 +266,7 @@ class Driver:
             record[column] += value
         self._commit(server, aggregated.state, plan_state, sampled, totals, record)
         if self.run_spec.experiment.tracking.clients and self.run_spec.directory is not None:
-            write_clients(self.run_spec.directory, number, totals.clients)
+            write_clients(self.run_spec.directory, number, totals.clients, plan.visits)
         return record
 
     def _round(self, number: int, cohort: int) -> Round:

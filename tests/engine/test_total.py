@@ -24,7 +24,8 @@ def message(draw: torch.Generator) -> dict[str, torch.Tensor]:
 
 def outcome(leaves: dict[str, torch.Tensor], loss: float) -> Any:
     norm2 = leaves["delta"].square().sum()
-    return SimpleNamespace(message=Leaves(leaves, norm2), loss=torch.tensor(loss, dtype=torch.float64), gradients=2)
+    loss_of_visit = torch.tensor(loss, dtype=torch.float64)
+    return SimpleNamespace(message=Leaves(leaves, norm2), loss=loss_of_visit, gradients=2, rms=None)
 
 
 class Leaves(dict):  # a pytree of two leaves with facts beside them

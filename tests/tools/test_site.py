@@ -17,6 +17,7 @@ import yaml
 
 from fedfleet.engine.config.registry import Registry, resolve, signature
 from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.records import per_client
 from tests.tune.commands import invoke
 from tools.site import commands, configuration, equations, methods, parts, record, text
 
@@ -120,14 +121,18 @@ def test_every_command_and_option_is_there():
     assert "--detach" in page
 
 
-def test_every_column_of_a_run_is_explained(tmp_path: Path):
-    settings = ("engine.backend=local", "tracking.uri=none", "federation.rounds=2", "evaluate.every=1")
-    assert invoke("run", "digits", *settings, "evaluate.fairness=true", "--out", str(tmp_path / "run")).exit_code == 0
+@pytest.mark.parametrize("pace", ["{}", "{name: buffered, buffer: 4}"], ids=["rounds", "asynchronous"])
+def test_every_column_of_a_run_is_explained(pace, tmp_path: Path):
+    settings = ["engine.backend=local", "tracking.uri=none", "federation.rounds=2", "evaluate.every=1"]
+    settings += ["tracking.clients=true", "evaluate.fairness=true", "systems={}", f"federation.pace={pace}"]
+    assert invoke("run", "digits", *settings, "--out", str(tmp_path / "run")).exit_code == 0
     explained = [name for names, _ in record.columns() for name in names]
     patterns = [re.escape(name).replace("…", ".+") for name in explained]
     for column in pq.read_schema(tmp_path / "run/rounds.parquet").names:
         assert any(re.fullmatch(pattern, column) for pattern in patterns), column
     assert {"time/wait", "comm/bytes_up", "client/dropped", "comm/bytes_buffers_up"} <= set(explained)
+    clients = [name for names, _ in record.columns(per_client) for name in names]
+    assert pq.read_schema(tmp_path / "run/clients/round-000002.parquet").names == clients
     assert [name for name, _ in record.cluster()][:2] == ["`node/count`", "`node/bytes_moved`"]
 
 

@@ -1,12 +1,13 @@
-"""The page of the columns of the record, from the docstring of `engine/records/parquet.py`."""
+"""The page of the columns of the record, from the docstrings of `engine/records/parquet.py` and `per_client.py`."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from types import ModuleType
 
 from fedfleet.engine.backends.ray.cluster_pool import ClusterPool
-from fedfleet.engine.records import parquet
+from fedfleet.engine.records import parquet, per_client
 
 from .text import sentence, table
 
@@ -21,18 +22,32 @@ CLUSTER = """\
 
 A run on more than one node has further columns:
 """
+CLIENTS = """\
+## Single clients
+
+With `tracking.clients: true` each round has a file `clients/round-000001.parquet` in the folder of the run. Without
+`systems` it has a row for each client of the cohort; with it, for each client that was selected, and the first numbers
+are empty for those whose results were not used. An update of an [asynchronous run](../howto/asynchronous.md) has rows
+for its results, and for the clients that were lost or too stale since the update before.
+"""
 NAMES = re.compile(r"^(\S.*?)\s{2,}(\S.*)$")
 
 
 def page() -> str:
-    rows = [(", ".join(f"`{name}`" for name in names), sentence(text)) for names, text in columns()]
-    return "\n".join([HEAD, table(("column", "meaning"), rows), CLUSTER, table(("column", "meaning"), cluster())])
+    head = ("column", "meaning")
+    rounds, clients = table(head, rows_of(columns())), table(head, rows_of(columns(per_client)))
+    return "\n".join([HEAD, rounds, CLIENTS, clients, CLUSTER, table(head, cluster())])
 
 
-def columns() -> list[tuple[list[str], str]]:
-    """(names, meaning) of every line of the docstring. Names after the first one share its folder."""
+def rows_of(named: list[tuple[list[str], str]]) -> list[tuple[str, str]]:
+    return [(", ".join(f"`{name}`" for name in names), sentence(text)) for names, text in named]
+
+
+def columns(module: ModuleType = parquet) -> list[tuple[list[str], str]]:
+    """(names, meaning) of every line of the list in the module's docstring. Names after the first one share its
+    folder."""
     found: list[tuple[list[str], str]] = []
-    for line in (inspect.getdoc(parquet) or "").splitlines()[2:]:
+    for line in (inspect.getdoc(module) or "").splitlines()[2:]:
         if named := NAMES.match(line):
             found.append((in_full(named[1].split(", ")), named[2]))
         elif line.strip() and found:
@@ -50,7 +65,7 @@ def in_full(names: list[str]) -> list[str]:
 def first_with(first: str, name: str, folder: str) -> str:
     if name.startswith("…"):
         return f"{first if first.endswith('…') else first.rpartition('_')[0]}{name[1:]}"
-    return f"{folder}/{name}"
+    return f"{folder}/{name}" if folder else name
 
 
 def cluster() -> list[tuple[str, str]]:
