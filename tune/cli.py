@@ -189,7 +189,8 @@ def report(folder: Path) -> None:
     "targets",
     multiple=True,
     type=float,
-    help="Value of the metric; the report says how many rounds, bytes and seconds it took (repeatable).",
+    help="Value of the metric; the report says how many rounds, bytes and seconds it took, virtual seconds too "
+    "(repeatable; default for runs on a virtual clock: a value that all of them reached).",
 )
 @click.option("--html", type=Out(), help="Also write an HTML page with charts to this file.")
 @report_errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,29 @@ def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Seq
     if all(run.points is None for run in found.runs):
         known = ", ".join(metrics_of(folders[0])) or "none"
         raise ConfigError(f"--metric: no run has a column {metric}; the first run has {known}")
+    if not targets and found.virtual and (target := shared_target(found)) is not None:
+        found = replace(found, report=report.model_copy(update={"targets": (target,)}))
     if html is None:
         return text(found, tables(found))
     if html.suffix != ".html":
         raise ConfigError(f"--html must end with .html, got {html}; the charts and a .md file are written beside it")
     html.parent.mkdir(parents=True, exist_ok=True)
     return write_page(found, html.parent, html.stem)
+
+
+def shared_target(found: Findings) -> float | None:
+    """A round value of the metric that all finished runs reached: that of the worst of them, with two digits. None if
+    nothing was measured."""
+    larger = found.report.best == "max"
+    runs = [run.points.values for run in found.runs if run.points is not None and run.status == "finished"]
+    if not runs:
+        return None
+    value = min(float(values.max()) for values in runs) if larger else max(float(values.min()) for values in runs)
+    if value == 0:
+        return value
+    digit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    rounded = (math.floor if larger else math.ceil)(value / digit) * digit
+    return float(f"{rounded:.10g}")
 
 
 def runs_in(path: Path) -> list[Path]:

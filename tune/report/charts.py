@@ -14,7 +14,7 @@ import numpy as np
 from ..chart import COLOURS, MARKERS
 from ..study.folder import Points
 from ..study.spec import Report
-from .findings import Findings, Place, Run, mean_curve, name_of
+from .findings import Findings, Place, Run, mean_clock, mean_curve, name_of
 from .heat import grids, paint
 from .statistics import front, spread
 
@@ -24,6 +24,9 @@ PANELS = 12
 BYTES = (
     "Bytes of all clients in both directions over the whole run. The line joins the methods that no other method "
     "surpasses in both bytes and value."
+)
+VIRTUAL = (
+    "The same against the virtual clock, averaged over seeds. On the logarithmic scale equal distances are factors."
 )
 LINES = ("-", "--", ":", "-.")
 
@@ -49,12 +52,14 @@ def groups(found: Findings) -> list[Group]:
     """The sections that have charts."""
     more = f" The first {PANELS} of {len(found.places)} levels are shown." if len(found.places) > PANELS else ""
     title = f"{found.what[:1].upper()}{found.what[1:]} against"
-    made = [
-        Group("Learning curves", "Mean over seeds; the band is one standard deviation." + more, curves(found)),
-        Group(f"{title} the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
-        Group(f"{title} bytes", BYTES + more, pareto(found)),
-    ]
-    keyed = [group._replace(legend=legend(found, f"key-{i}")) for i, group in enumerate(made, 1)]
+    over_clock = curves(found, virtual=True) if found.virtual else []
+    made = {
+        "1": Group("Learning curves", "Mean over seeds; the band is one standard deviation." + more, curves(found)),
+        "clock": Group("Learning curves over virtual time", VIRTUAL + more, over_clock),
+        "2": Group(f"{title} the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
+        "3": Group(f"{title} bytes", BYTES + more, pareto(found)),
+    }
+    keyed = [group._replace(legend=legend(found, f"key-{name}")) for name, group in made.items()]
     points = "Mean over seeds of every point that was run. The best point is framed; × stands for a diverged run."
     return [group for group in [*keyed, Group("Sensitivity", points, list(rendered(found)))] if group.charts]
 
@@ -128,30 +133,38 @@ def legend(found: Findings, name: str) -> Chart | None:
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
-def curves(found: Findings) -> list[Chart]:
-    """Learning curves, one panel for each level."""
+def curves(found: Findings, virtual: bool = False) -> list[Chart]:
+    """Learning curves, one panel for each level. virtual: over the virtual clock, on a logarithmic scale, and not over
+    rounds."""
     made = []
     for number, place in enumerate(found.places[:PANELS], 1):
         figure, axes = panel(name_of(place))
-        drawn = [curve(axes, found, method, place) for method in found.methods]
+        drawn = [curve(axes, found, method, place, virtual) for method in found.methods]
         if any(drawn):
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set(xlabel="round", ylabel=found.unit)
+            if virtual:
+                axes.set_xscale("log")
+            else:
+                axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set(xlabel="virtual seconds" if virtual else "round", ylabel=found.unit)
             scaled(axes, found.report)
-            made.append(Chart(f"curves-{number}", f"Learning curves, {name_of(place)}", svg(figure, f"c{number}")))
+            name, prefix, what = ("clock", "v", " over virtual time") if virtual else ("curves", "c", "")
+            alt = f"Learning curves{what}, {name_of(place)}"
+            made.append(Chart(f"{name}-{number}", alt, svg(figure, f"{prefix}{number}")))
     return made
 
 
-def curve(axes: Any, found: Findings, method: str, place: Place) -> bool:
+def curve(axes: Any, found: Findings, method: str, place: Place, virtual: bool) -> bool:
     """Draw a method's mean curve at a level; returns whether there is one."""
-    points = mean_curve([run for run in found.at(method, place) if run.status == "finished"])
-    if points is None:
+    runs = [run for run in found.at(method, place) if run.status == "finished"]
+    points = mean_curve(runs)
+    x = None if points is None else mean_clock(runs, points[0]) if virtual else points[0]
+    if points is None or x is None:
         return False
-    rounds, mean, std = points[0], points[1] * found.factor, points[2] * found.factor
+    mean, std = points[1] * found.factor, points[2] * found.factor
     look = style(found, method)
-    axes.plot(rounds, mean, markersize=4, markevery=max(1, len(rounds) // 8), linewidth=1.5, **look)
+    axes.plot(x, mean, markersize=4, markevery=max(1, len(x) // 8), linewidth=1.5, **look)
     if std.any():
-        axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
     return True
 
 

@@ -65,6 +65,11 @@ class Findings:
         return {run.seed: run.final for run in self.at(method, place) if not math.isnan(run.final)}
 
     @property
+    def virtual(self) -> bool:
+        """Whether any run has a virtual clock."""
+        return any(run.points is not None and run.points.clock is not None for run in self.runs)
+
+    @property
     def factor(self) -> float:
         """Factor from the metric to the unit of tables and charts."""
         return 100.0 if is_share(self.report.metric) else 1.0
@@ -190,3 +195,16 @@ def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | N
     rounds = np.array(sorted(number for number, found in values.items() if len(found) == most))
     mean = np.array([np.mean(values[number]) for number in rounds])
     return rounds, mean, np.array([np.std(values[n], ddof=1) if most > 1 else 0.0 for n in rounds])
+
+
+def at_rounds(run: Run, name: str, rounds: np.ndarray) -> np.ndarray:
+    """(E,): a column of the run's evaluations after these rounds, (E,); nan where it was not evaluated."""
+    assert run.points is not None
+    known = dict(zip(run.points.rounds.tolist(), getattr(run.points, name).tolist(), strict=True))
+    return np.array([known.get(number, math.nan) for number in rounds.tolist()])
+
+
+def mean_clock(runs: list[Run], rounds: np.ndarray) -> np.ndarray | None:
+    """(E,) the virtual clock after these rounds, (E,), averaged over seeds; None for runs without one."""
+    timed = [at_rounds(run, "clock", rounds) for run in runs if run.points is not None and run.points.clock is not None]
+    return np.nanmean(timed, axis=0) if timed else None

@@ -26,7 +26,7 @@ from ..page.content import (
     thinned,
 )
 from .charts import BYTES
-from .findings import Findings, Place, Run, mean_curve, name_of
+from .findings import Findings, Place, Run, at_rounds, mean_clock, mean_curve, name_of
 from .heat import Grid, grids, short
 from .statistics import front, spread
 from .tables import mean_and_std
@@ -176,22 +176,14 @@ def curve(found: Findings, method: str, place: Place) -> Curve | None:
     sent = np.nanmean([at_rounds(run, "sent", rounds) for run in runs if run.points is not None], axis=0)
     took = np.nanmean([at_rounds(run, "seconds", rounds) for run in runs if run.points is not None], axis=0)
     x = {"round": rounds.tolist(), "MB up and down": numbers(sent / 1e6), "seconds": numbers(took)}
-    timed = [run for run in runs if run.points is not None and run.points.clock is not None]
-    if timed:
-        x["virtual seconds"] = numbers(np.nanmean([at_rounds(run, "clock", rounds) for run in timed], axis=0))
+    if (clock := mean_clock(runs, rounds)) is not None:
+        x["virtual seconds"] = numbers(clock)
     seeds = {
         f"seed {run.seed}": numbers(at_rounds(run, "values", rounds) * found.factor)
         for run in runs
         if run.points is not None
     }
     return Curve(method, style(found, method), x, numbers(mean), numbers(std) if std.any() else [], seeds)
-
-
-def at_rounds(run: Run, name: str, rounds: np.ndarray) -> np.ndarray:
-    """(E,): a column of the run's evaluations after these rounds, (E,); nan where it was not evaluated."""
-    assert run.points is not None
-    known = dict(zip(run.points.rounds.tolist(), getattr(run.points, name).tolist(), strict=True))
-    return np.array([known.get(number, math.nan) for number in rounds.tolist()])
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Reached(NamedTuple):
     sent: float  # bytes, up and down
     seconds: float
     clock: float = math.nan  # virtual seconds, nan without a virtual clock
+    visits: float = math.nan  # of clients, nan without a virtual clock
 
 
 def reached(points: Points | None, target: float, better: Callable[[float, float], bool]) -> Reached | None:
@@ -78,8 +79,8 @@ def reached(points: Points | None, target: float, better: Callable[[float, float
         return None
     for i, value in enumerate(points.values):
         if value == target or better(value, target):
-            clock = math.nan if points.clock is None else float(points.clock[i])
-            return Reached(float(points.rounds[i]), float(points.sent[i]), float(points.seconds[i]), clock)
+            virtual = [math.nan if each is None else float(each[i]) for each in (points.clock, points.visits)]
+            return Reached(float(points.rounds[i]), float(points.sent[i]), float(points.seconds[i]), *virtual)
     return None
 
 

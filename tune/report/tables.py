@@ -94,15 +94,14 @@ def targets(found: Findings) -> Iterator[Table]:
         rows = [row for place in found.places for method in found.methods if (row := to(found, method, place, target))]
         if all(row[3].text == "–" for row in rows):
             continue
-        virtual = any(run.points is not None and run.points.clock is not None for run in found.runs)
         note = (
             "Costs until the first evaluation that reached the target, mean ± standard deviation over the seeds "
             "that reached it. MB are those of all clients in both directions. Seconds were measured while other "
             "cells ran at the same time."
         )
-        heads = ["level", "method", "seeds", "rounds", "MB", "seconds", "virtual seconds"]
-        if not virtual:
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        heads = ["level", "method", "seeds", "rounds", "MB", "seconds", "client visits", "virtual seconds"]
+        if not found.virtual:
+            heads, rows = heads[:-2], [row[:-2] for row in rows]
         yield Table(f"Costs of reaching {found.with_unit(target)} {found.what}", note, heads, rows)
 
 
@@ -111,8 +110,8 @@ def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
     runs = found.at(method, place)
     there = [reached(run.points, target, found.better) for run in runs]
     took = [one for one in there if one is not None]
-    numbers = [(one.rounds, one.sent / 1e6, one.seconds, one.clock) for one in took]
-    cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in ((0, 0), (1, 1), (2, 1), (3, 0))]
+    numbers = [(one.rounds, one.sent / 1e6, one.seconds, one.visits, one.clock) for one in took]
+    cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in enumerate((0, 1, 1, 0, 0))]
     return plain(name_of(place), method, f"{len(took)} of {len(runs)}", *cells) if runs else []
 
 
@@ -170,13 +169,16 @@ def settings(found: Findings) -> Table:
 
 def costs(found: Findings) -> Table:
     """Traffic and time of the methods."""
-    rows = []
+    heads, getters, rows = ["method", "MB up", "MB down", "seconds"], [up, down, seconds], []
+    note = "A run's traffic and the seconds of its rounds, mean ± standard deviation over levels and seeds."
+    if found.virtual:
+        heads, getters = [*heads, "virtual seconds"], [*getters, virtual_seconds]
+        note = note.replace("seconds of", "measured and the virtual seconds of")
     for method in found.methods:
         runs = [run for run in found.runs if run.method == method and not math.isnan(run.up)]
         if runs:
-            rows.append(plain(method, *(bare(spread([get(run) for run in runs]), 1) for get in (up, down, seconds))))
-    note = "A run's traffic and the seconds of its rounds, mean ± standard deviation over levels and seeds."
-    return Table("Costs", note, ["method", "MB up", "MB down", "seconds"], rows)
+            rows.append(plain(method, *(bare(spread([get(run) for run in runs]), 1) for get in getters)))
+    return Table("Costs", note, heads, rows)
 
 
 def up(run: Run) -> float:
@@ -189,6 +191,11 @@ def down(run: Run) -> float:
 
 def seconds(run: Run) -> float:
     return run.seconds
+
+
+def virtual_seconds(run: Run) -> float:
+    """Those until the last evaluation; nan without a virtual clock."""
+    return math.nan if run.points is None or run.points.clock is None else float(run.points.clock[-1])
 
 
 def troubles(found: Findings) -> Table:

@@ -27,13 +27,15 @@ OVER = (FINISHED, DIVERGED)
 
 class Points(NamedTuple):
     """A run's evaluations: rounds (E,), values of the metric (E,), and the bytes (E,) and seconds (E,) until then.
-    `clock`: (E,) the virtual clock, None for a run without one."""
+    `clock`, `visits`: (E,) the virtual clock, and the number of client visits until then; None for a run without a
+    virtual clock."""
 
     rounds: np.ndarray
     values: np.ndarray
     sent: np.ndarray
     seconds: np.ndarray
     clock: np.ndarray | None = None
+    visits: np.ndarray | None = None
 
 
 class Folder:
@@ -130,5 +132,7 @@ def points_of(run: Path, metric: str) -> Points | None:
     there = np.isfinite(values)
     sent = np.cumsum(column(table, "comm/bytes_down") + column(table, "comm/bytes_up"))
     rounds, seconds = column(table, "round"), np.cumsum(column(table, "time/seconds"))
-    clock = column(table, "system/clock")[there] if "system/clock" in table.column_names else None
-    return Points(rounds[there], values[there], sent[there], seconds[there], clock) if there.any() else None
+    virtual = ()
+    if "system/clock" in table.column_names:
+        virtual = (column(table, "system/clock")[there], np.cumsum(column(table, "client/count"))[there])
+    return Points(rounds[there], values[there], sent[there], seconds[there], *virtual) if there.any() else None
