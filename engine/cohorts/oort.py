@@ -55,6 +55,8 @@ class Oort(Sampler):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ValueError(f"0 <= {name} <= 1 must hold, got {value}; choose a share")
+        if self.penalty < 0:
+            raise ValueError(f"penalty >= 0 must hold, got {self.penalty}; choose 0 or more")
         if self.window < 1 or self.step <= 0 or self.among < 1 or not 0 < self.percentile <= 100:
             got = f"window={self.window}, step={self.step}, among={self.among}, percentile={self.percentile}"
             raise ValueError(f"window, among >= 1, step > 0 and 0 < percentile <= 100 must hold, got {got}; change one")

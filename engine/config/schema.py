@@ -510,7 +510,7 @@ class Systems(Section):
     `devices`: how fast clients compute and transfer, by a name in the table DEVICES, or a name with arguments as in
     {name: lognormal, compute: 80, sigma: 0.8} (default lognormal).
     `availability`: when clients are online, by a name in the table AVAILABILITIES (default always).
-    `dropout`: the probability that a client is lost during a visit, 0 to 1 (default 0).
+    `dropout`: the probability that a client is lost during a visit, 0 or more and less than 1 (default 0).
     `interrupt`: what becomes of a client that goes offline. `session` (default): it is lost when its session ends;
     `end`: it is lost if it is not online when it would finish; `never`: it finishes.
     `work`: how much of its local work a client does, by a name in the table LOCAL_WORK (default full).
@@ -524,7 +524,7 @@ class Systems(Section):
 
     devices: Any = "lognormal"
     availability: Any = "always"
-    dropout: float = Field(default=0.0, ge=0, le=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     interrupt: Literal["session", "end", "never"] = "session"
     work: Any = "full"
     examples: Literal["real", "nominal"] = "real"
@@ -684,12 +684,15 @@ def _sentences(error: ValidationError, section: type[BaseModel] | None = None) -
 
 def _sentence(error: Any, section: type[BaseModel]) -> str:
     """The message for one validation error of pydantic."""
-    path = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "tuple[", "int", "function-"))]
+    tags = ("literal[", "tuple[", "function-")
+    path = [str(part) for part in error["loc"] if part != "int" and not str(part).startswith(tags)]
     key = ".".join(path)
     if key in RENAMED:
         return f"{key} is called {RENAMED[key]} now, got {error['input']!r}; write {RENAMED[key]}"
     if error["type"] == "extra_forbidden":
-        return f"{key} is not a key; {nearest(path[-1], _keys(path[:-1], section))}"
+        asynchronous = "literal[asynchronous" in error["loc"]
+        kind = " of an asynchronous pace" if asynchronous else ""
+        return f"{key} is not a key{kind}; {nearest(path[-1], _keys(path[:-1], section, asynchronous))}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
     if error["type"] == "missing":
         return f"{key} is missing; add {key}: {{name: …}}"
@@ -700,11 +703,11 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     return f"{key} {message}, got {error['input']!r}"
 
 
-def _keys(path: list[str], section: type[BaseModel]) -> list[str]:
-    """The valid keys of the section with this path in another section."""
+def _keys(path: list[str], section: type[BaseModel], asynchronous: bool) -> list[str]:
+    """The valid keys of the section with this path in another section. asynchronous: whether a pace is."""
     model: Any = section
     if path[-1:] == ["pace"]:
-        return [*Pace.model_fields, *Asynchronous.model_fields]
+        return list((Asynchronous if asynchronous else Pace).model_fields)
     for part in path:
         model = WorkerGroup if part.isdigit() or part == "workers" else model.model_fields[part].annotation
         model = next((option for option in get_args(model) if option is not type(None)), model)

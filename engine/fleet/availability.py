@@ -16,6 +16,8 @@ FURTHEST = 2_000
 """The number of slots, cycles or days that are searched for the next session, and for the end of one. A client that is
 offline or online for longer counts as offline or online for ever."""
 HOUR = 3600.0
+SHORTEST = 0.001
+"""Seconds of the shortest slot."""
 
 
 def times(clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
@@ -87,7 +89,7 @@ class Bernoulli(Slots):
 
     def __post_init__(self) -> None:
         probability(p=self.p)
-        positive(slot=self.slot)
+        require(self.slot >= SHORTEST, f"slot >= {SHORTEST:g} must hold, got {self.slot}; choose longer slots")
 
     def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
         return np.full(len(clients), self.p)
@@ -104,7 +106,7 @@ class Sine(Slots):
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, f"0 <= beta < 1 must hold, got {self.beta}; lower it")
-        positive(slot=self.slot)
+        require(self.slot >= SHORTEST, f"slot >= {SHORTEST:g} must hold, got {self.slot}; choose longer slots")
 
     def chance(self, seed: int, clients: np.ndarray, number: np.ndarray) -> np.ndarray:
         sigma = -math.log1p(-self.beta)

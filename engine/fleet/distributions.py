@@ -9,6 +9,9 @@ import numpy as np
 
 from .contract import Distribution, nonnegative, normal, positive, require, uniform
 
+MOST = 10_000_000
+"""The largest number of values of a distribution that keeps a table of them."""
+
 
 @dataclass(frozen=True)
 class Equal(Distribution):
@@ -34,6 +37,7 @@ class Lognormal(Distribution):
     def __post_init__(self) -> None:
         positive(median=self.median)
         nonnegative(sigma=self.sigma)
+        require(self.sigma <= 50, f"sigma <= 50 must hold, or numbers overflow, got {self.sigma}; lower it")
 
     def draw(self, keys: np.ndarray) -> np.ndarray:
         return self.median * np.exp(self.sigma * normal(keys))
@@ -110,7 +114,7 @@ class Zipf(Distribution):
 
     def __post_init__(self) -> None:
         positive(a=self.a, least=self.least)
-        require(self.most >= 1, f"most >= 1 must hold, got {self.most}; raise it")
+        require(1 <= self.most <= MOST, f"1 <= most <= {MOST:,} must hold, got {self.most}; choose such a number")
 
     @cached_property
     def cumulative(self) -> np.ndarray:

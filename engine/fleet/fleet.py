@@ -21,6 +21,8 @@ from ..methods.state_spec import StateSpec
 from ..user_code import plugin_errors
 from .contract import Availability, DeviceNumbers, Devices, LocalWork, Unit, WorkRequest, keys, uniform
 
+MOST_MOVES = 10_000
+"""How often the clock goes on to the next client that comes online, in search of a time at which enough are."""
 ONE_STEP = 1e-9
 """A step counts as done by a deadline that it misses by this part of a step, which is rounding."""
 
@@ -132,6 +134,11 @@ class Fleet:
         if np.isfinite(deadline):
             steps = steps_until(deadline - down - up, steps, compute)
         seconds = compute(steps)
+        if not np.isfinite(down + seconds + up).all():
+            raise ConfigError(
+                f"systems: every visit must have a finite duration, got {(down + seconds + up).max()} virtual seconds; "
+                "choose other numbers for systems.devices or systems.scale"
+            )
         lost = self._lost(clients, number, start, down + seconds + up)
         if np.isfinite(deadline):
             lost = np.where(steps > 0, lost, np.minimum(lost, deadline))
@@ -205,17 +212,19 @@ class Fleet:
         if self.all_eligible:
             return t
         everyone = np.arange(len(self.client_index.sizes))
-        fitting = everyone[self.fits(everyone)]
-        while True:
+        fitting, begin = everyone[self.fits(everyone)], t
+        for _ in range(MOST_MOVES):
             come = np.sort(self.next_online(fitting, t))
             if len(come) < least or not np.isfinite(come[least - 1]):
-                raise ConfigError(
-                    f"systems: {least} clients must be online at one time with enough memory, got none from second "
-                    f"{t:,.0f} on; choose another availability, or lower federation.pace.least or systems.needs"
-                )
+                break
             if come[least - 1] <= t:
                 return t
             t = float(come[least - 1])
+        raise ConfigError(
+            f"systems: {least} client{'s' * (least > 1)} must be online at one time with enough memory, got no such "
+            f"time from second {begin:,.0f} on; choose another availability, or lower federation.pace.least or "
+            "systems.needs"
+        )
 
 
 def transfer_seconds(size: float, rate: np.ndarray) -> np.ndarray:

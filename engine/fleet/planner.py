@@ -24,7 +24,7 @@ from ..config.schema import Asynchronous, Local, Pace
 from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from ..user_code import plugin_errors
-from .fleet import Fleet, Traffic, Visits
+from .fleet import Fleet, Traffic, Visits, transfer_seconds
 
 Probe = Callable[[np.ndarray, "int | None"], np.ndarray]
 """(clients (c,), rows of each or None for all) -> (c,) losses of the model on their rows."""
@@ -163,6 +163,8 @@ class RoundPlanner:
         visits = self.fleet.visits(asked, ask.number, visited[asked], begin + before, partial)
         wanted = ask.size if self.sampler.fixed else len(asked)
         used, length = arrivals(visits, asked, spare, wanted, deadline)
+        if not len(used):
+            self._check_deadline(deadline)
         if len(used) < self.pace.least:
             used = used[:0]
         used = used[np.argsort(asked[used])]
@@ -192,6 +194,20 @@ class RoundPlanner:
             clock=clock,
             visits=visit_columns(asked, ~spare, visits, (begin + before, length), used, ask.number - 1),
         )
+
+    def _check_deadline(self, deadline: float) -> None:
+        """Raise ConfigError if no client can ever answer by the deadline: its transfers alone take longer."""
+        assert self.fleet is not None
+        devices = self.fleet.parts.devices
+        if math.isinf(deadline) or not devices.constant:
+            return
+        device = devices.numbers(self.seed, np.arange(self.federation.clients), 0)
+        transfers = transfer_seconds(self.traffic.down, device.down) + transfer_seconds(self.traffic.up, device.up)
+        if transfers.min() > deadline:
+            raise ConfigError(
+                f"federation.pace.deadline: no client can answer in time, since the fastest one needs "
+                f"{transfers.min():.3g} virtual seconds for its transfers alone, got {deadline:g}; raise it"
+            )
 
     def _weights(self, ask: Ask, draw: Draw, used: np.ndarray) -> tuple[np.ndarray | None, float | None]:
         """((S,) weights of the clients that are used, divisor); None for the federation's own, see `RoundPlan`."""
@@ -321,6 +337,11 @@ def check_planning(run_spec: RunSpec) -> None:
         raise ConfigError(
             f"engine.kernels: chain has no losses of single examples, which federation.sampler: {called} needs for "
             "utility: rms; choose auto, native or torch, or utility: mean"
+        )
+    largest = federation.cohort if sampler.fixed else federation.clients
+    if pace.least > largest:
+        raise ConfigError(
+            f"federation.pace.least: a round uses {largest} clients at most, got least={pace.least}; lower it"
         )
     if federation.mean == "unbiased" and not sampler.has_probabilities:
         raise ConfigError(

@@ -27,6 +27,8 @@ from .fleet import Fleet
 
 LOSS, ARRIVAL, WAKE, START = range(4)
 """Kinds of events, in the order in which they are dealt with at equal times."""
+MOST_MISSED = 10_000
+"""The largest number of jobs in a row that are lost or too stale. After it no further update is expected."""
 UNUSED = -1
 """The target of a job whose result no update uses."""
 
@@ -101,6 +103,7 @@ class Timeline:
         self.open: dict[int, int] = defaultdict(int)  # version -> its jobs that have no target yet
         self.counts = Counts()
         self.unused: list[Job] = []  # lost or discarded since the last update
+        self.missed = 0  # jobs that were lost or discarded since the last one that was used
         everyone = np.arange(clients)
         self.fitting = None if fleet.all_eligible else everyone[fleet.fits(everyone)]
         if pace.starts == "rate":
@@ -113,10 +116,7 @@ class Timeline:
         """The update with this number, from 1. Raises ConfigError if the run cannot go on to it."""
         while self.version < number:
             if not self._step():
-                raise ConfigError(
-                    f"federation.pace: no client is in flight after update {self.version} (second {self.clock:,.0f}), "
-                    f"and none will come that is online and idle{self._because_of_once()}"
-                )
+                raise ConfigError(f"federation.pace: {self._why_no_update()}")
         return self.updates[number]
 
     def of_version(self, version: int) -> list[Job]:
@@ -132,15 +132,25 @@ class Timeline:
         self.open.pop(version, None)
         self.updates.pop(version, None)
 
-    def _because_of_once(self) -> str:
-        if not self.pace.once:
-            return "; choose another availability"
-        return f"; {self.pace.buffer} of them must arrive from one version: lower federation.pace.buffer"
+    def _why_no_update(self) -> str:
+        if self.missed > MOST_MISSED:
+            return (
+                f"no update will come after update {self.version}, because {MOST_MISSED:,} clients in a row were lost "
+                f"or too stale (until second {self.clock:,.0f}); raise its deadline or staleness, or lower "
+                "systems.dropout, or choose another availability"
+            )
+        because = "; choose another availability"
+        if self.pace.once:
+            because = f"; {self.pace.buffer} of them must arrive from one version: lower federation.pace.buffer"
+        return (
+            f"no client is in flight after update {self.version} (second {self.clock:,.0f}), and none will come that "
+            f"is online and idle{because}"
+        )
 
     # --- events -----------------------------------------------------------------------------------------------------
     def _step(self) -> bool:
         """Deal with everything that happens at the next point in time. False if nothing will happen any more."""
-        if not self.events:
+        if not self.events or self.missed > MOST_MISSED:
             return False
         if not self.flight:
             self.counts.waited += self.events[0][0] - self.clock
@@ -176,6 +186,7 @@ class Timeline:
             self.counts.discarded += 1
             return
         self.buffer.append(job)
+        self.missed = 0
         job.target = self.version + 1
         self.open[job.version] -= 1
         before = self.newest.get(client)
@@ -190,6 +201,7 @@ class Timeline:
         """No update uses the job, and its client may be dispatched from this version again."""
         job.target = UNUSED
         self.unused.append(job)
+        self.missed += 1
         self.open[job.version] -= 1
         self.asked.discard(job.client)
 
@@ -218,7 +230,13 @@ class Timeline:
         eligible = self._eligible()
         if len(eligible):
             self._dispatch(eligible.draw(self._next_draw(), 1))
+        elif not self.flight and self._nobody_will_come():
+            return
         heapq.heappush(self.events, (self.clock + self.pace.gap, START, 0.0, -1))
+
+    def _nobody_will_come(self) -> bool:
+        """Whether no client with enough memory will ever be online again."""
+        return self.fitting is not None and not np.isfinite(self.fleet.next_online(self.fitting, self.clock)).any()
 
     def _next_draw(self) -> np.random.Generator:
         self.refills += 1

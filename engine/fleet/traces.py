@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 
 from .contract import Unit, keys, require, uniform
 
+LARGEST_NUMBER = 2.0**53
+"""Client numbers are read as float64, which is exact below this number."""
 Assign = Literal["number", "modulo", "random"]
 """How the entries of a file are assigned to clients."""
 
@@ -77,17 +79,27 @@ def _read(file: str) -> tuple[pa.Table, dict[str, str]]:
     return table, metadata
 
 
-def _column(table: pa.Table, file: str, name: str, dtype: Any = np.float64) -> np.ndarray:
-    """(rows,) a column without missing numbers."""
+def _column(table: pa.Table, file: str, name: str) -> np.ndarray:
+    """(rows,) float64, a column without missing numbers."""
     require(name in table.column_names, f"{file} has no column {name}; it needs it")
     column = table.column(name)
     require(column.null_count == 0, f"{file}: {name} must have no missing value, got {column.null_count}; fill them in")
     try:
-        values = column.to_numpy().astype(dtype)
+        values = column.to_numpy().astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{file}: {name} must be numbers, got {column.type}; convert it") from None
     require(bool(np.isfinite(values).all()), f"{file}: {name} must be finite, got infinity or NaN; repair the file")
     return values
+
+
+def _client_numbers(table: pa.Table, file: str) -> np.ndarray:
+    """(rows,) int64, the column `client`."""
+    values = _column(table, file, "client")
+    whole = (values == np.floor(values)) & (np.abs(values) < LARGEST_NUMBER)
+    if not whole.all():
+        got = values[int(np.argmin(whole))]
+        raise ValueError(f"{file}: client must be whole numbers below 2^53, got {got:g}; repair the file")
+    return values.astype(np.int64)
 
 
 def _rates(table: pa.Table, file: str, name: str) -> np.ndarray:
@@ -101,12 +113,12 @@ def read_devices(file: str) -> DeviceTable:
     """The devices of a file. Raises ValueError for a file that cannot be used."""
     table, metadata = _read(file)
     compute, down, up = (_rates(table, file, name) for name in ("compute", "down", "up"))
-    memory = _column(table, file, "memory") if "memory" in table.column_names else np.full(len(down), np.inf)
+    memory = _rates(table, file, "memory") if "memory" in table.column_names else np.full(len(down), np.inf)
     unit: Any = metadata.get("unit")
     require(unit in (None, *get_args(Unit)), f"{file}: unit must be {', '.join(get_args(Unit))}, got {unit!r}")
     clients = None
     if "client" in table.column_names:
-        clients = _column(table, file, "client", np.int64)
+        clients = _client_numbers(table, file)
         order = np.argsort(clients, kind="stable")
         clients, memory = clients[order], memory[order]
         compute, down, up = compute[order], down[order], up[order]
@@ -117,11 +129,7 @@ def read_devices(file: str) -> DeviceTable:
 def read_sessions(file: str) -> Sessions:
     """The sessions of a file. Raises ValueError for a file that cannot be used."""
     table, metadata = _read(file)
-    client, begin, end = (
-        _column(table, file, "client", np.int64),
-        _column(table, file, "from"),
-        _column(table, file, "to"),
-    )
+    client, begin, end = _client_numbers(table, file), _column(table, file, "from"), _column(table, file, "to")
     require(bool((begin >= 0).all()), f"{file}: from must be 0 or more, got {begin.min():g}; repair the file")
     empty = begin >= end
     if empty.any():
@@ -136,6 +144,7 @@ def read_sessions(file: str) -> Sessions:
             period = float(metadata["period"])
         except ValueError:
             raise ValueError(f"{file}: period must be a number, got {metadata['period']!r}; repair the file") from None
+        require(np.isfinite(period), f"{file}: period must be finite, got {period}; leave it out, or give seconds")
         require(period >= end.max(), f"{file}: period >= to must hold, got {period:g} < {end.max():g}; raise it")
     numbers, first = np.unique(client, return_index=True)
     return Sessions(begin, end, np.append(first, len(client)), numbers, period)

@@ -162,6 +162,8 @@ class Driver:
                 yield from self._new_lines()
                 yield record
             self._tell_privacy(self.round, "spent")
+            if not self.records.column("client/count")[0].any():
+                self.log("no client took part in any round, so the model is the initial one")
             yield from self._new_lines(last=True)
         except Diverged:
             self.table.abort()
