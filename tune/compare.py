@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ..engine.config.differences import FREE_KEYS, flatten
+from ..engine.config.schema import Federation
 from ..engine.errors import ConfigError
 from .report.findings import Findings, Run
 from .report.page import text, write_page
@@ -114,9 +115,23 @@ def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:
     for part in ("workload", "method"):
         if isinstance(data.get(part), str):
             data[part] = {"name": data[part]}
+    if isinstance(data.get("federation"), dict) and isinstance(data["federation"].get("pace"), dict):
+        data["federation"] = {**data["federation"], "pace": chosen_pace(data["federation"]["pace"])}
     return {
         k: v for k, v in flatten(data).items() if k not in (*FREE_KEYS, "seed") and not k.startswith(WITHOUT_EFFECT)
     }
+
+
+def chosen_pace(pace: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `federation.pace` whose values are not the defaults of its name, since paces of different names have
+    different keys."""
+    name = pace.get("name", "rounds")
+    try:
+        defaults = Federation(pace={"name": name}).pace.model_dump()  # pyright: ignore[reportArgumentType]
+    except ConfigError:  # of another version
+        return pace
+    changed = {key: value for key, value in pace.items() if value != defaults.get(key)}
+    return changed if name == "rounds" else {"name": name, **changed}
 
 
 def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
@@ -127,8 +142,13 @@ def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
 
 
 def label_of(data: dict[str, Any], differ: list[str]) -> str:
-    differing = [f"{key.removeprefix('method.')} {data[key]}" for key in differ if key in data]
+    differing = [f"{key_in_label(key)} {data[key]}" for key in differ if key in data]
     return ", ".join([str(data.get("method.name", "method")), *differing])
+
+
+def key_in_label(key: str) -> str:
+    """A key as labels have it."""
+    return key.removeprefix("method.").replace("federation.pace.", "pace.").replace("pace.name", "pace")
 
 
 def run_of(folder: Path, label: str, report: Report) -> Run:

@@ -141,7 +141,7 @@ class Timeline:
             )
         because = "; choose another availability"
         if self.pace.once:
-            because = f"; {self.pace.buffer} of them must arrive from one version: lower federation.pace.buffer"
+            because += f", or lower federation.pace.buffer: {self.pace.buffer} of them must arrive from one version"
         return (
             f"no client is in flight after update {self.version} (second {self.clock:,.0f}), and none will come that "
             f"is online and idle{because}"

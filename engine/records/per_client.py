@@ -13,7 +13,8 @@ selected                            with systems: true if it was drawn for the c
 status                              with systems: 0 if its result was used, 1 if it was late and cut off, 2 if it was
                                     lost, 3 if its result was too stale, 4 if it failed and was left out
 start, arrival                      with systems: the virtual time at which it was sent the model, and the one at which
-                                    its result arrived or would have arrived, or at which it was lost
+                                    its result arrived or would have arrived, or at which it was lost or would have
+                                    been lost
 duration, compute                   with systems: the virtual seconds of its whole visit, and those of its local steps
 version, staleness                  with systems: the number of updates before the model that it received, and of the
                                     updates between that and its arrival; 0 in rounds

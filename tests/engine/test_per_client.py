@@ -74,7 +74,7 @@ def test_every_client_that_was_selected_has_a_row(tmp_path):
         start, arrival, duration = (table[name].to_numpy() for name in ("start", "arrival", "duration"))
         assert start == pytest.approx(begin)
         assert (arrival <= start + duration + 1e-9).all()
-        assert arrival[status != 2] == pytest.approx((start + duration)[status != 2])
+        assert arrival[status == 0] == pytest.approx((start + duration)[status == 0])
         assert (table["compute"].to_numpy() < duration).all()
         assert arrival[status == 0].max() <= row["system/clock"] + 1e-9
         assert set(table["version"].to_pylist()) == {row["round"] - 1}

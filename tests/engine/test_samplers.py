@@ -46,8 +46,8 @@ def play(sampler, rounds, loss=None, **more):
     for number in range(1, rounds + 1):
         one = ask(number, **more)
         draw = sampler.draw(state, one)
-        state = sampler.told(state, one, draw, Feedback(draw.clients, np.ones(len(draw.clients)) if loss is None
-                                                        else loss[draw.clients]))  # fmt: skip
+        own = np.ones(len(draw.clients)) if loss is None else loss[draw.clients]
+        state = sampler.told(state, one, draw, Feedback(draw.clients, own, own))
         drawn.append(draw)
         assert (np.diff(draw.clients) > 0).all()
     return drawn

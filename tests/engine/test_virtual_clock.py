@@ -213,11 +213,77 @@ def test_one_and_two_workers_give_the_same_bits(sampler, select, ray_here):
         ({}, {"evaluate": {"seconds": 5}}, "evaluate.seconds needs a virtual clock, got no systems; add systems: {}"),
         ({}, {"systems": {"devices": "mobile"}}, "systems.devices.name: no kind of devices is called mobile"),
         ({"pace": {"notice": "never"}}, {"systems": {}}, "notice=never needs a deadline"),
+        ({"pace": {"least": 7}}, {"systems": {}}, "federation.pace.least: a round uses 6 clients at most, got least=7"),
+        ({"pace": {"deadline": 0, "stragglers": "drop"}}, {"systems": {}}, "federation.pace.deadline must be greater"),
+        ({}, {"systems": {"dropout": 1.0}}, "systems.dropout must be less than 1, got 1.0"),
+        ({}, {"systems": {"interrupt": "maybe"}}, "systems.interrupt must be 'session', 'end' or 'never', got 'maybe'"),
+        ({"sampler": {"name": "oort", "penalty": -1}}, {}, "federation.sampler: penalty >= 0 must hold, got -1.0"),
+        (
+            {"pace": {"name": "buffered", "select": 1.3}},
+            {"systems": {}},
+            "federation.pace.select is not a key of an asynchronous pace; did you mean",
+        ),
+        ({}, {"systems": {"devices": {"name": "lognormal", "sigma": 500}}}, "systems.devices: sigma <= 50 must hold"),
+        (
+            {},
+            {"systems": {"devices": {"name": "drawn", "down": {"name": "zipf", "most": 10**18}}}},
+            "systems.devices.down: 1 <= most <= 10,000,000 must hold",
+        ),
+        (
+            {},
+            {"systems": {"availability": {"name": "bernoulli", "p": 0.5, "slot": 1e-300}}},
+            "systems.availability: slot >= 0.001 must hold, got 1e-300",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(plan, keys, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         prepare(digits(plan, **keys), "test")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("plan", "systems", "message"),
+    [
+        (
+            {"pace": {"deadline": 1e-3, "stragglers": "drop"}},
+            {},
+            "federation.pace.deadline: no client can answer in time, since the fastest one needs",
+        ),
+        (
+            {},
+            {"devices": {"name": "drawn", "compute": {"name": "equal", "value": 1e308}}},
+            "systems: every visit must have a finite duration, got inf virtual seconds",
+        ),
+        (  # again and again somebody is online, but never six at one time
+            {"pace": {"least": 6}},
+            {"availability": {"name": "bernoulli", "p": 0.02, "slot": 1}},
+            "systems: 6 clients must be online at one time with enough memory, got no such time from second 0 on",
+        ),
+        (
+            {"pace": {"name": "buffered", "buffer": 2, "deadline": 1e-3}},
+            {},
+            "federation.pace: no update will come after update 0, because 100 clients in a row were lost or too stale",
+        ),
+        (
+            {"pace": {"name": "buffered", "buffer": 2, "starts": "rate"}},
+            {"availability": {"name": "bernoulli", "p": 0}},
+            "federation.pace: no client is in flight after update 0 (second 0), and none will come",
+        ),
+    ],
+)
+def test_runs_that_cannot_go_on_end(plan, systems, message, monkeypatch):
+    monkeypatch.setattr("fedfleet.engine.fleet.fleet.MOST_MOVES", 50)
+    monkeypatch.setattr("fedfleet.engine.fleet.timeline.MOST_MISSED", 100)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(digits(plan, systems))
+
+
+def test_a_run_without_any_client_says_so(tmp_path):
+    systems = {"devices": {"name": "equal", "compute": 1e6}}
+    result = run(digits({"pace": {"deadline": 60, "stragglers": "drop"}}, systems), tmp_path / "run")
+    assert not result.rows.column("client/count")[0].any()
+    assert "no client took part in any round" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_nobody_is_ever_online():

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedfleet.engine.config.schema import experiment
+from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import groups
@@ -71,11 +73,11 @@ def test_holm_by_hand():
 
 def test_reached_and_front():
     points = Points(*(np.array(row, dtype=float) for row in ([2, 4, 6], [0.5, 0.8, 0.7], [10, 20, 30], [1, 2, 3])))
-    points = points._replace(clock=np.array([100.0, 200.0, 300.0]))
-    assert reached(points, 0.7, lambda a, b: a > b) == (4.0, 20.0, 2.0, 200.0)
-    assert reached(points, 0.5, lambda a, b: a > b) == (2.0, 10.0, 1.0, 100.0)
+    points = points._replace(clock=np.array([100.0, 200.0, 300.0]), visits=np.array([5.0, 9.0, 14.0]))
+    assert reached(points, 0.7, lambda a, b: a > b) == (4.0, 20.0, 2.0, 200.0, 9.0)
+    assert reached(points, 0.5, lambda a, b: a > b) == (2.0, 10.0, 1.0, 100.0, 5.0)
     assert reached(points, 0.9, lambda a, b: a > b) is None
-    assert reached(points, 0.6, lambda a, b: a < b) == (2.0, 10.0, 1.0, 100.0)
+    assert reached(points, 0.6, lambda a, b: a < b) == (2.0, 10.0, 1.0, 100.0, 5.0)
     timeless = reached(points._replace(clock=None), 0.6, lambda a, b: a < b)
     assert timeless is not None
     assert math.isnan(timeless.clock)
@@ -333,6 +335,44 @@ def test_charts_show_what_there_is(found: Findings):
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", heat.svg)
     assert {"×", "25.0", "30.0", "0.001"} <= set(texts)  # (0.1, 0.001) diverged; with 0.4, halves of the sums
     assert "5.0" not in texts
+
+
+def on_a_clock(found: Findings) -> Findings:
+    """The same findings on a virtual clock: round 1 ends after 100 to 102 s, round 2 after 200 to 204 s."""
+    runs = []
+    for run in found.runs:
+        assert run.points is not None
+        clock = (100.0 + run.seed) * run.points.rounds
+        runs.append(run._replace(points=run.points._replace(clock=clock, visits=20 * run.points.rounds)))
+    return replace(found, runs=runs)
+
+
+def test_runs_on_a_virtual_clock(found: Findings):
+    """They have curves over it, the virtual seconds and client visits to a target, and a target of their own."""
+    assert "clock-1" not in {chart.name for group in groups(found) for chart in group.charts}
+    timed = on_a_clock(found)
+    over = {chart.name: chart.svg for group in groups(timed) for chart in group.charts if chart.name[:5] == "clock"}
+    assert set(over) == {"clock-1", "clock-2"}
+    assert "virtual seconds" in over["clock-1"]
+    of_target, costs = (table for table in tables(timed) if table.heads[-1] == "virtual seconds")
+    assert of_target.heads[-2:] == ["client visits", "virtual seconds"]
+    assert cells(of_target)[1][-2:] == ["40 ± 0", "202 ± 2"]  # 0.8, 0.81 and 0.82 reach 0.7 in round 2
+    assert cells(costs)[1][-1] == "202.0 ± 1.8"
+    assert shared_target(timed) == 0.6  # of 0.60 … 0.82; the run that diverged does not count
+    lower = replace(timed, report=Report(best="min"))
+    assert shared_target(lower) == 0.41  # the first values are half of the last ones
+
+
+def test_labels_have_what_was_chosen_of_a_pace():
+    """Paces of different names have different keys, whose defaults would fill the labels."""
+    paces: list[dict[str, Any]] = [{}, {"select": 1.3}, {"name": "buffered", "buffer": 4}, {"name": "fedasync"}]
+    made = [
+        experiment({"workload": "digits", "method": "fedavg", "systems": {}, "federation": {"pace": pace}}).plain()
+        for pace in paces
+    ]
+    labels = labels_of([numeric_settings(data) for data in made])
+    chosen = ["", ", pace.select 1.3", ", pace.buffer 4, pace buffered", ", pace fedasync"]
+    assert labels == [f"fedavg{text}" for text in chosen]
 
 
 # --- a browser --------------------------------------------------------------------------------------------------------
