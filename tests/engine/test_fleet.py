@@ -276,7 +276,7 @@ def test_memory_decides_who_is_eligible(tmp_path):
     [
         ({"devices": "phone"}, "systems.devices.name: no kind of devices is called phone; did you mean phones?"),
         ({"devices": 3}, "devices: must be a name or {name: …, arguments}, got 3"),
-        ({"dropout": 1.5}, "dropout must be less than or equal to 1, got 1.5"),
+        ({"dropout": 1.5}, "dropout must be less than 1, got 1.5"),
         ({"devices": {"name": "equal", "compute": 0}}, "systems.devices: value > 0 must hold, got 0"),
         ({"devices": {"name": "table", "file": "no.parquet"}}, "systems.devices: there is no file no.parquet"),
         ({"work": {"name": "range", "low": 2, "high": 5}}, "systems.work: federation.local.epochs must be high=5"),

@@ -246,7 +246,7 @@ def test_mistakes_are_one_sentence(plan, keys, message):
     ("plan", "systems", "message"),
     [
         (
-            {"pace": {"deadline": 1e-3, "stragglers": "drop"}},
+            {"pace": {"deadline": 1e-6, "stragglers": "drop"}},
             {},
             "federation.pace.deadline: no client can answer in time, since the fastest one needs",
         ),
