@@ -99,6 +99,49 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 
 
 @main.command()
+@click.argument("run", metavar="DIRECTORY", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--round", "number", type=int, required=True, help="The committed round to go on from; 0: the beginning.")
+@click.option(
+    "--without-client",
+    "without",
+    multiple=True,
+    metavar="I,J",
+    help="Clients that are drawn but not used from there on (may be repeated); the key federation.without.",
+)
+@click.option("--out", type=Out(), help="Folder for the fork's files (default: runs/<run id>).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@at
+@report_errors
+def fork(
+    run: Path,
+    overrides: tuple[str, ...],
+    number: int,
+    without: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    address: str | None,
+) -> None:
+    """Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.
+
+    All draws stay as they are, and without any change the fork has the bits of its parent. The states of clients are
+    shared, not copied. Plug-ins that the run's config.yaml names are executed: do not fork a folder that you do not
+    trust.
+    """
+    from .forking import client_numbers, prepared
+
+    clients = client_numbers(without)
+    run_spec, folder = prepared(run, number, on_cluster(overrides, address), out, clients)
+
+    from ..engine.runs.launch import execute
+    from .progress import Progress
+
+    with resumable(folder.path):
+        result = execute(run_spec, folder, [Progress()])
+    show_result(result, as_json)
+
+
+@main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @report_errors
@@ -110,9 +153,9 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
     from .files import load
 
     loaded = load(experiment, overrides)
-    from .show import describe
+    from .show import describe, described_lineage
 
-    click.echo(describe(loaded))
+    click.echo("\n".join([*described_lineage(Path(experiment)), describe(loaded)]))
 
 
 @main.command()
@@ -193,9 +236,24 @@ def report(folder: Path) -> None:
     "(repeatable; default for runs on a virtual clock: a value that all of them reached).",
 )
 @click.option("--html", type=Out(), help="Also write an HTML page with charts to this file.")
+@click.option(
+    "--paired",
+    is_flag=True,
+    help="Differences from the first run's settings, seed by seed, on common random numbers, with 95 % intervals.",
+)
 @report_errors
-def compare(runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None) -> None:
+def compare(
+    runs: tuple[Path, ...], metric: str, lower: bool, targets: tuple[float, ...], html: Path | None, paired: bool
+) -> None:
     """Compare the runs in these folders. Runs that differ only in the seed are shown as one line."""
+    if paired:
+        if targets or html is not None:
+            raise ConfigError("--paired has no targets and no page, got --target or --html; leave them out")
+        from .comparison import labelled
+        from .paired import compare_paired, text
+
+        click.echo(text(compare_paired(labelled(runs), metric)))
+        return
     from .compare import compare_runs
 
     click.echo(compare_runs(runs, metric, lower, targets, html))

@@ -13,6 +13,7 @@ import yaml
 from ..engine.config.differences import FREE_KEYS, flatten
 from ..engine.config.schema import Federation
 from ..engine.errors import ConfigError
+from ..engine.records.lineage import lineage_of
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
@@ -82,7 +83,7 @@ def metrics_of(path: Path) -> list[str]:
 
 
 def findings_of(folders: list[Path], report: Report) -> Findings:
-    configurations = [numeric_settings(yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
+    configurations = [settings_of(yaml.safe_load((folder / "config.yaml").read_text()), folder) for folder in folders]
     labels = labels_of(configurations)
     seeds = [seed_of(folder) for folder in folders]
     labels = apart(labels, seeds, folders)
@@ -132,6 +133,12 @@ def chosen_pace(pace: dict[str, Any]) -> dict[str, Any]:
         return pace
     changed = {key: value for key, value in pace.items() if value != defaults.get(key)}
     return changed if name == "rounds" else {"name": name, **changed}
+
+
+def settings_of(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """`numeric_settings` of the run in a folder, and the round from which it was forked, if it is a fork."""
+    lineage = lineage_of(folder)
+    return {**numeric_settings(data), **({"fork.round": lineage.round} if lineage else {})}
 
 
 def labels_of(configurations: list[dict[str, Any]]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from ..engine.errors import ConfigError, nearest
 from ..engine.runs.chart import needs
 from ..engine.runs.result import Result
-from .compare import labels_of, numeric_settings, runs_in
+from .compare import labels_of, runs_in, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ def compare(
     *,
     lower: bool = False,
     targets: Sequence[float] = (),
+    paired: bool = False,
 ) -> pd.DataFrame:
     """Compare finished runs. Returns a data frame of pandas, with one row for the runs that differ only in the seed.
 
@@ -36,12 +37,22 @@ def compare(
     The columns are means over the runs of a row: `metric` itself, its last value; `std`, the standard deviation of
     these values (NaN for one run); `best`, the best value of any round; `rounds to T`, the first measured round whose
     value is as good as the target T (NaN if a run never is); `MB up` and `MB down`, the bytes of all clients / 10^6;
-    `seconds`, of all rounds. `runs` is the number of runs. Raises ConfigError if a run has not finished or has no such
-    column, and if pandas is not installed.
+    `seconds`, of all rounds. `runs` is the number of runs.
+
+    paired: compare each run with the run of the same seed that has the settings of the first run, on common random
+    numbers. The table then has a row for each other setting: `pairs`; `metric`; `difference`, the mean over the pairs;
+    `low`, `high` and `p`, its 95 % confidence interval and the p-value of Student's paired t test (NaN for one pair);
+    `equal rounds`, up to which the runs of all pairs are the same; `models apart`, the mean of |x' - x| / |x|.
+
+    Raises ConfigError if a run has not finished or has no such column, and if pandas is not installed.
     """
     needs("pandas", "or use the command fedfleet compare")
     import pandas as pd
 
+    if paired:
+        from .paired import compare_paired, table_of
+
+        return table_of(compare_paired(labelled(runs), metric))
     rows: dict[str, list[dict[str, float]]] = {}
     for label, result in labelled(runs):
         rows.setdefault(label, []).append(measures(result, metric, lower, targets))
@@ -73,7 +84,7 @@ def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]
     results = [result for run in runs for result in results_of(run)]
     if not results:
         raise ConfigError("runs must name a run at least, got none; give results or folders")
-    labels = labels_of([numeric_settings(result.experiment.plain()) for result in results])
+    labels = labels_of([settings_of(result.experiment.plain(), result.directory) for result in results])
     return list(zip(labels, results, strict=True))
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from ..engine.config.differences import flatten
 from ..engine.errors import ConfigError
+from ..engine.records.lineage import lineage_of
 from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from .page.html import render
@@ -61,6 +62,8 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
         made.append(f"took {duration(float(result.get('seconds', 0)))}")
     if run_id := read_json(folder / "run.json").get("run_id"):
         made.append(f"run {run_id}")
+    if lineage := lineage_of(folder):
+        made += lineage.sentences
     environment = read_json(folder / "environment.json")
     if packages := environment.get("packages"):
         made.append(f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}")
@@ -106,7 +109,7 @@ def costs(columns: Columns) -> Table:
             if key in total:
                 rows.append([Text(name), Text(f"{total[key]:,.0f}")])
         if total.get("client/dropped"):
-            rows.append([Text("clients left out for failing"), Text(f"{total['client/dropped']:,.0f}")])
+            rows.append([Text("clients left out"), Text(f"{total['client/dropped']:,.0f}")])
     return Table("Costs", "Sums over all rounds.", ["cost", "of the run"], rows)
 
 

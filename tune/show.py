@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
@@ -16,6 +17,7 @@ from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
 from ..engine.methods.batch_norm import Buffered
 from ..engine.methods.state_spec import StateSpec
+from ..engine.records.lineage import lineage_of
 from ..engine.user_code import plugin_errors
 from .listing import columns
 from .partition import PartitionSummary, table_of
@@ -32,6 +34,12 @@ def describe(experiment: Experiment) -> str:
     if run_spec.privacy is not None:
         tables += ["", run_spec.privacy.description(run_spec.last_round)]
     return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
+
+
+def described_lineage(folder: Path) -> list[str]:
+    """Comments in YAML on where the run in a folder comes from; [] for a run that is no fork, or no run."""
+    lineage = lineage_of(folder)
+    return [] if lineage is None else [f"# {sentence}" for sentence in lineage.sentences]
 
 
 def data(run_spec: RunSpec) -> str:

@@ -111,12 +111,15 @@ class Sampler(ABC):
         return state
 
 
-def norm_weights(norms: LocalNorms, weights: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def norm_weights(norms: LocalNorms, weights: np.ndarray, steps: np.ndarray, used: np.ndarray) -> np.ndarray:
     """(S,) the weights of a cohort's messages for a method that weighs clients by their local steps, which the caller
-    divides by the sum of the old ones. weights: (S,) the old ones. steps: (S,) local steps."""
+    divides by the sum of the old ones. weights: (S,) the old ones. steps: (S,) local steps. used: (S,) bool, whose
+    steps count."""
     own = np.array(norms.norms)[steps - 1]
-    effective = np.array(norms.effective)[steps - 1]
-    mean = effective[0] if (effective == effective[0]).all() else (weights * effective).sum() / weights.sum()
+    if not used.any():
+        return weights
+    effective, old = np.array(norms.effective)[steps[used] - 1], weights[used]
+    mean = effective[0] if (effective == effective[0]).all() else (old * effective).sum() / old.sum()
     return weights * (mean / own)
 
 

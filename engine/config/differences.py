@@ -24,6 +24,7 @@ DEFAULTS = {
     "federation.sampling": "fixed",
     "federation.sampler": "uniform",
     "federation.mean": "auto",
+    "federation.without": [],
     "federation.pace.name": "rounds",
     "federation.pace.select": 1.0,
     "federation.pace.stragglers": "wait",

@@ -206,6 +206,8 @@ class Federation(Section):
     `local`: the work of one client in a round, see `Local`.
     `weights`: the weights of the clients in the mean of their models. `uniform` (default) gives all clients of a
     cohort the same weight; `examples` weights each client by the number of its training rows.
+    `without`: the numbers of clients that are drawn but not used: a cohort is trained, and its mean is taken, without
+    them, and everybody else's draws stay as they are (default: none). See docs/howto/forks.md.
     """
 
     clients: int = Field(default=100, ge=1, le=LARGEST_COUNT)
@@ -218,6 +220,18 @@ class Federation(Section):
     rounds: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     local: Local = Field(default_factory=lambda: Local.model_validate({}))
     weights: Literal["uniform", "examples"] = "uniform"
+    without: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _without_fits(self) -> Federation:
+        wrong = [client for client in self.without if not 0 <= client < self.clients]
+        if wrong:
+            raise ValueError(f"without must name clients from 0 to {self.clients - 1}, got {wrong[0]}; drop it")
+        if len(set(self.without)) < len(self.without):
+            raise ValueError(f"without must not repeat a client, got {list(self.without)}; drop one")
+        if len(self.without) == self.clients:
+            raise ValueError(f"without must leave a client, got all {self.clients} of them; drop one")
+        return self
 
     @model_validator(mode="after")
     def _cohort_fits(self) -> Federation:

@@ -125,7 +125,8 @@ class AsynchronousPlanner(RoundPlanner):
             if self.federation.weights == "examples" and self.method.weighted:
                 own = sizes * (len(jobs) / float(sizes.sum()))
             norms = self.method.local_norms(int(steps.max()))
-            added = own if norms is None else norm_weights(norms, own, steps)
+            used = np.array([job.client not in self.federation.without for job in jobs])
+            added = own if norms is None else norm_weights(norms, own, steps, used)
             stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs]) * self.settings.mix
             pairs = zip(own.tolist(), (added * stale).tolist(), strict=True)
             self.known[number] = {job: Weight(*pair) for job, pair in zip(jobs, pairs, strict=True)}

@@ -20,7 +20,7 @@ from ..cohorts.samplers import NOBODY, Ask, Draw, Feedback, PoissonSampler, Samp
 from ..cohorts.sampling import CohortSampler
 from ..cohorts.tasks import ClientTask, plan_tasks, steps_of
 from ..config.run_spec import RunSpec
-from ..config.schema import Asynchronous, Local, Pace
+from ..config.schema import Asynchronous, Federation, Local, Pace
 from ..errors import ConfigError
 from ..methods.state_spec import StateSpec
 from ..user_code import plugin_errors
@@ -83,8 +83,7 @@ class RoundPlanner:
 
     def start(self) -> PlanState:
         """The state before round 1."""
-        sampler = self.sampler.start(self.federation.clients, self.federation.cohort)
-        return PlanState(in_order(sampler), {} if self.fleet is None else {"seconds": np.zeros(1)})
+        return first_plan_state(self.sampler, self.federation, self.fleet is not None)
 
     def ahead(self, number: int) -> None:
         """Prepare round `number` while the round before is running, where it needs nothing that is learned there."""
@@ -313,6 +312,12 @@ def visit_columns(
 def in_order(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays in the order of their names, in which a checkpoint has them."""
     return {name: state[name] for name in sorted(state)}
+
+
+def first_plan_state(sampler: Sampler, federation: Federation, clock: bool) -> PlanState:
+    """The state before round 1. clock: whether the run has a virtual clock."""
+    state = sampler.start(federation.clients, federation.cohort)
+    return PlanState(in_order(state), {"seconds": np.zeros(1)} if clock else {})
 
 
 def build_sampler(run_spec: RunSpec) -> Sampler:

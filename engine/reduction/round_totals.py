@@ -19,7 +19,7 @@ class RoundTotals(NamedTuple):
     """The sums of a phase.
 
     `leaves`: float64 sums of the messages' leaves. `facts`: sums by name. `clients`: arrays by name with one entry per
-    client. `dropped`: the clients that failed and were left out.
+    client. `dropped`: the clients that were left out: they failed, or `federation.without` names them.
     """
 
     leaves: list[np.ndarray]

@@ -68,6 +68,7 @@ class StageRunner:
         self.stage, self.rule = run_spec.stage, planned_rule(run_spec)
         self.collects = collects(run_spec)
         self.seed = run_spec.experiment.seed
+        self.removed = np.array(run_spec.experiment.federation.without, dtype=np.int64)
         self.opened: dict[bool, MessageRows] = {}
         self.further = further_row(run_spec)
 
@@ -117,14 +118,17 @@ class StageRunner:
         attack = self.stage.attack
         if attack is None or not attack.active(round):
             return np.zeros(len(clients), dtype=bool)
-        return self.run_spec.byzantine[clients]
+        return self.run_spec.byzantine[clients] & ~np.isin(clients, self.removed)
 
     def without_silent(self, tasks: list[TrainingTask], round: int) -> tuple[list[TrainingTask], tuple[int, ...]]:
         """(the tasks without the clients that send no message, these clients). Blocks keep their places in the tree."""
-        if self.stage.attack is None or not self.stage.attack.silent:
+        silent_attack = self.stage.attack is not None and self.stage.attack.silent
+        if not silent_attack and not len(self.removed):
             return tasks, ()
-        byzantine = [self.byzantine(round, task.clients) for task in tasks]
-        pairs = list(zip(tasks, byzantine, strict=True))
+        masks = [np.isin(task.clients, self.removed) for task in tasks]
+        if silent_attack:
+            masks = [mask | self.byzantine(round, task.clients) for mask, task in zip(masks, tasks, strict=True)]
+        pairs = list(zip(tasks, masks, strict=True))
         silent = tuple(sorted(int(client) for task, those in pairs for client in task.clients[those]))
         return [task.subset(np.flatnonzero(~those)) for task, those in pairs], silent
 

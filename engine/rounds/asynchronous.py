@@ -85,6 +85,7 @@ class AsynchronousDriver(Driver):
     def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
         assert isinstance(run_spec.experiment.federation.pace, Asynchronous)
         self.pace = run_spec.experiment.federation.pace
+        self.removed = frozenset(run_spec.experiment.federation.without)
         super().__init__(run_spec, data)
 
     @torch.no_grad()
@@ -112,7 +113,11 @@ class AsynchronousDriver(Driver):
         self._publish(method)
         if any(job.version >= waiting.ran for job in update.jobs):
             self._run_versions(number - 1)
+        removed = {job for job in update.jobs if job.client in self.removed}
+        waiting.dropped |= removed
         used = [job for job in update.jobs if job not in waiting.dropped]
+        if not used and len(removed) == len(update.jobs):
+            return self._nothing(state_spec, number, removed)
         if not used:
             clients = tuple(plan.clients.tolist())
             raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
@@ -128,6 +133,13 @@ class AsynchronousDriver(Driver):
         totals = RoundTotals(leaves, {**facts, **times}, clients, dropped)
         mean = state_spec.mean([torch.as_tensor(leaf) for leaf in leaves], len(used), divisor)
         return Aggregated(mean, self.stage_state, {}), totals, self._round(number, len(used))
+
+    def _nothing(self, state_spec: StateSpec, number: int, removed: set[Job]) -> tuple[Aggregated, RoundTotals, Round]:
+        """An update whose results are all of clients that are not used: the mean of no messages is 0."""
+        totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(state_spec.message)])
+        totals = totals._replace(dropped=tuple(job.client for job in removed))
+        mean = state_spec.mean([torch.as_tensor(leaf) for leaf in totals.leaves], 1, 1)
+        return Aggregated(mean, self.stage_state, {}), totals, self._round(number, 0)
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float], float]:
         """(the sums of the update's messages, sums of facts by name, what the weighted sums are divided by)."""
@@ -219,7 +231,8 @@ class AsynchronousDriver(Driver):
 
     def _is_ahead(self, job: Job) -> bool:
         """Whether an update of this run that is yet to come uses the job."""
-        return job.target is not None and self.round < job.target <= self.last_round
+        ahead = job.target is not None and self.round < job.target <= self.last_round
+        return ahead and job.client not in self.removed
 
     def _task(self, version: int, jobs: list[Job], steps: np.ndarray | None) -> TrainingTask:
         """One block as a task; its index, its place and the rows to write are not known yet."""

@@ -29,13 +29,14 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_
 from ..config.memory_errors import memory_remedy
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..devices.notes import notes_in
-from ..errors import BlockTooLarge, ClientFailed, Diverged, FedFleetError, MethodFailed, RowsLost
+from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
 from ..fleet.asynchronous import planner_of
 from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
 from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
 from ..records.history import Event, History, Record
+from ..records.lineage import lineage_of
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
@@ -348,7 +349,7 @@ class Driver:
             steps = steps_of(self.data.client_index.sizes_of(plan.clients), self.federation.local)
         norms = self.method.local_norms(int(steps.max()))
         assert norms is not None
-        return norm_weights(norms, weights, steps)
+        return norm_weights(norms, weights, steps, ~np.isin(plan.clients, self.federation.without))
 
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""
@@ -472,6 +473,11 @@ class Driver:
         Rounds that were committed had larger blocks, and so other bits. They are run again. A device's memory is
         almost always too small in round 1 already, where nothing is lost.
         """
+        if lineage_of(self.run_spec.directory) is not None:
+            raise ConfigError(
+                f"{why}; a fork keeps the blocks of its parent, whose rounds had them: begin the parent again with a "
+                "smaller engine.block"
+            )
         plan = ExecutionPlan(**self.run_spec.plan_for_checkpoint())
         smaller = plan._replace(block=plan.block // 2)
         self.log(f"{why}; blocks have {smaller.block} clients instead of {plan.block} from here on")

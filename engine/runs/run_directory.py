@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
 from ..records.history import History, Record
+from ..records.lineage import FILE as FORK
+from ..records.lineage import Lineage, write_lineage
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
 from ..storage.atomic_write import release, temporary_path, write
@@ -47,6 +50,7 @@ FILES = (
     "partition.json",
     "partition.arrow",
     INITIAL,
+    FORK,
     "rounds.parquet",
     "model.safetensors",
     "result.json",
@@ -67,8 +71,9 @@ class KeptResult(NamedTuple):
 class RunDirectory(Observer):
     """The observer that writes the files of a run's folder. `rows`: the records of all rounds so far."""
 
-    def __init__(self, path: Path, run_id: str = "") -> None:
-        self.path, self.run_id = path.resolve(), run_id
+    def __init__(self, path: Path, run_id: str = "", lineage: Lineage | None = None) -> None:
+        """lineage: of a fork that begins."""
+        self.path, self.run_id, self.lineage = path.resolve(), run_id, lineage
         self.rows = History()
         self.locked = True  # False if the file system has no locks
 
@@ -157,6 +162,8 @@ class RunDirectory(Observer):
         write(self.path / "config.yaml", yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False))
         write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         write(self.path / "run.json", json.dumps({"run_id": run_spec.run_id}) + "\n")
+        if self.lineage is not None:
+            write_lineage(self.path, self.lineage)
         if run_spec.given_model is not None and not run_spec.resume:
             save_model(run_spec.given_model, self.path / INITIAL)
         self.run_id = run_spec.run_id
@@ -259,10 +266,13 @@ class RunDirectory(Observer):
         pq.write_table(to_table(self.rows), path)
 
     def _log(self, line: str) -> None:
-        from datetime import datetime, timezone
+        log_line(self.path, line)
 
-        with suppress(OSError), (self.path / "run.log").open("a") as log:  # a full disk costs lines, not the run
-            log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
+
+def log_line(folder: Path, line: str) -> None:
+    """Add a line to the log in the folder of a run."""
+    with suppress(OSError), (folder / "run.log").open("a") as log:  # a full disk costs lines, not the run
+        log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
 
 
 def is_own(folder: Path) -> bool:

@@ -33,6 +33,8 @@ FORMAT = 3
 """The version of the format of a checkpoint's files."""
 SEGMENT = 1000
 """The number of rounds whose records are in one file."""
+FORKED = ".forked"
+"""The ending of the mark of a checkpoint from which a fork was made."""
 NAME = re.compile(r"round-[0-9]{6,}")
 
 
@@ -113,7 +115,9 @@ class Checkpoints:
         self.pinned[snapshot.round] = snapshot.row
         for number in sorted(self.pinned)[: -self.keep]:
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
-            self.table.unpin(self.pinned.pop(number))
+            row = self.pinned.pop(number)
+            if not is_forked(self.folder, number):  # which is looked up after its files are gone, see `mark_forked`
+                self.table.unpin(row)
         for folder in written(self.folder.parent):
             if folder.name not in map(name_of, self.pinned):
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
@@ -200,6 +204,8 @@ def remove_all(directory: str | Path) -> None:
             shutil.rmtree(half_written, ignore_errors=True)
     for folder in written(directory):
         shutil.rmtree(folder, ignore_errors=True)
+    for mark in parent.glob(f"round-*{FORKED}"):
+        mark.unlink(missing_ok=True)
     with suppress(OSError):
         parent.rmdir()
 
@@ -207,6 +213,21 @@ def remove_all(directory: str | Path) -> None:
 def name_of(number: int) -> str:
     """The name of the checkpoint of a round."""
     return f"round-{number:06d}"
+
+
+def mark_forked(folder: Path) -> None:
+    """Have the run, which may be running, keep the rows that a checkpoint pins even after it is removed.
+
+    folder: of the checkpoint. Whoever makes a fork marks the checkpoint first, and sees at the end whether it is still
+    there. The run looks for the mark after it has removed the checkpoint. So either the run sees the mark, or the fork
+    sees that the checkpoint is gone.
+    """
+    folder.with_name(folder.name + FORKED).touch()
+
+
+def is_forked(checkpoints: Path, number: int) -> bool:
+    """Whether the checkpoint of a round has been marked by `mark_forked`. checkpoints: the folder of all of them."""
+    return (checkpoints / f"{name_of(number)}{FORKED}").exists()
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:

@@ -21,6 +21,7 @@ from ..storage.object_store import Folder
 from .checkpoint import Checkpoints, Snapshot, remove_all, written
 from .row_files import RowFiles, remove_files
 from .shared_checkpoint import Copies
+from .sharing import shared_ends
 from .table import Table
 
 
@@ -42,6 +43,7 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
         folder=str(state_folder(run_spec)),
         narrow=experiment.engine.state_dtype == "bfloat16",
         digests=directory is not None,
+        shared=shared_ends(str(state_folder(run_spec))),
     )
 
 

@@ -4,6 +4,9 @@ The state of a client is a row: the bytes of its leaves, one leaf after another.
 files, because a file system lets only one process at a time write to a file, so that two workers would wait for each
 other. The files are read and written, not mapped into memory: a mapping costs a page fault every 4 KiB, which takes
 longer than the copying (benchmarks/RESULTS.md has the times).
+
+A fork begins with rows of the run that it is a fork of, see sharing.py: those below the last number of
+`StateLayout.shared` are in files that it has in common with this run, and only reads.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ DIGEST = 16
 benchmarks/RESULTS.md. The files of checkpoints themselves have SHA-256 digests."""
 FILES = 16
 """The number of files over which the rows are distributed."""
+SHARED = "shared.json"
+"""The file with the ends of the ranges of rows that a fork shares with the runs it is a fork of."""
 PIECES_PER_CALL = os.sysconf("SC_IOV_MAX")
 """The largest number of pieces of memory that one system call reads or writes."""
 Memory = Sequence[np.ndarray]
@@ -41,6 +46,7 @@ class StateLayout(NamedTuple):
     narrow: bool  # whether floating-point numbers are stored as bfloat16
     digests: bool  # whether workers return the digests of the rows that they write
     messages: str = ""  # the folder of the messages of a round, "" where workers add them up
+    shared: tuple[int, ...] = ()  # the ends of the ranges of rows that a fork shares with the runs it is a fork of
 
 
 class RowFiles:
@@ -52,10 +58,23 @@ class RowFiles:
         self.leaves = [(leaf, stored_dtype(leaf, layout.narrow)) for leaf in leaves]
         self.width = width(leaves, layout.narrow)
         self.files = [os.open(path, os.O_RDWR) for path in paths(layout.folder)]
+        self.shared = [
+            (end, [os.open(path, os.O_RDONLY) for path in paths(shared_folder(layout.folder, number))])
+            for number, end in enumerate(layout.shared)
+            if os.path.isdir(shared_folder(layout.folder, number))  # other nodes have copies in their own files
+        ]
+        self.first = self.shared[-1][0] if self.shared else 0  # rows from here on are in the run's own files
 
     def __del__(self) -> None:
-        for file in getattr(self, "files", []):
+        for file in [
+            *getattr(self, "files", []),
+            *(file for _, files in getattr(self, "shared", []) for file in files),
+        ]:
             os.close(file)
+
+    def _files_of(self, row: int) -> list[int]:
+        """The files of a row below `first`."""
+        return next(files for end, files in self.shared if row < end)
 
     def read(self, rows: Tensor, fresh: Any) -> Any:
         """The states in `rows` (c,), stacked along a new first axis. Where a row is -1, the state is `fresh`, the
@@ -105,7 +124,8 @@ class RowFiles:
 
     def unpack(self, rows: np.ndarray, packed: np.ndarray) -> None:
         """Write what `packed` returned, perhaps on another node, into `rows` (c,)."""
-        self._transfer(os.pwritev, ((row, [data]) for row, data in zip(rows.tolist(), packed, strict=True)))
+        pairs = zip(rows.tolist(), packed, strict=True)
+        self._transfer(os.pwritev, ((row, [data]) for row, data in pairs if row >= self.first))  # the others are here
 
     def digests(self, rows: np.ndarray) -> np.ndarray:
         """The digests of `rows` (c,) as they are stored: (c, DIGEST) uint8."""
@@ -117,9 +137,10 @@ class RowFiles:
             if row < 0:
                 continue
             file_number, position = locate(row)
+            files = self.files if row >= self.first else self._files_of(row)
             done, left = 0, memory
             while done < self.width:
-                moved = call(self.files[file_number], left[:PIECES_PER_CALL], position * self.width + done)
+                moved = call(files[file_number], left[:PIECES_PER_CALL], position * self.width + done)
                 if not moved:
                     raise OSError(f"row {row} of the client states ends after {done} of {self.width} bytes")
                 done += moved
@@ -188,6 +209,23 @@ def positions_by_file(rows: range) -> Iterator[tuple[int, range]]:
             yield file_number, range(begin, end)
 
 
+def shared_folder(folder: str, number: int) -> str:
+    """The folder of the files of range `number` of the rows that a fork shares with other runs."""
+    return str(Path(folder) / f"shared-{number}")
+
+
+def rows_in_files(folder: str, width: int) -> int:
+    """The number of rows of `width` bytes for which the files in a folder have space, 0 if there are none."""
+    sizes = [os.path.getsize(path) for path in paths(folder) if os.path.exists(path)]
+    return FILES * -(-max(sizes, default=0) // width) if width else 0
+
+
+def have_links(folder: str) -> bool:
+    """Whether a fork has links to the files of rows in a folder."""
+    first = next(iter(paths(folder)), "")  # the first file that is linked, see `sharing.link`
+    return os.path.exists(first) and os.stat(first).st_nlink > 1
+
+
 def make_files(folder: str, capacity: int, width: int) -> None:
     """Make sparse files for `capacity` rows of `width` bytes. Files of an interrupted run keep what they hold."""
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -203,6 +241,9 @@ def remove_files(folder: str) -> None:
         for path in map(Path, paths(folder)):
             path.unlink(missing_ok=True)
         if folder:
+            for shared in Path(folder).glob("shared-[0-9]*"):
+                remove_files(str(shared))
+            (Path(folder) / SHARED).unlink(missing_ok=True)
             Path(folder).rmdir()
 
 

@@ -16,7 +16,17 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from ..errors import StoreFull
-from .row_files import DIGEST, StateLayout, make_files, paths, positions_by_file, remove_files, width
+from .row_files import (
+    DIGEST,
+    StateLayout,
+    have_links,
+    make_files,
+    paths,
+    positions_by_file,
+    remove_files,
+    rows_in_files,
+    width,
+)
 
 
 class Table:
@@ -30,21 +40,30 @@ class Table:
         folder: str | None = None,
         narrow: bool = False,
         digests: bool = False,
+        shared: tuple[int, ...] = (),
     ) -> None:
         """sample: a client state. spare: the number of rows besides one for each client. folder: where the files of
-        rows are made; None for a temporary folder. narrow, digests: see `StateLayout`."""
-        self.capacity = clients + spare
+        rows are made; None for a temporary folder. narrow, digests, shared: see `StateLayout`.
+
+        Rows below `first` are never written: those that the run shares, and, if forks of the run have links to its
+        files, all that these files have space for now.
+        """
+        leaves = pytree.tree_leaves(sample)
+        self.width = width(leaves, narrow)
+        existing = rows_in_files(folder, self.width) if folder and leaves else 0
+        self.first = max([0, *shared, existing if existing and folder and have_links(folder) else 0])
+        self.capacity = max(existing, self.first + clients + spare)
         self.row = np.full(clients, -1, dtype=np.int64)  # of each client, -1 before its first visit
         self.digest = np.zeros((clients if digests else 0, DIGEST), dtype=np.uint8)  # of each client's row
         self.pins = np.zeros(self.capacity, dtype=np.int16)  # how many checkpoints pin each row
         self.free: list[int] = []  # rows below `used` that may be written
-        self.used = 0  # the number of rows that have been taken at least once
+        self.used = self.first  # the number of rows that have been taken at least once
         self.pending: tuple[np.ndarray, np.ndarray] | None = None  # (clients, fresh rows) of the round under way
         self.waiting: set[int] = set()  # fresh rows of an asynchronous run's results whose updates are yet to come
-        leaves = pytree.tree_leaves(sample)
-        self.width = width(leaves, narrow)
-        self.layout = StateLayout(self._make_files(folder) if leaves else "", self.capacity, narrow, digests)
-        # A cluster pool replaces these callbacks; both receive rows (n,).
+        own = self._make_files(folder) if leaves else ""
+        self.layout = StateLayout(own, self.capacity, narrow, digests, shared=shared if own else ())
+        # A cluster pool replaces these callbacks; the first two receive rows (n,).
+        self.on_grown: Callable[[int], None] = lambda capacity: None  # there are more rows now
         self.fetch_rows: Callable[[np.ndarray], None] = lambda rows: None  # copy rows of other nodes to this node
         self.on_restored: Callable[[np.ndarray], None] = lambda rows: None  # rows of a copy were written to this node
 
@@ -67,9 +86,18 @@ class Table:
         reused = self.free[:count]
         new = range(self.used, self.used + count - len(reused))
         self._allocate(new)
+        if new.stop > self.capacity:
+            self._grow(new.stop)
         del self.free[: len(reused)]
         self.used += len(new)
         return np.array([*reused, *new], dtype=np.int64)
+
+    def _grow(self, capacity: int) -> None:
+        """Have at least this many rows. It is needed only if forks hold rows that would be free otherwise."""
+        more = max(capacity - self.capacity, len(self.row))
+        self.pins = np.concatenate([self.pins, np.zeros(more, dtype=self.pins.dtype)])
+        self.capacity += more
+        self.on_grown(self.capacity)
 
     def reserve_waiting(self, count: int) -> np.ndarray:
         """(count,) fresh rows for results that later updates of an asynchronous run use. Raises StoreFull."""
@@ -119,7 +147,7 @@ class Table:
         self.pending = None
 
     def _release(self, rows: np.ndarray) -> None:
-        self.free += rows[self.pins[rows] == 0].tolist()
+        self.free += rows[(self.pins[rows] == 0) & (rows >= self.first)].tolist()
 
     def abort(self) -> None:
         """Abandon the round under way, if there is one: its fresh rows are free."""
@@ -145,9 +173,11 @@ class Table:
 
     def clear(self) -> None:
         """Return to the state before round 1, without any pins."""
+        if self.layout.folder and have_links(self.layout.folder):
+            self.first = self.used  # forks may need any of these rows
         self.row.fill(-1)
         self.pins.fill(0)
-        self.free, self.used, self.pending = [], 0, None
+        self.free, self.used, self.pending = [], self.first, None
         self.waiting.clear()
 
     def restore(self, row: np.ndarray, digest: np.ndarray, pinned: list[np.ndarray]) -> None:
@@ -158,9 +188,11 @@ class Table:
         self.row, self.digest = row.copy(), digest.copy()
         for other in pinned:
             self.pin(other)
-        self.used = int(max((other.max(initial=-1) for other in [row, *pinned]), default=-1)) + 1
+        newest = int(max((other.max(initial=-1) for other in [row, *pinned]), default=-1))
+        self.used = max(newest + 1, self.first)
         taken = self.pins > 0
         taken[row[row >= 0]] = True
+        taken[: self.first] = True
         self.free = np.flatnonzero(~taken[: self.used]).tolist()
 
     def sync(self, row: np.ndarray) -> None:

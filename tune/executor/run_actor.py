@@ -22,6 +22,7 @@ from ...engine.api import resume, run
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, Diverged, Interrupted, InUse
+from ...engine.records.lineage import lineage_of
 from ...engine.rounds.driver import Record
 from ...engine.runs.observer import Observer
 from ...engine.runs.run_directory import clear, read_rows
@@ -153,6 +154,8 @@ class RunThread(Observer):
             except InUse:
                 raise
             except ConfigError:  # the checkpoint is damaged, or of another configuration
+                if lineage_of(folder) is not None:
+                    raise  # a fork cannot begin again by itself
                 self.rows.clear()
         clear(folder)
         run(wanted, folder, [self], self.spec.run_id, self._asked)

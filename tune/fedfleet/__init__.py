@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .engine.runs.rounds import Rounds
     from .tune.comparison import compare
     from .tune.files import load
+    from .tune.forking import fork
     from .tune.progress import Progress
 
     __version__: str
@@ -58,6 +59,7 @@ __all__ = [
     "WorkerGroup",
     "__version__",
     "compare",
+    "fork",
     "load",
     "resume",
     "rounds",
@@ -78,6 +80,7 @@ _MODULES = {
     "engine.runs.rounds": ("Rounds",),
     "tune.comparison": ("compare",),
     "tune.files": ("load",),
+    "tune.forking": ("fork",),
     "tune.progress": ("Progress",),
 }
 """Module of this package -> the names that come from it."""

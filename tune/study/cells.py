@@ -35,6 +35,13 @@ WITHOUT_EFFECT = (
 SIZES = {"clients": CLIENTS, "cohort": COHORT, "rounds": ROUNDS}
 
 
+class Fork(NamedTuple):
+    """What a cell is a fork of. parent: the key of a cell; round: after which it begins."""
+
+    parent: str
+    round: int
+
+
 class Cell(NamedTuple):
     """One run of a study. `settings`: dotted key -> the value that was chosen from the method's grids."""
 
@@ -44,6 +51,7 @@ class Cell(NamedTuple):
     settings: dict[str, Any]
     data: dict[str, Any]  # plain data of the experiment
     key: str  # name of its folder, the same for the same configuration
+    fork: Fork | None = None  # what it is a fork of, on an axis with `fork`
 
     @property
     def label(self) -> str:
@@ -73,8 +81,10 @@ def joined(combination: Any) -> Callable[[str], list[str]]:
 def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str, Callable[[str], list[str]]]]:
     """(label, function method -> overrides) of each level of an axis.
 
-    axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}.
+    axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}. In both
+    forms there may be the round of a fork, see `fork_axis`.
     """
+    axis = {label: level for label, level in axis.items() if not is_fork(label, level)}
     if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
         return [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
     made = []
@@ -88,6 +98,36 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
         known(f"axes.{name}.{label}.methods", own, study)
         made.append((str(label), functools.partial(of_level, overrides, own)))
     return made
+
+
+def is_fork(label: str, level: Any) -> bool:
+    """Whether an entry of an axis is the round of a fork, and not a level that is called so."""
+    return label == "fork" and not isinstance(level, dict)
+
+
+def fork_axis(study: Study) -> tuple[int, str, int] | None:
+    """(place of the axis whose levels are forks, label of the level that they are forks of, round) or None.
+
+    It is the axis with the entry `fork: ROUND`. The parents are the cells of its level without overrides. Raises
+    ConfigError if there are several such axes, or no such level.
+    """
+    found = [name for name, axis in study.axes.items() if any(is_fork(*entry) for entry in axis.items())]
+    if not found:
+        return None
+    name, number = found[0], study.axes[found[0]]["fork"]
+    if len(found) > 1:
+        raise ConfigError(f"axes: only one axis may have fork, got {', '.join(found)}; drop it from the others")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"axes.{name}.fork must be the number of a round, at least 1, got {number!r}; change it")
+    if study.tune.each != "none":
+        raise ConfigError(f"axes.{name}.fork goes with tune.each: none, got {study.tune.each}; tune in another study")
+    parents = [label for label, level in study.axes[name].items() if level == {}]
+    if len(parents) != 1:
+        raise ConfigError(
+            f"axes.{name} must have one level without overrides, which the others are forks of, got {len(parents)}; "
+            "write one as in none: {}"
+        )
+    return list(study.axes).index(name), str(parents[0]), number
 
 
 def of_level(overrides: dict[str, Any], own: dict[str, dict[str, Any]], method: str) -> list[str]:
@@ -122,10 +162,21 @@ def text(key: str, value: Any) -> str:
 def planned(study: Study, method: str, overrides: Callable[[str], list[str]], seed: int) -> dict[str, Any]:
     """Plain data of the experiment of one method, level and seed, with its grids and ranges."""
     data = deepcopy({**study.experiment, "method": study.methods[method]})
-    data = reduce(override(data, overrides(method)), study)
+    data = override(data, overrides(method))
+    full = {**SIZES, **data.get("federation", {})}["rounds"]
+    data = reduce(data, study)
+    if forks := fork_axis(study):
+        number = fork_round(forks[2], full, data)
+        data["checkpoint"] = {"every": number, "keep": 1 + data["federation"]["rounds"] // number}
+        data["engine"] = {**data.get("engine", {}), "keep_state": True}
     data.update(seed=seed, plugins=list(study.plugins), tracking={"uri": "none"})
     data["engine"] = {**data.get("engine", {}), "backend": "local"}
     return data
+
+
+def fork_round(number: int, full: int, data: dict[str, Any]) -> int:
+    """The round of a fork in a study that may be reduced: at the same fraction of the run. full: its full rounds."""
+    return max(1, round(number * data["federation"]["rounds"] / full))
 
 
 def grid(study: Study, method: str, place: Any, overrides: Any, seed: int) -> Iterator[Cell]:
@@ -193,7 +244,25 @@ def points_or_nothing(cells: list[Cell]) -> list[Cell]:
 
 def cells(study: Study, score: Score | None = None) -> list[Cell]:
     """The study's runs, each with the best settings by `score`, or with the first of every grid if it is None."""
-    return [cell for method in study.methods for cell in of_method(study, method, score)]
+    return with_forks(study, [cell for method in study.methods for cell in of_method(study, method, score)])
+
+
+def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
+    """The cells, in which those on an axis with `fork` know what they are forks of."""
+    found = fork_axis(study)
+    if found is None:
+        return cells
+    at, label, _ = found
+    parents = {(cell.method, cell.place, cell.seed): cell for cell in cells if cell.place[at] == label}
+    made = []
+    for cell in cells:
+        parent = parents[cell.method, (*cell.place[:at], label, *cell.place[at + 1 :]), cell.seed]
+        if parent is not cell:
+            number = parent.data["checkpoint"]["every"]
+            key = sha256_of_json([cell.key, parent.key, number])[:16]
+            cell = cell._replace(key=key, fork=Fork(parent.key, number))
+        made.append(cell)
+    return made
 
 
 def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:

@@ -12,6 +12,7 @@ from typing import Any
 from ...algorithms.contract import Deferred
 from ...algorithms.tree import Layout
 from ...engine.config import schedules
+from ...engine.config.forkable import fork_changes
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, experiment
 from ...engine.errors import ConfigError
@@ -19,7 +20,7 @@ from ...engine.planning.execution_plan import without_numbers
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.launch import prepare
 from ..tracking.stores import store
-from .cells import Cell, grid, levels, planned
+from .cells import Cell, cells, grid, levels, planned
 from .grids import has_ranges, points
 from .ranges import check_ranges
 from .spec import Study
@@ -44,6 +45,22 @@ def check(study: Study) -> None:
         store(study.tracking.uri)
     check_ranges(study)
     check_metrics(study)
+    check_forks(study)
+
+
+def check_forks(study: Study) -> None:
+    """Raise ConfigError if a cell cannot be a fork of the cell that the study says."""
+    all_cells = cells(study)
+    by_key = {cell.key: cell for cell in all_cells}
+    for cell in all_cells:
+        if cell.fork is not None and cell.seed == study.seeds[0]:
+            parent, rounds = by_key[cell.fork.parent], cell.data["federation"]["rounds"]
+            with of_cell(cell):
+                fork_changes(experiment(parent.data).plain(), experiment(cell.data).plain())
+                if cell.fork.round >= rounds:
+                    raise ConfigError(
+                        f"fork < {rounds} must hold, the number of rounds, got {cell.fork.round}; lower it"
+                    )
 
 
 def check_metrics(study: Study) -> None:

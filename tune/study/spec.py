@@ -119,7 +119,8 @@ class Study(Section):
     `experiment`: the base of all cells, keys of an experiment or the name of a shipped one. The study sets its `seed`,
     `method`, `tracking` and backend.
     `methods`: the methods of the study, label -> a mapping or a bare name, in the order of the report.
-    `axes`: the axes, whose levels are combined: name -> {key, values}, or label -> overrides.
+    `axes`: the axes, whose levels are combined: name -> {key, values}, or label -> overrides. One of them may have
+    `fork: ROUND`: its levels are then forks, after that round, of the cells of its level without overrides.
     `seeds`: the seeds; each determines the partition of the data, the initial model and all draws.
     `notes`: differences from the file, which the report lists; the command line fills them in.
     """

@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.config.schema import Engine
-from ...engine.errors import Interrupted
+from ...engine.config.schema import Engine, experiment
+from ...engine.errors import ConfigError, Interrupted
+from ...engine.runs.fork import fork_of
+from ...engine.runs.run_directory import clear
+from ...engine.state.checkpoint import name_of
 from ...engine.stopping import stopping
 from ...engine.storage.lock import exclusive
 from ..executor.executor import Executor
-from ..executor.source import DIED, Report, RunRequest, Source
+from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
 from ..report.page import write_report
-from ..study.cells import Cell, cells, trials
+from ..study.cells import Cell, cells, fork_axis, trials
 from ..study.check import check
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
 from ..study.ranges import run_searches, searches
@@ -59,7 +62,10 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
         tracker, progress = StudyTracker(study, folder), Progress(study, folder)
         ended = "killed"
         try:
-            tuning, reported = Stage("trial", lambda: trials(study)), Stage("cell", folder.cells, tracker)
+            tuning = Stage("trial", lambda: trials(study))
+            reported = [Stage("cell", lambda: [cell for cell in folder.cells() if cell.fork is None], tracker)]
+            if fork_axis(study):
+                reported.append(Stage("fork", lambda: [cell for cell in folder.cells() if cell.fork], tracker))
             with Executor(engine, stop, jobs, share=not engine.address) as executor:
 
                 def execute(*stages: Stage) -> None:
@@ -74,13 +80,14 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
                         executor.start()  # one Ray for all searches and the cells
                         for failed in run_searches(study, folder, jobs):
                             print(f"search failed: {failed}", file=sys.stderr)
-                    execute(reported)
+                    execute(*reported)
                 else:
-                    execute(tuning, reported)
+                    execute(tuning, *reported)
             if stop():
                 raise Interrupted(
                     stop(), f"; to go on: give the same command again, {folder.path} has the results so far"
                 )
+            remove_parents_states(folder)
             text = write_report(folder)
             ended = "finished"
         finally:
@@ -125,11 +132,17 @@ class Cells(Source):
         self.waiting.extend(cell for key, cell in unique.items() if key not in old)
 
     def next(self) -> RunRequest | None:
-        if (not self.waiting and self.live) or not self.ready():
-            return None
-        cell = self.waiting.popleft()
-        self.live[cell.key] = cell
-        self.progress.cell_runs(cell)
+        while True:
+            if (not self.waiting and self.live) or not self.ready():
+                return None
+            cell = self.waiting.popleft()
+            self.live[cell.key] = cell
+            self.progress.cell_runs(cell)
+            try:
+                make_fork(self.folder, cell)
+                break
+            except (ConfigError, OSError) as error:
+                self._end(cell, FAILED, str(error))
         return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
 
     def on_report(self, key: str, report: Report) -> bool:
@@ -149,6 +162,34 @@ class Cells(Source):
         self.progress.cell_ends(cell, status)
         if self.tracker is not None:
             self.tracker.add(cell, before=False)
+
+
+def make_fork(folder: Folder, cell: Cell) -> None:
+    """Make the folder of a cell that is a fork, unless it is there. The executor then resumes it as it resumes any run.
+
+    Raises ConfigError if its parent has not finished, or has not kept the checkpoint.
+    """
+    place = folder.of(cell)
+    if cell.fork is None or (place / "run.json").is_file():
+        return
+    parent, number = folder.path / "cells" / cell.fork.parent, cell.fork.round
+    if (parent / "result.json").is_file() and not (parent / "checkpoints" / name_of(number)).is_dir():
+        raise ConfigError(
+            f"the cell that it is a fork of has finished and not kept round {number}; remove {parent}, and the study "
+            "runs it again"
+        )
+    clear(place)
+    fork_of(parent, number, experiment(cell.data), place)
+
+
+def remove_parents_states(folder: Folder) -> None:
+    """Remove what the parents of forks have kept, once all cells are over."""
+    all_cells = folder.cells()
+    if all(folder.status(cell) in OVER for cell in all_cells):
+        for cell in all_cells:
+            if cell.fork is not None:
+                remove_resume_files(folder.path / "cells" / cell.fork.parent)
+                remove_resume_files(folder.of(cell))
 
 
 def outcome(folder: Folder) -> Outcome:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.config.run_spec import RunSpec
+from ...engine.records.lineage import lineage_of
 from .data_set import data_set
 from .origin import origin
 
@@ -43,6 +44,7 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         "seed": str(made.seed),
         "fedfleet.run_id": run_spec.run_id,
         "fedfleet.version": version(),
+        **fork_tags(folder),
         **origin(run_spec.plugins),
         **tags,
     }
@@ -53,6 +55,18 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         parameters,
         data_set(run_spec, name_of(made.workload), folder),
     )
+
+
+def fork_tags(folder: Path | None) -> dict[str, str]:
+    """The tags of a fork; {} for a run that is no fork."""
+    lineage = lineage_of(folder)
+    if lineage is None:
+        return {}
+    return {
+        "fedfleet.fork.run_id": lineage.run,
+        "fedfleet.fork.round": str(lineage.round),
+        "fedfleet.fork.changes": "; ".join(lineage.changes) or "no change",
+    }
 
 
 def name_of(spec: Any) -> str:

@@ -130,7 +130,7 @@ class ClusterPool(Pool):
         self.here: tuple[bool, StagedMessages] | None = None  # for passes by the driver, with whether of the warm start
         self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
         self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
-        table.fetch_rows = self.gather
+        table.fetch_rows, table.on_grown = self.gather, self.locations.grow
         table.on_restored = lambda rows: self.locations.wrote(DRIVER, rows)
 
     # --- agents -----------------------------------------------------------------------------------------------------

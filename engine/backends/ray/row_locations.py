@@ -20,6 +20,12 @@ class RowLocations:
         self.copies = np.zeros((MOST_NODES, rows), dtype=bool)
         self.nodes = 0
 
+    def grow(self, rows: int) -> None:
+        """There are `rows` rows now."""
+        more = np.zeros((MOST_NODES, rows - self.copies.shape[1]), dtype=bool)
+        more[: self.nodes] = np.arange(self.nodes)[:, None] == DRIVER
+        self.copies = np.concatenate([self.copies, more], axis=1)
+
     def add(self) -> int:
         """The number of a new node."""
         if self.nodes >= MOST_NODES:

@@ -1,0 +1,323 @@
+"""Forks: a new run from a committed round of another run, with other settings.
+
+A fork is the folder of a run that was interrupted after that round and has other settings. It has a copy of the round's
+checkpoint, in which the states of parts that were exchanged are those before round 1, and links to the client states,
+see `state/sharing.py`. From then on it is resumed as any run is; so a fork that is killed is resumed in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...algorithms.contract import Algorithm, Server
+from ..config.forkable import fork_changes
+from ..config.run_spec import RunSpec
+from ..config.schema import PARTS, Asynchronous, Experiment, part_name
+from ..config.schema import experiment as validated
+from ..errors import ConfigError
+from ..fleet.planner import PlanState, build_sampler, first_plan_state
+from ..methods.state_spec import StateSpec
+from ..records.lineage import Lineage, lineage_of, write_lineage
+from ..rounds.aggregation import StageRunner
+from ..rounds.defence import StageState
+from ..state.checkpoint import Snapshot, mark_forked, name_of, read, write, written
+from ..state.retention import state_folder
+from ..state.row_files import remove_files, width
+from ..state.sharing import Shared, share_rows
+from .launch import new_run_id, prepare
+from .run_directory import INITIAL, RunDirectory, log_line, read_run_id, refuse_run
+
+
+class States(NamedTuple):
+    """What a run commits with a round, besides the client states."""
+
+    server: Server
+    stage: StageState
+    plan: PlanState
+
+
+def fork_of(
+    parent: Path, number: int, experiment: Experiment, out: Path, run_id: str | None = None
+) -> tuple[RunSpec, RunDirectory]:
+    """Make a fork of the run in the folder `parent` after round `number`: its specification and its folder.
+
+    experiment: the configuration of the fork. out: its folder, which must not exist or be empty. run_id: a new one is
+    made if it is None. Raises ConfigError if the round has no sound checkpoint, or if a setting differs that must not.
+    """
+    refuse_run(out)
+    if not (parent / "run.json").is_file():
+        raise ConfigError(f"{parent} holds no run; give the folder that `fedfleet run` wrote")
+    origin, run_id = RunDirectory(parent, read_run_id(parent)), run_id or new_run_id()
+    if number == 0:
+        config = origin.config()
+        changes = fork_changes(config, experiment.plain())
+        lineage = Lineage(origin.run_id, str(origin.path), 0, changes, lineage_of(origin.path))
+        run_spec = prepare(experiment, run_id, out.resolve(), initial_model=origin.initial_model())
+        check_workload(parent_of(config, run_spec), run_spec)
+        return run_spec, RunDirectory(out, run_id, lineage)
+    folder = checkpoint_of(origin.path, number)
+    mark_forked(folder)
+    snapshot, wrong = read(folder)
+    if snapshot is None:
+        raise ConfigError(f"{folder} is damaged ({wrong}); fork another round: {others(origin.path, number)}")
+    changes = fork_changes(snapshot.config, experiment.plain())
+    lineage = Lineage(origin.run_id, str(origin.path), number, changes, lineage_of(origin.path))
+    if experiment.federation.rounds <= number:
+        rounds = experiment.federation.rounds
+        raise ConfigError(f"federation.rounds > {number} must hold to go on after it, got {rounds}; set it higher")
+    run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=origin.initial_model())
+    check_rounds(snapshot, run_spec)
+    fork, fresh = converted(snapshot, run_spec) if changes else (snapshot.server, [])
+    snapshot = snapshot._replace(server=fork, config=experiment.plain())
+    write_folder(origin, snapshot, run_spec, lineage, fresh)
+    return run_spec, RunDirectory(out, run_id, lineage)
+
+
+def checkpoint_of(parent: Path, number: int) -> Path:
+    """The folder of the checkpoint of a round. Raises ConfigError if there is none."""
+    folder = parent / "checkpoints" / name_of(number)
+    if number < 0 or not folder.is_dir():
+        raise ConfigError(f"--round: {parent} has no checkpoint of round {number}; {others(parent, number)}")
+    return folder
+
+
+def others(parent: Path, number: int) -> str:
+    """Which rounds near this one can be forked, and how to keep more, as the end of a message."""
+    numbers = {int(folder.name.removeprefix("round-")) for folder in written(parent)} - {number}
+    nearest = sorted(sorted(numbers, key=lambda each: abs(each - number))[:4])
+    there = f"it has those of {', '.join(map(str, nearest))}, and round 0 needs none" if nearest else "it has no others"
+    return f"{there}; to keep more, run it with checkpoint.every=N checkpoint.keep=M engine.keep_state=true"
+
+
+def check_rounds(snapshot: Snapshot, run_spec: RunSpec) -> None:
+    """Raise ConfigError if another number of rounds would change noise that has been accounted for."""
+    rounds, before, privacy = (
+        run_spec.experiment.federation.rounds, snapshot.config["federation"]["rounds"], run_spec.privacy
+    )  # fmt: skip
+    if privacy is not None and privacy.follows_rounds and rounds != before:
+        raise ConfigError(
+            f"federation.rounds must stay {before} in a fork, got {rounds}: the noise was calibrated for them; undo it"
+        )
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+def write_folder(
+    parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, lineage: Lineage, fresh: Sequence[str]
+) -> None:
+    """Write the folder of a fork beside its place, and give it its name when it is complete. fresh: the parts whose
+    state is that before round 1."""
+    assert run_spec.directory is not None
+    out = Path(run_spec.directory)
+    half = out.with_name(f".{out.name}.{run_spec.run_id}")
+    rows = state_folder(run_spec)
+    rows_now = half / "state" if rows == out / "state" else rows
+    try:
+        half.mkdir(parents=True)
+        shared = share(parent, snapshot, run_spec, rows_now)
+        checkpoint = half / "checkpoints" / name_of(snapshot.round)
+        checkpoint.mkdir(parents=True)
+        write(checkpoint, snapshot)
+        if (parent.path / INITIAL).is_file():
+            shutil.copyfile(parent.path / INITIAL, half / INITIAL)
+        write_lineage(half, lineage)
+        for name, text in beside(run_spec, snapshot.plan).items():
+            (half / name).write_text(text, encoding="utf-8")
+        for line in (lineage.sentence, *lines(shared, parent.path, run_spec, fresh)):
+            log_line(half, line)
+        if not (parent.path / "checkpoints" / name_of(snapshot.round) / "manifest.json").is_file():
+            raise ConfigError(
+                f"--round: the run in {parent.path} has just removed its checkpoint of round {snapshot.round}; "
+                f"{others(parent.path, snapshot.round)}"
+            )
+        try:
+            half.replace(out)
+        except OSError as error:
+            raise ConfigError(f"--out {out} must be a new or empty folder ({error.strerror}); choose another") from None
+    except BaseException:
+        remove_files(str(rows_now))
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+
+
+def beside(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
+    """The small files that a folder needs to be resumed, by name. plan: the execution plan of the checkpoint."""
+    return {
+        "plan.json": json.dumps({**plan, "how": "that of the run it is a fork of"}) + "\n",
+        "config.yaml": yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False),
+        "run.json": f'{{"run_id": "{run_spec.run_id}"}}\n',
+    }
+
+
+def share(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path) -> Shared:
+    """Give the fork the client states of the checkpoint. folder: of the fork's rows."""
+    sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
+    leaves = pytree.tree_leaves(sample)
+    if not leaves:
+        return Shared(0, 0, "")
+    before = validated_with(snapshot.config, run_spec.experiment)
+    own = state_folder(RunSpec.of(parent.run_id, before, str(parent.path)))
+    each = width(leaves, run_spec.experiment.engine.state_dtype == "bfloat16")
+    return share_rows(str(own), str(folder), snapshot.row[snapshot.row >= 0], each)
+
+
+def lines(shared: Shared, parent: Path, run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
+    """Lines for the log of a new fork."""
+    found = [f"the state of {part} is that before round 1" for part in fresh]
+    if shared.copied:
+        found.append(
+            f"the states of {shared.clients} clients, {shared.size:,} bytes, are copied from {parent}, because they "
+            f"cannot be linked ({shared.copied})"
+        )
+    elif shared.clients:
+        found.append(f"the states of {shared.clients} clients, {shared.size:,} bytes, are shared with {parent}")
+    if run_spec.privacy is not None and run_spec.privacy.is_noisy:
+        found.append(
+            "privacy: epsilon is that of this run alone; it has the same noise as its parent, so whoever sees both of "
+            "them sees their difference without noise"
+        )
+    return found
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+def parent_of(config: dict[str, Any], run_spec: RunSpec) -> RunSpec:
+    """The specification of the run that a fork is a fork of. config: its configuration. run_spec: of the fork."""
+    return RunSpec.of("parent", validated_with(config, run_spec.experiment), initial_model=run_spec.given_model)
+
+
+def validated_with(config: dict[str, Any], other: Experiment) -> Experiment:
+    """The experiment of a parent's configuration. Its parts that are the same in `other` are taken from there, because
+    parts that were objects are only texts in a configuration."""
+    plain = other.plain()
+    same = {part: getattr(other, part) for part in PARTS if part in config and config[part] == plain[part]}
+    return validated({**config, **same})
+
+
+def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list[str]]:
+    """(the leaves of a fork's checkpoint besides the client states, the parts whose state is that before round 1).
+
+    Raises ConfigError if the parent's states do not fit the fork's settings.
+    """
+    parent = parent_of(snapshot.config, run_spec)
+    before = parent.experiment
+    check_workload(parent, run_spec)
+    old, new = first_states(parent), first_states(run_spec)
+    count = pytree.tree_structure(old).num_leaves
+    taken = pytree.tree_unflatten(snapshot.server[:count], pytree.tree_structure(old))
+    in_flight = snapshot.server[count:]
+    fresh: list[str] = []
+    server = converted_server((parent, old.server, taken.server), (run_spec, new.server), fresh)
+    stage = StageState(
+        rule=kept(taken.stage.rule, new.stage.rule, same_name(before, run_spec, "aggregate"), "aggregate", fresh),
+        last=kept(taken.stage.last, new.stage.last, True, "aggregate", fresh),
+        attack=kept(taken.stage.attack, new.stage.attack, same_name(before, run_spec, "attack"), "attack", fresh),
+        noise=kept(taken.stage.noise, new.stage.noise, True, "privacy", fresh),
+    )
+    samplers = [part_name(each.federation.sampler) for each in (before, run_spec.experiment)]
+    sampler = kept(taken.plan.sampler, new.plan.sampler, samplers[0] == samplers[1], "federation.sampler", fresh)
+    plan = PlanState(sampler, taken.plan.clock)
+    return [*pytree.tree_leaves(States(server, stage, plan)), *in_flight], list(dict.fromkeys(fresh))
+
+
+@torch.no_grad()
+def first_states(run_spec: RunSpec) -> States:
+    """What a run has before round 1, as a checkpoint has it."""
+    experiment = run_spec.experiment
+    method, x = run_spec.method(), run_spec.initial_model()
+    stage = StageRunner(run_spec, lambda tasks: iter(())).init(StateSpec(method, x))
+    plan = first_plan_state(build_sampler(run_spec), experiment.federation, experiment.systems is not None)
+    return States(method.server_init(x), stage, pytree.tree_map(torch.from_numpy, plan))
+
+
+def check_workload(parent: RunSpec, run_spec: RunSpec) -> None:
+    """Raise ConfigError if the fork's workload has another model, or other rows of clients."""
+    if parent.experiment.workload == run_spec.experiment.workload:
+        return
+    if parent.initial_model().layout != run_spec.initial_model().layout:
+        raise ConfigError(
+            "workload: the model must keep its tensors in a fork, got another model; undo this, or start a new run"
+        )
+    old, new = (each.split().client_index for each in (parent, run_spec))
+    if not all(np.array_equal(a, b) for a, b in zip(old[:2], new[:2], strict=True)):
+        raise ConfigError(
+            "workload: the clients must keep their rows in a fork, got another partition; undo this, or start a new run"
+        )
+
+
+def converted_server(
+    parent: tuple[RunSpec, Server, Server], fork: tuple[RunSpec, Server], fresh: list[str]
+) -> Server:  # fmt: skip
+    """The server's state of a fork. parent: its specification, its first state and the one to go on from. fork: its
+    specification and its first state. fresh: receives the parts whose state is that before round 1."""
+    (old_spec, _, server), (new_spec, new) = parent, fork
+    old_method, method = old_spec.method(), new_spec.method()
+    clients = [StateSpec(each.method(), each.initial_model()).client for each in (old_spec, new_spec)]
+    if not alike(*clients):
+        raise ConfigError(
+            "method: clients must keep states of the same shape in a fork, got another shape; undo this, or start a "
+            "new run"
+        )
+    if kind_of(old_method) == kind_of(method) and alike(server.public, new.public):
+        same = type(server_rule(old_method)) is type(server_rule(method))
+        return Server(server.public, kept(server.private, new.private, same, "the server's rule", fresh))
+    if pytree.tree_leaves(clients[1]) or isinstance(new_spec.experiment.federation.pace, Asynchronous):
+        raise ConfigError(
+            f"method: what clients keep must mean the same in a fork, got {named(new_spec)} after {named(old_spec)}; "
+            "undo this, or start a new run"
+        )
+    fresh.append("the method")
+    return method.server_init(old_method.model(server))
+
+
+def named(run_spec: RunSpec) -> str:
+    return run_spec.experiment.title.split(" on ")[0]
+
+
+def kind_of(method: Algorithm) -> tuple[type, ...]:
+    """What the states of clients, and the public state of the server, mean: the classes of the method, of those that it
+    wraps, and of its estimator."""
+    estimator, inner = getattr(method, "estimator", None), getattr(method, "method", None)
+    own = (type(method), type(estimator))
+    return (*own, *kind_of(inner)) if isinstance(inner, Algorithm) else own
+
+
+def server_rule(method: Algorithm) -> Any:
+    """The server's rule of a method, or of one that it wraps; None if it has none."""
+    inner = getattr(method, "method", None)
+    return server_rule(inner) if isinstance(inner, Algorithm) else getattr(method, "server", None)
+
+
+def same_name(before: Experiment, run_spec: RunSpec, part: str) -> bool:
+    """Whether a part of the fork has the name that it had in the parent."""
+    names = []
+    for experiment in (before, run_spec.experiment):
+        spec = getattr(experiment, part)
+        names.append(part_name(spec) if isinstance(spec, str | dict) else type(spec).__name__)
+    return names[0] == names[1]
+
+
+def kept(old: Any, new: Any, same: bool, part: str, fresh: list[str]) -> Any:
+    """The old state of a part if it is the same part and has the same shape, else the new one. fresh: receives the name
+    of a part that begins anew."""
+    if same and alike(old, new):
+        return old
+    if pytree.tree_leaves(new):
+        fresh.append(part)
+    return new
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two states have the same structure, shapes and dtypes."""
+    if pytree.tree_structure(a) != pytree.tree_structure(b):
+        return False
+    pairs = zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)
+    return all(one.shape == other.shape and one.dtype == other.dtype for one, other in pairs)
