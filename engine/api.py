@@ -140,8 +140,8 @@ def _old(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec,
         experiment = validated(config)
     elif keys := differences(config, experiment.plain()):
         raise ConfigError(
-            f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give them to "
-            "`fedfleet fork`"
+            f"the run in {directory} is of another configuration: {'; '.join(keys)}; undo these changes, or give them "
+            "to `fedfleet fork`"
         )
     run_id, path, initial_model = run_directory.run_id, run_directory.path, run_directory.initial_model()
     return prepare(experiment, run_id, path, resume=True, initial_model=initial_model), run_directory

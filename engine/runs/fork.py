@@ -66,7 +66,7 @@ def fork_of(
         check_workload(parent_of(config, run_spec), run_spec)
         return run_spec, RunDirectory(out, run_id, lineage)
     folder = checkpoint_of(origin.path, number)
-    mark_forked(folder)
+    unsafe = marked(folder)
     snapshot, wrong = read(folder)
     if snapshot is None:
         raise ConfigError(f"{folder} is damaged ({wrong}); fork another round: {others(origin.path, number)}")
@@ -79,7 +79,7 @@ def fork_of(
     check_rounds(snapshot, run_spec)
     fork, fresh = converted(snapshot, run_spec) if changes else (snapshot.server, [])
     snapshot = snapshot._replace(server=fork, config=experiment.plain())
-    write_folder(origin, snapshot, run_spec, lineage, fresh)
+    write_folder(origin, snapshot, run_spec, lineage, fresh, unsafe)
     return run_spec, RunDirectory(out, run_id, lineage)
 
 
@@ -89,6 +89,16 @@ def checkpoint_of(parent: Path, number: int) -> Path:
     if number < 0 or not folder.is_dir():
         raise ConfigError(f"--round: {parent} has no checkpoint of round {number}; {others(parent, number)}")
     return folder
+
+
+def marked(folder: Path) -> str:
+    """Mark a checkpoint, see `mark_forked`. Returns why that is impossible, such as a folder that cannot be written to,
+    or ""."""
+    try:
+        mark_forked(folder)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def others(parent: Path, number: int) -> str:
@@ -101,9 +111,8 @@ def others(parent: Path, number: int) -> str:
 
 def check_rounds(snapshot: Snapshot, run_spec: RunSpec) -> None:
     """Raise ConfigError if another number of rounds would change noise that has been accounted for."""
-    rounds, before, privacy = (
-        run_spec.experiment.federation.rounds, snapshot.config["federation"]["rounds"], run_spec.privacy
-    )  # fmt: skip
+    rounds, before = run_spec.experiment.federation.rounds, snapshot.config["federation"]["rounds"]
+    privacy = run_spec.privacy
     if privacy is not None and privacy.follows_rounds and rounds != before:
         raise ConfigError(
             f"federation.rounds must stay {before} in a fork, got {rounds}: the noise was calibrated for them; undo it"
@@ -112,10 +121,10 @@ def check_rounds(snapshot: Snapshot, run_spec: RunSpec) -> None:
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 def write_folder(
-    parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, lineage: Lineage, fresh: Sequence[str]
+    parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, lineage: Lineage, fresh: Sequence[str], unsafe: str
 ) -> None:
     """Write the folder of a fork beside its place, and give it its name when it is complete. fresh: the parts whose
-    state is that before round 1."""
+    state is that before round 1. unsafe: see `share_rows`. Raises ConfigError if the folder cannot be written."""
     assert run_spec.directory is not None
     out = Path(run_spec.directory)
     half = out.with_name(f".{out.name}.{run_spec.run_id}")
@@ -123,7 +132,7 @@ def write_folder(
     rows_now = half / "state" if rows == out / "state" else rows
     try:
         half.mkdir(parents=True)
-        shared = share(parent, snapshot, run_spec, rows_now)
+        shared = share(parent, snapshot, run_spec, rows_now, unsafe)
         checkpoint = half / "checkpoints" / name_of(snapshot.round)
         checkpoint.mkdir(parents=True)
         write(checkpoint, snapshot)
@@ -143,9 +152,12 @@ def write_folder(
             half.replace(out)
         except OSError as error:
             raise ConfigError(f"--out {out} must be a new or empty folder ({error.strerror}); choose another") from None
-    except BaseException:
+    except BaseException as error:
         remove_files(str(rows_now))
         shutil.rmtree(half, ignore_errors=True)
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+            raise ConfigError(f"--out {out} cannot be written ({why}); make room, or choose another folder") from error
         raise
 
 
@@ -158,8 +170,8 @@ def beside(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def share(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path) -> Shared:
-    """Give the fork the client states of the checkpoint. folder: of the fork's rows."""
+def share(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: Path, unsafe: str) -> Shared:
+    """Give the fork the client states of the checkpoint. folder: of the fork's rows. unsafe: see `share_rows`."""
     sample = StateSpec(run_spec.method(), run_spec.initial_model()).client
     leaves = pytree.tree_leaves(sample)
     if not leaves:
@@ -167,7 +179,7 @@ def share(parent: RunDirectory, snapshot: Snapshot, run_spec: RunSpec, folder: P
     before = validated_with(snapshot.config, run_spec.experiment)
     own = state_folder(RunSpec.of(parent.run_id, before, str(parent.path)))
     each = width(leaves, run_spec.experiment.engine.state_dtype == "bfloat16")
-    return share_rows(str(own), str(folder), snapshot.row[snapshot.row >= 0], each)
+    return share_rows(str(own), str(folder), snapshot.row[snapshot.row >= 0], each, unsafe)
 
 
 def lines(shared: Shared, parent: Path, run_spec: RunSpec, fresh: Sequence[str]) -> list[str]:
@@ -215,7 +227,7 @@ def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list
     taken = pytree.tree_unflatten(snapshot.server[:count], pytree.tree_structure(old))
     in_flight = snapshot.server[count:]
     fresh: list[str] = []
-    server = converted_server((parent, old.server, taken.server), (run_spec, new.server), fresh)
+    server = converted_server((parent, taken.server), (run_spec, new.server), fresh)
     stage = StageState(
         rule=kept(taken.stage.rule, new.stage.rule, same_name(before, run_spec, "aggregate"), "aggregate", fresh),
         last=kept(taken.stage.last, new.stage.last, True, "aggregate", fresh),
@@ -253,12 +265,10 @@ def check_workload(parent: RunSpec, run_spec: RunSpec) -> None:
         )
 
 
-def converted_server(
-    parent: tuple[RunSpec, Server, Server], fork: tuple[RunSpec, Server], fresh: list[str]
-) -> Server:  # fmt: skip
-    """The server's state of a fork. parent: its specification, its first state and the one to go on from. fork: its
-    specification and its first state. fresh: receives the parts whose state is that before round 1."""
-    (old_spec, _, server), (new_spec, new) = parent, fork
+def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server], fresh: list[str]) -> Server:
+    """The server's state of a fork. parent: its specification and the state to go on from. fork: its specification and
+    its state before round 1. fresh: receives the parts whose state is that before round 1."""
+    (old_spec, server), (new_spec, new) = parent, fork
     old_method, method = old_spec.method(), new_spec.method()
     clients = [StateSpec(each.method(), each.initial_model()).client for each in (old_spec, new_spec)]
     if not alike(*clients):

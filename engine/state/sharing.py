@@ -53,23 +53,26 @@ def shared_ends(folder: str) -> tuple[int, ...]:
     raise ConfigError(f"{file} is damaged ({wrong}); make the fork again")
 
 
-def share_rows(parent: str, fork: str, rows: np.ndarray, width: int) -> Shared:
+def share_rows(parent: str, fork: str, rows: np.ndarray, width: int, unsafe: str = "") -> Shared:
     """Give a new fork the rows (c,) of the run that it is a fork of, by links if possible.
 
-    parent, fork: their folders of rows. width: the bytes of a row. Raises ConfigError if the parent's files are not
-    there, and OSError if links are impossible and the rows cannot be copied.
+    parent, fork: their folders of rows. width: the bytes of a row. unsafe: why the parent might write to these rows, so
+    that they must be copied; "" if it will not. Raises ConfigError if the parent's files are not there, and OSError if
+    the rows cannot be copied.
     """
     found = ranges_of(parent, width)
     if len(rows) and (not found or int(rows.max()) >= found[-1][0]):
         raise ConfigError(f"{parent} does not hold the client states of the checkpoint; put its files back")
-    size = len(rows) * width
-    try:
-        link(found, fork, rows)
-    except OSError as error:
+    why = unsafe
+    if not why:
+        try:
+            link(found, fork, rows)
+        except OSError as error:
+            why = error.strerror or str(error)
+    if why:
         make_files(fork, int(rows.max(initial=-1)) + 1, width)
         copy(found, fork, rows, width)
-        return Shared(len(rows), size, error.strerror or str(error))
-    return Shared(len(rows), size, "")
+    return Shared(len(rows), len(rows) * width, why)
 
 
 def ranges_of(folder: str, width: int) -> list[tuple[int, list[str]]]:

@@ -22,6 +22,7 @@ from fedfleet.engine.config.schedules import SCHEDULES
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.lineage import lineage_of
+from fedfleet.engine.runs import fork as forking
 from fedfleet.tune.forking import client_numbers, prepared
 from fedfleet.tune.run_report import write_run_report
 from fedfleet.tune.tracking.run_header import fork_tags
@@ -250,6 +251,16 @@ def test_files_that_cannot_be_linked_are_copied_and_the_log_says_so(parent, tmp_
     same(fedfleet.fork(fork, 4, out=tmp_path / "next"), parent)
 
 
+def test_a_parent_that_cannot_be_marked_is_copied(parent, tmp_path, monkeypatch):
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(forking, "mark_forked", refuse)
+    prepared(parent.directory, ROUND, (), tmp_path / "fork")
+    assert f"are copied from {parent.directory}" in (tmp_path / "fork" / "run.log").read_text()
+    assert not list((tmp_path / "fork" / "state").glob("shared-*"))
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("change", "why"),
@@ -289,6 +300,10 @@ def test_settings_of_an_asynchronous_run_and_of_a_private_one():
 
 
 def test_rounds_without_a_checkpoint_name_those_that_have_one(parent, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot be written \(Not a directory\)"):
+        prepared(parent.directory, ROUND, (), tmp_path / "file" / "fork")
+    (tmp_path / "file").unlink()
     done = invoke("fork", str(parent.directory), "--round", "17", "--out", str(tmp_path / "f"))
     (line,) = done.stderr.splitlines()
     assert done.exit_code == 2
