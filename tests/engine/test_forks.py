@@ -86,9 +86,11 @@ RARE = ("no client states", "narrow states", "attack")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.long] if k in RARE else []) for k in KINDS])
-def test_without_a_change_for_every_kind_of_run(kind, tmp_path):
+def test_every_kind_of_run_with_a_change_that_has_no_effect(kind, tmp_path):
     whole = fedfleet.run(experiment(data(**KINDS[kind])), tmp_path / "parent")
-    same(fedfleet.fork(whole, ROUND, out=tmp_path / "fork"), whole)
+    lr = KINDS[kind].get("method", SCAFFOLD)["rule"]["lr"]
+    same(fedfleet.fork(whole, ROUND, f"method.rule.lr={{schedule: constant, start: {lr}}}", tmp_path / "fork"), whole)
+    assert "is that before round 1" not in (tmp_path / "fork" / "run.log").read_text()
 
 
 def test_a_fork_of_a_fork(parent, tmp_path):
