@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ..engine.errors import ConfigError, FedFleetError
-from .cluster.cli import COMMANDS, at, on_cluster
+from .cluster.cli import COMMANDS, at, on_cluster, quiet
 from .leftovers import Out
 from .outcome import report_errors, resumable, show_result
 
@@ -36,9 +36,16 @@ def main() -> None:
 @click.option(
     "--detach", is_flag=True, help="Start the run on the cluster and return; `fedfleet attach` follows it later."
 )
+@quiet
 @report_errors
 def run(
-    experiment: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None, detach: bool
+    experiment: str,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    address: str | None,
+    detach: bool,
+    quiet: bool,
 ) -> None:
     """Run EXPERIMENT, a YAML file or a shipped name (see `fedfleet list experiments`)."""
     from .files import load
@@ -49,7 +56,7 @@ def run(
 
     from ..engine.api import run as start
     from ..engine.runs.launch import new_run_id
-    from .progress import Progress
+    from .progress import shown
 
     run_id = new_run_id()
     folder = out or Path("runs") / run_id
@@ -59,7 +66,7 @@ def run(
         click.echo(leave(loaded, folder, run_id))
         return
     with resumable(folder):
-        result = start(loaded, folder, [Progress()], run_id)
+        result = start(loaded, folder, shown(quiet), run_id)
     show_result(result, as_json)
 
 
@@ -69,8 +76,11 @@ def run(
 @click.option("--out", type=Out(), help="Local folder for the run's files; only if DIRECTORY is a URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
+@quiet
 @report_errors
-def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None) -> None:
+def resume(
+    run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool, address: str | None, quiet: bool
+) -> None:
     """Continue the run in DIRECTORY from its last checkpoint. The result has the same bits as an uninterrupted run.
 
     DIRECTORY may be a URL, the value of `checkpoint.folder`: the run's files are then copied from there into a local
@@ -91,10 +101,10 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
 
     from ..engine.api import resume as go_on
-    from .progress import Progress
+    from .progress import shown
 
     with resumable(directory):
-        result = go_on(loaded, directory, [Progress()])
+        result = go_on(loaded, directory, shown(quiet))
     show_result(result, as_json)
 
 
@@ -112,6 +122,7 @@ def resume(run: str, overrides: tuple[str, ...], out: Path | None, as_json: bool
 @click.option("--out", type=Out(), help="Folder for the fork's files (default: runs/<run id>).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @at
+@quiet
 @report_errors
 def fork(
     run: Path,
@@ -121,6 +132,7 @@ def fork(
     out: Path | None,
     as_json: bool,
     address: str | None,
+    quiet: bool,
 ) -> None:
     """Go on from a committed round of the run in DIRECTORY with other settings, as a run of its own.
 
@@ -134,20 +146,22 @@ def fork(
     run_spec, folder = prepared(run, number, on_cluster(overrides, address), out, clients)
 
     from ..engine.runs.launch import execute
-    from .progress import Progress
+    from .progress import shown
 
     with resumable(folder.path):
-        result = execute(run_spec, folder, [Progress()])
+        result = execute(run_spec, folder, shown(quiet))
     show_result(result, as_json)
 
 
 @main.command()
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
+@click.option("--all", "everything", is_flag=True, help="Also print the keys that have their defaults.")
 @report_errors
-def show(experiment: str, overrides: tuple[str, ...]) -> None:
-    """Print the resolved configuration, the parameters by kind, and the bytes that one round sends.
+def show(experiment: str, overrides: tuple[str, ...], everything: bool) -> None:
+    """Print the configuration, the parameters by kind, and the bytes that one round sends.
 
+    Of the configuration, it prints the keys that the file and the command line set, and all others only with --all.
     No round is run, but plug-ins that EXPERIMENT names are executed, including files that lie beside it.
     """
     from .files import load
@@ -155,7 +169,7 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
     loaded = load(experiment, overrides)
     from .show import describe, described_lineage
 
-    click.echo("\n".join([*described_lineage(Path(experiment)), describe(loaded)]))
+    click.echo("\n".join([*described_lineage(Path(experiment)), describe(loaded, everything)]))
 
 
 @main.command()
@@ -176,6 +190,7 @@ def show(experiment: str, overrides: tuple[str, ...]) -> None:
 )
 @click.option("--keep-models", is_flag=True, help="Keep every cell's final model.")
 @at
+@quiet
 @report_errors
 def study(
     study: str,
@@ -184,6 +199,7 @@ def study(
     jobs: int | None,
     keep_models: bool,
     address: str | None,
+    quiet: bool,
     **reduced: Any,
 ):
     """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped."""
@@ -192,7 +208,7 @@ def study(
     given = {key: value for key, value in reduced.items() if value is not None}
     if address is not None:
         overrides = (f"experiment.engine.address={address}", *overrides)
-    if failed := run_named(study, overrides, given, out, jobs, keep_models):
+    if failed := run_named(study, overrides, given, out, jobs, keep_models, quiet):
         raise FedFleetError(
             f"{failed} of the study's cells failed; the report says why, and the same command tries them again"
         )
@@ -200,17 +216,21 @@ def study(
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", type=Out(), help="The page to write, a .html file (default: report.html in FOLDER).")
 @report_errors
-def report(folder: Path) -> None:
-    """Write report.html for the run, study or search in FOLDER, from what has been run so far.
+def report(folder: Path, out: Path | None) -> None:
+    """Write the report of the run, study or search in FOLDER, from what has been run so far.
 
-    The page is interactive and needs no network. For a study, report.md with the same numbers is written beside it.
+    The page is interactive and needs no network. For a study, a .md file with the same numbers is written beside it.
     """
+    from .leftovers import check_page
+
+    page = check_page("--out", out) if out is not None else folder / "report.html"
     if (folder / "study.yaml").is_file():
         from .report.page import write_report
         from .study.folder import Folder
 
-        click.echo(write_report(Folder(folder)))
+        click.echo(write_report(Folder(folder), page))
         return
     if (folder / "search.yaml").is_file():
         from .search.run import report_again as write_page
@@ -220,7 +240,7 @@ def report(folder: Path) -> None:
         raise ConfigError(
             f"{folder} holds no study, search or run; give a folder that `fedfleet study`, `search` or `run` wrote"
         )
-    click.echo(write_page(folder))
+    click.echo(write_page(folder, page))
 
 
 @main.command()
@@ -266,14 +286,23 @@ def compare(
 @click.option("--paper-grid", is_flag=True, help="Search the grid that a paper gives for the method.")
 @click.option("--paper", default="auto", help="Name of the paper, if several give a grid; implies --paper-grid.")
 @click.option("--resume", "go_on", is_flag=True, help="Continue the search in the folder EXPERIMENT.")
+@click.option("--python", "as_code", is_flag=True, help="Print the same search as a Python program; run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object on the last line.")
 @at
+@quiet
 @report_errors
-def search(experiment: str, overrides: tuple[str, ...], as_json: bool, address: str | None, **how: Any) -> None:
+def search(
+    experiment: str, overrides: tuple[str, ...], as_json: bool, as_code: bool, address: str | None, **how: Any
+) -> None:
     """Search the ranges in EXPERIMENT, a YAML file or a shipped name. Optuna proposes values, Ray Tune runs the trials.
 
     A range takes the place of a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
     """
+    if as_code:
+        from .search.api import as_python
+
+        click.echo(as_python(experiment, overrides, resume=how.pop("go_on"), address=address, **how))
+        return
     from .search.command import run_search, text_of
 
     found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)

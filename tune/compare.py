@@ -14,6 +14,8 @@ from ..engine.config.differences import FREE_KEYS, flatten
 from ..engine.config.schema import Federation
 from ..engine.errors import ConfigError
 from ..engine.records.lineage import lineage_of
+from .leftovers import check_page
+from .part_defaults import with_defaults
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
@@ -39,10 +41,7 @@ def compare_runs(folders: Sequence[Path], metric: str, lower: bool, targets: Seq
         found = replace(found, report=report.model_copy(update={"targets": (target,)}))
     if html is None:
         return text(found, tables(found))
-    if html.suffix != ".html":
-        raise ConfigError(f"--html must end with .html, got {html}; the charts and a .md file are written beside it")
-    html.parent.mkdir(parents=True, exist_ok=True)
-    return write_page(found, html.parent, html.stem)
+    return write_page(found, check_page("--html", html))
 
 
 def shared_target(found: Findings) -> float | None:
@@ -142,10 +141,21 @@ def settings_of(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
 
 
 def labels_of(configurations: list[dict[str, Any]]) -> list[str]:
-    """A label for each run: the method's name and the values of all keys in which the runs differ."""
+    """A label for each run: the method's name and the values of all keys in which the runs differ.
+
+    A run that leaves an argument out is labelled by the argument's default.
+    """
+    written = {key for data in configurations for key in data}
+    configurations = with_defaults([named(data, written) for data in configurations])
     keys = sorted({key for data in configurations for key in data})
     differ = [key for key in keys if len({str(data.get(key)) for data in configurations}) > 1]
     return [label_of(data, [key for key in differ if key != "method.name"]) for data in configurations]
+
+
+def named(data: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    """The settings in which parts that are given by a name alone are written like those with arguments: {"method.rule":
+    "sgd"} -> {"method.rule.name": "sgd"}, if some run has this key."""
+    return {f"{k}.name" if isinstance(v, str) and f"{k}.name" in keys else k: v for k, v in data.items()}
 
 
 def label_of(data: dict[str, Any], differ: list[str]) -> str:

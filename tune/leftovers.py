@@ -29,6 +29,18 @@ class Out(click.ParamType):
         return Path(value)
 
 
+def check_page(option: str, path: Path) -> Path:
+    """The path of an HTML page that an option names, in a folder that exists now. Raises ConfigError."""
+    from ..engine.config.limits import check_folder
+    from ..engine.errors import ConfigError
+
+    if path.suffix != ".html":
+        raise ConfigError(f"{option} must end with .html, got {path}; charts and a .md file may be written beside it")
+    check_folder(f"{option} {path}", path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def check_out(out: Path) -> None:
     """Raise ConfigError for a folder that cannot be created, before anything is computed."""
     from ..engine.config.limits import check_folder

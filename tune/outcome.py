@@ -84,7 +84,8 @@ def text_of(result: Any) -> str:
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return "\n".join(
         [
-            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s   {metrics}",
+            f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the whole run in "
+            f"{summary['total_seconds']:.1f} s   {metrics}",
             f"down {megabytes(summary['bytes_down'])}, up {megabytes(summary['bytes_up'])}   "
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",

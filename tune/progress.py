@@ -1,4 +1,4 @@
-"""Progress of a run: one line with the round, loss, accuracy and clients per second; on a terminal with a bar."""
+"""Progress of a run: the round, loss, accuracy and clients per second, as a live line or as lines of a log."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from ..engine.config.run_spec import RunSpec
 from ..engine.rounds.driver import Record
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
+from .pulse import Pulse
 
 SHOWN = ("loss", "accuracy", "clients/s")
 
 
 class Progress(Observer):
-    """An observer that updates the line on a terminal or below the cell of a notebook. It prints nothing elsewhere."""
+    """An observer that updates a line on a terminal or below the cell of a notebook.
+
+    Elsewhere, as in the log of a batch job, it prints a line to standard error after the first ten seconds, and then at
+    growing intervals of at most a minute.
+    """
 
     def __init__(self) -> None:
         self.bar: Any = None
         self.cell: Any = None  # IPython's handle of the line in a notebook
         self.task: Any = None
+        self.pulse: Pulse | None = None  # of the lines of a log
         self.rounds: int = 0
         self.shown: dict[str, str] = {}
 
@@ -30,6 +36,7 @@ class Progress(Observer):
 
             self.cell = display({"text/plain": "starting"}, raw=True, display_id=True)
         if not sys.stderr.isatty():
+            self.pulse = Pulse() if self.cell is None else None
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,16 +53,16 @@ class Progress(Observer):
         self.task = self.bar.add_task("starting", total=self.rounds)
 
     def record(self, record: Record) -> None:
-        if self.bar is None and self.cell is None:
-            return
         self.shown["loss"] = f"{record['train/loss']:.4f}"
         if "eval/accuracy" in record:
             self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
         self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"
         text = "  ".join(f"{name} {self.shown[name]}" for name in SHOWN if name in self.shown)
+        line = f"round {record['round']:.0f} of {self.rounds}  {text}"
         if self.cell is not None:
-            line = f"round {record['round']:.0f} of {self.rounds}  {text}"
             self.cell.update({"text/plain": line}, raw=True)
+        if self.pulse is not None and self.pulse.due():
+            print(line, file=sys.stderr, flush=True)
         if self.bar is not None:
             self.bar.update(self.task, completed=record["round"], description=text)
 
@@ -72,6 +79,11 @@ class Progress(Observer):
     def _stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def shown(quiet: bool) -> list[Observer]:
+    """The observers of a command that runs an experiment. quiet: whether to show no progress."""
+    return [] if quiet else [Progress()]
 
 
 def in_notebook() -> bool:

@@ -22,11 +22,10 @@ PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
 
 
-def write_run_report(folder: Path) -> Path:
-    """Write report.html into the folder of a run; returns its path."""
-    path = folder / "report.html"
-    write(path, render(page_of(folder)))
-    return path
+def write_run_report(folder: Path, page: Path) -> Path:
+    """Write the page of the run in a folder; returns its path."""
+    write(page, render(page_of(folder)))
+    return page
 
 
 def page_of(folder: Path) -> Page:
@@ -59,7 +58,8 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
         f"{sizes.get('rounds')} rounds",
     ]
     if result:
-        made.append(f"took {duration(float(result.get('seconds', 0)))}")
+        rounds, whole = (duration(float(result.get(key, 0))) for key in ("seconds", "total_seconds"))
+        made.append(f"the rounds took {rounds}, the whole run {whole}")
     if run_id := read_json(folder / "run.json").get("run_id"):
         made.append(f"run {run_id}")
     if lineage := lineage_of(folder):
@@ -104,13 +104,13 @@ def costs(columns: Columns) -> Table:
         for name, key in (("bytes up", "comm/bytes_up"), ("bytes down", "comm/bytes_down")):
             rows.append([Text(name), Text(f"{total.get(key, 0) / 1e6:,.1f} MB")])
         rows.append([Text("rounds"), Text(f"{len(columns['round'])}")])
-        rows.append([Text("seconds of the rounds"), Text(f"{total.get('time/seconds', 0):,.1f} s")])
+        rows.append([Text("seconds"), Text(f"{total.get('time/seconds', 0):,.1f} s")])
         for name, key in (("local steps", "client/steps"), ("gradients", "client/gradients")):
             if key in total:
                 rows.append([Text(name), Text(f"{total[key]:,.0f}")])
         if total.get("client/dropped"):
             rows.append([Text("clients left out"), Text(f"{total['client/dropped']:,.0f}")])
-    return Table("Costs", "Sums over all rounds.", ["cost", "of the run"], rows)
+    return Table("Costs", "Sums over all rounds; the start of the run is not counted.", ["cost", "of the run"], rows)
 
 
 def settings(config: dict[str, Any]) -> Table:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from ..algorithms.contract import Algorithm
 from ..algorithms.parts.groups import is_dual
 from ..algorithms.parts.muon import kinds
 from ..algorithms.parts.reparameterisation import Compressing
 from ..algorithms.tree import Tree
+from ..engine.config.differences import flatten
 from ..engine.config.run_spec import RunSpec
 from ..engine.config.schema import Experiment
 from ..engine.errors import ConfigError
@@ -23,8 +26,11 @@ from .listing import columns
 from .partition import PartitionSummary, table_of
 
 
-def describe(experiment: Experiment) -> str:
-    """The description as text. Missing data are mentioned in it and are no error, since nothing runs."""
+def describe(experiment: Experiment, everything: bool = True) -> str:
+    """The description as text. Missing data are mentioned in it and are no error, since nothing runs.
+
+    everything: whether the configuration includes the keys that nobody has set, with their defaults.
+    """
     run_spec = RunSpec.of("show", experiment)
     method, buffers = run_spec.method(), run_spec.buffers
     x = run_spec.checked_initial_model()
@@ -33,7 +39,27 @@ def describe(experiment: Experiment) -> str:
     tables = [parameters(x, buffers), "", *compression(method, state_spec), traffic(run_spec, x), data(run_spec)]
     if run_spec.privacy is not None:
         tables += ["", run_spec.privacy.description(run_spec.last_round)]
-    return "\n".join([yaml.safe_dump(experiment.plain(), sort_keys=False), *tables])
+    return "\n".join([configuration(experiment, everything), *tables])
+
+
+def configuration(experiment: Experiment, everything: bool) -> str:
+    """The configuration as YAML. everything: see `describe`."""
+    whole = experiment.plain()
+    if everything:
+        return yaml.safe_dump(whole, sort_keys=False)
+    given = chosen(whole, experiment)
+    left = len(flatten(whole)) - len(flatten(given))
+    return f"{yaml.safe_dump(given, sort_keys=False)}# {left} further keys have their defaults; --all prints them\n"
+
+
+def chosen(whole: dict[str, Any], section: BaseModel) -> dict[str, Any]:
+    """The part of a section's plain data that was set, also in the sections inside of it."""
+    found = {}
+    for key in whole:
+        inner = getattr(section, key)
+        if key in section.model_fields_set and whole[key] != []:
+            found[key] = chosen(whole[key], inner) if isinstance(inner, BaseModel) else whole[key]
+    return found
 
 
 def described_lineage(folder: Path) -> list[str]:

@@ -112,6 +112,10 @@ class Pool(ABC):
         """Columns for the round's record, counted since the last call."""
         return {}
 
+    def unfinished(self) -> int:
+        """The number of tasks of the phase under way that have no result yet. Another thread may ask."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Stop the workers."""

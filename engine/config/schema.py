@@ -468,6 +468,7 @@ class Tracking(Section):
     seconds at the end of a run (default true).
     `system`: whether the load of the processors, memory, disk, network and GPUs is recorded while the run goes on
     (default false).
+    `metrics`: whether a run on Ray sets gauges that the nodes of Ray export to Prometheus (default true).
     """
 
     uri: str = "auto"
@@ -476,6 +477,7 @@ class Tracking(Section):
     clients: bool = False
     model: bool = True
     system: bool = False
+    metrics: bool = True
 
 
 class AsIf(Section):

@@ -30,6 +30,7 @@ class Retry:
         clients of a block are trained at once, so that a smaller block needs less memory.
         """
         self.pool, self.on_failure, self.log, self.remedy, self.at_once = pool, on_failure, log, remedy, at_once
+        self.repeated = 0  # tasks that failed for the first time, and were run again
 
     def run(self, phase: Phase, meanwhile: Callable[[], Any] | None = None) -> Iterator[TaskResult | PartialSum]:
         """The results of all tasks, in any order, and the sums that do not come with their results.
@@ -45,6 +46,7 @@ class Retry:
         twice: list[Failure] = []
         yield from self._successes(outcomes, once)
         if once:
+            self.repeated += len(once)
             repeated = self.pool.run_phase(phase.again([failure.task for failure in once]))
             yield from map(with_own_memory, self._successes(repeated, twice))
         for failure in twice:

@@ -31,14 +31,15 @@ class Result:
     """The result of a finished run.
 
     `rows`: a dictionary for each round; `records`: the same as a table of Arrow. `model`: name -> tensor of the final
-    model. `seconds`: the duration of the whole run. `directory`: the run's folder, None for a run without files.
+    model. `total_seconds`: from the call to its end, with everything around the rounds, such as the start of Ray; of a
+    run that was resumed, only its last part. `directory`: the run's folder, None for a run without files.
     """
 
     run_id: str
     experiment: Experiment
     rows: History
     model: dict[str, Tensor]
-    seconds: float
+    total_seconds: float
     directory: Path | None = None
 
     @staticmethod
@@ -95,6 +96,11 @@ class Result:
         return evaluate(self.experiment, self.model, test, clients)
 
     @property
+    def seconds(self) -> float:
+        """The sum of the column time/seconds: the duration of all rounds, also of those before the run was resumed."""
+        return float(sum(row["time/seconds"] for row in self.rows))
+
+    @property
     def model_sha256(self) -> str:
         """The SHA-256 of the names and bytes of the final model's tensors."""
         return model_digest(self.model)
@@ -114,6 +120,7 @@ class Result:
             "bytes_down": int(sum(row["comm/bytes_down"] for row in self.rows)),
             "bytes_up": int(sum(row["comm/bytes_up"] for row in self.rows)),
             "seconds": round(self.seconds, 3),
+            "total_seconds": round(self.total_seconds, 3),
             "directory": str(self.directory) if self.directory else None,
         }
 

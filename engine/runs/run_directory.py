@@ -144,7 +144,7 @@ class RunDirectory(Observer):
         try:
             summary = json.loads((self.path / "result.json").read_text("utf-8"))
             rows, model = History(read_rows(self.path / "rounds.parquet")), load_model(self.path / "model.safetensors")
-            return Result(summary["run_id"], configuration, rows, model, summary["seconds"], self.path)
+            return Result(summary["run_id"], configuration, rows, model, summary["total_seconds"], self.path)
         except Exception as error:  # damage shows itself in any kind of error
             raise ConfigError(f"{self.path}: the result is damaged or incomplete ({first_line(error)})") from error
 

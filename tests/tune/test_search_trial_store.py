@@ -3,16 +3,26 @@ use Ray."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
+import socket
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.search.importance import importances
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.samplers import sampler as chosen
-from fedfleet.tune.search.trial_store import TrialStore, storage_url
+from fedfleet.tune.search.trial_store import Trial, TrialStore, storage_url
+
+from .commands import until
 
 RATE = {"search": "loguniform", "low": 1e-3, "high": 10.0}
 MU = {"search": "uniform", "low": 0.0, "high": 1.0}
@@ -198,3 +208,144 @@ def test_another_studys_storage_is_refused(tmp_path: Path):
     (tmp_path / "broken" / "search.db").write_text("no database" * 100)
     with pytest.raises(ConfigError, match="cannot be opened"):
         made(tmp_path / "broken", **MIN)
+
+
+# --- warm starts ------------------------------------------------------------------------------------------------------
+def ended_search(folder: Path, count: int, **search: Any) -> Path:
+    """A folder as a search leaves it, with `count` finished trials and one that failed."""
+    folder.mkdir()
+    made = plan(spec(**search))
+    (folder / "search.yaml").write_text(yaml.safe_dump(made.plain()))
+    (folder / "search.json").write_text(json.dumps({"search_id": "earlier", "study": "study"}))
+    store = TrialStore(made, storage_url("auto", folder), "study")
+    for _ in range(count):
+        proposal = store.propose()
+        assert proposal is not None
+        store.report(proposal.number, 1, cost(proposal.values) + 1)
+        store.end(proposal.number, "finished", [cost(proposal.values)], {"rounds": 27})
+    failed = store.propose()
+    assert failed is not None
+    store.end(failed.number, "failed", [], {"reason": "broken"})
+    return folder
+
+
+@pytest.mark.parametrize("by", ["folder", "storage", "named study"])
+def test_a_warm_start_teaches_and_counts_for_nothing_else(tmp_path: Path, by: str):
+    """Ten finished trials of an earlier search are in the study, with their intermediate values. They are no trials of
+    the new search and cannot be its best one; TPE proposes near the best of them at once. A resumed search does not add
+    them again."""
+    before = ended_search(tmp_path / "before", 10, **MIN, trials=12)
+    database = f"sqlite:///{before / 'search.db'}"
+    source = {"folder": str(before), "storage": database, "named study": f"{database}#study"}[by]
+    setting = {**MIN, "trials": 3, "warm_start": source}
+    store = made(tmp_path, **setting)
+    known = store.study.get_trials()
+    assert len(known) == 10
+    assert all(t.state.name == "COMPLETE" and t.intermediate_values[1] == t.value + 1 for t in known)
+    assert (store.trials(), store.best(), store.reported()) == ([], [], {})
+    (first,) = played(store, 1)
+    assert store.best()[0].params == first
+    assert [t.number for t in store.trials()] == [10]
+    cold = played(TrialStore(plan(spec(**MIN, trials=3)), storage_url("auto", tmp_path), "cold"), 1)[0]
+    assert first != cold
+    again = made(tmp_path, **setting)
+    assert len(played(again, 5)) == 2
+    assert len(again.study.get_trials()) == 13
+    further = made_from(tmp_path / "further", warm_start=[str(before), f"sqlite:///{tmp_path / 'search.db'}#study"])
+    assert len(further.study.get_trials()) == 13, "what was added to a search is not passed on"
+
+
+def made_from(folder: Path, **search: Any) -> TrialStore:
+    folder.mkdir()
+    return made(folder, **MIN, **search)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": {**RATE, "high": 1.0}}, r"before has other ranges, method\.rule\.lr is FloatDistribution.*high=10\.0"),
+        ({"mu": 0.5}, r"has other ranges, method\.mu is .* there and none here; give this search the same ranges"),
+        (
+            {"objectives": {"eval/loss": "max"}},
+            r"searched for eval/loss \(min\), and this search is for eval/loss \(max",
+        ),
+        ({"objectives": {"bytes": "min"}}, r"searched for eval/loss \(min\), and this search is for bytes \(min\)"),
+        ({"warm_start": "nowhere"}, "nowhere holds no search; give the folder of one"),
+        ({"warm_start": "sqlite:////nowhere/x.db"}, "there is no file /nowhere/x.db"),
+        ({"warm_start": "{db}#other"}, "has no study other; "),
+        ({"sampler": "random"}, "the sampler random learns from no trial"),
+    ],
+)
+def test_warm_starts_that_are_refused(tmp_path: Path, change: dict[str, Any], message: str):
+    before = ended_search(tmp_path / "before", 3, **MIN, trials=5)
+    asked = {**MIN, "warm_start": str(before), **change}
+    if isinstance(asked["warm_start"], str):
+        asked["warm_start"] = asked["warm_start"].replace("{db}", f"sqlite:///{before / 'search.db'}")
+    with pytest.raises(ConfigError, match=f"search.warm_start: .*{message}"):
+        made(tmp_path, **asked)
+
+
+def test_the_front_has_what_no_other_trial_surpasses(tmp_path: Path):
+    objectives = {"eval/loss": "min", "eval/accuracy": "max"}
+    store = made(tmp_path, objectives=objectives, trials=9)
+    values = [(1.0, 0.5), (2.0, 0.9), (2.0, 0.8), (1.0, 0.5), (3.0, 0.9), (0.5, 0.1)]
+    for pair in values:
+        proposal = store.propose()
+        assert proposal is not None
+        store.end(proposal.number, "finished", list(pair), {})
+    assert [t.number for t in store.best()] == [0, 1, 3, 5]
+    assert {t.number for t in store.study.best_trials} == {0, 1, 3, 5}
+
+
+# --- importance -------------------------------------------------------------------------------------------------------
+def test_the_range_that_matters_has_the_larger_share():
+    """The value depends on the step size alone, over 40 random trials; with fewer than eight there are no shares."""
+    asked = plan(spec(objectives={"eval/loss": "min", "eval/accuracy": "max"}))
+    draw = random.Random(0)
+    trials = []
+    for number in range(40):
+        values = {"method.rule.lr": 10 ** draw.uniform(-3, 1), "method.mu": draw.random()}
+        height = abs(math.log10(values["method.rule.lr"]) + 1)
+        trials.append(Trial(number, "finished", values, (height, -height), 27))
+    shares = importances(asked, trials)
+    for of_key in shares.values():
+        assert list(of_key) == ["method.rule.lr", "method.mu"]
+        assert of_key["method.rule.lr"] > 0.8
+        assert sum(of_key.values()) == pytest.approx(1)
+    assert list(shares) == ["eval/loss", "eval/accuracy"]
+    assert importances(asked, trials[:7]) == {}
+
+
+# --- other programs ---------------------------------------------------------------------------------------------------
+@pytest.mark.long
+def test_optunas_dashboard_reads_the_storage(tmp_path: Path):
+    """A server of optuna-dashboard shows the trials, their values after each round, and the names of the objectives."""
+    pytest.importorskip("optuna_dashboard")
+    folder = ended_search(tmp_path / "before", 4, **MIN, trials=9)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from optuna_dashboard._cli import main; main()"]
+    command += ["--host", "127.0.0.1", "--port", str(port), f"sqlite:///{folder / 'search.db'}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            (study,) = until(lambda: answer(f"http://127.0.0.1:{port}/api/studies"), "the dashboard")["study_summaries"]
+            detail = answer(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}")
+        finally:
+            server.kill()
+    assert study["study_name"] == "study"
+    assert detail is not None
+    assert detail["objective_names"] == ["eval/loss"]
+    trials = detail["trials"]
+    assert [trial["state"] for trial in trials] == ["Complete"] * 4 + ["Fail"]
+    assert all(trial["intermediate_values"] == [{"step": 1, "value": trial["values"][0] + 1}] for trial in trials[:4])
+    assert {param["name"] for param in trials[0]["params"]} == {"method.mu", "method.rule.lr"}
+
+
+def answer(url: str) -> Any:
+    """What a server answers, None while there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return json.load(response)
+    except OSError:
+        return None

@@ -30,6 +30,7 @@ from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.secrets import redacted
 from fedfleet.tune.files import load
+from fedfleet.tune.tracking import stores
 from fedfleet.tune.tracking.mlflow_writer import TOP, End, Writer
 from fedfleet.tune.tracking.model import Predictor, example, with_network
 from fedfleet.tune.tracking.origin import origin
@@ -41,7 +42,7 @@ from fedfleet.workloads.digits import Digits
 
 from .commands import COMMAND, invoke, shell, until
 
-RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--out", "mine")
+RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--quiet", "--out", "mine")
 RUN += ("tracking.model=false",)  # exporting a model takes seconds; one test has it
 SECRET = "hunter2"
 
@@ -114,6 +115,23 @@ def test_a_run_in_sqlite(here: Path):
     assert done.stderr == ""
     check_complete(f"sqlite:///{here / 'mlflow.db'}", json.loads(done.stdout.splitlines()[-1]), here)
     assert {path.name for path in here.iterdir()} == {"mine", "mlflow.db", "mlartifacts", "downloaded"}
+
+
+def test_a_new_store_is_a_copy_of_an_empty_one(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """MLflow makes its tables once; later stores are copies of the empty one in the cache, unless that is damaged."""
+    monkeypatch.setenv("FEDFLEET_CACHE", str(here / "cache"))
+    made = []
+    create = stores.create_tables
+    monkeypatch.setattr(stores, "create_tables", lambda file: (made.append(file), create(file)))
+    for name in ("a", "b", "c"):
+        (here / name).mkdir()
+        if name == "c":
+            stores.empty_store().write_bytes(b"damaged")
+        client, place = open_store(f"sqlite:///{here / name / 'mlflow.db'}", "mine")
+        client.create_run(place)
+        assert [found.name for found in client.search_experiments()] == ["mine", "Default"]
+        assert client.get_experiment(place).artifact_location == (here / name / "mlartifacts/mine").as_uri()
+    assert [file.parent.name for file in made] == ["a", "c"]
 
 
 def commit_here(folder: Path) -> str:

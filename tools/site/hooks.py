@@ -25,8 +25,18 @@ FROM_ROOT = {
     "project/contributing.md": "CONTRIBUTING.md",
     "project/changelog.md": "CHANGELOG.md",
     "project/governance.md": "GOVERNANCE.md",
+    "assets/grafana.json": "tune/monitoring/grafana.json",
 }
-"""Pages of the site whose files lie outside of docs/."""
+"""Pages and files of the site that lie outside of docs/."""
+WEIGHTS = {
+    "getting-started": 2,
+    "tutorials/": 2,
+    "howto/": 2,
+    "reference/python": 0.2,
+    "results/": 0.2,
+    "project/": 0.2,
+}
+"""Beginnings of the paths of pages -> their weight in the search."""
 PACKAGES = ("algorithms", "engine", "tune", "workloads")
 MATHJAX = "tex-svg.js"
 """MathJax in one file, with its fonts, from the package sphinx-mathjax-offline."""
@@ -70,6 +80,13 @@ def on_files(files: Files, config: Any) -> Files:
     mathjax = resources.files("sphinx-mathjax-offline") / "static/mathjax" / MATHJAX
     files.append(File.generated(config, f"assets/{MATHJAX}", abs_src_path=str(mathjax)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Give the pages that readers look for first more weight in the search, and those that mention everything less."""
+    weight = next((weight for begin, weight in WEIGHTS.items() if page.file.src_uri.startswith(begin)), 1)
+    page.meta.setdefault("search", {"boost": weight})
+    return markdown
 
 
 def generated() -> Iterator[tuple[str, str]]:

@@ -70,13 +70,14 @@ def index() -> str:
 
 
 def page(name: str) -> str:
-    """The page of one method."""
+    """The page of one method. Its head also says what the method is, so that the site's search finds it."""
     tables = Registry().tables
     entry = tables["METHODS"][name]
     module = inspect.getmodule(resolve(entry))
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")
     parts = [
-        f"# `{name}`\n\n{paragraphs[0]}\n",
+        f"---\ntitle: {name}\n---\n",
+        f"# `{name}`: {summary(entry)} {{ #{name} }}\n\n{paragraphs[0]}\n",
         f"{citation(module)}\n",
         f"## Equations\n\n{NOTATION}\n" + equations_of(paragraphs) + shared_equations(paragraphs[1]),
         f"## Arguments\n\n{arguments(entry, tables)}",

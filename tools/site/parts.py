@@ -15,8 +15,16 @@ from .text import meanings, sentence, table
 PAGES = {
     "workloads": ("Workloads and data sets", "WORKLOADS", "workload: {name: digits, model: mlp}"),
     "models": ("Models", "MODELS", "workload: {name: fashion_mnist, model: {name: cnn4, norm: group}}"),
-    "partitions": ("Partitions", "PARTITIONS", "workload: {name: digits, partition: {name: dirichlet, beta: 0.1}}"),
-    "rules": ("Local rules", "RULES", "method: {name: fedavg, rule: {name: momentum, lr: 0.05}}"),
+    "partitions": (
+        "Partitions: non-IID data",
+        "PARTITIONS",
+        "workload: {name: digits, partition: {name: dirichlet, beta: 0.1}}",
+    ),
+    "rules": (
+        "Local rules and their step sizes (learning rates)",
+        "RULES",
+        "method: {name: fedavg, rule: {name: momentum, lr: 0.05}}",
+    ),
     "balls": ("Orthogonalisations", "BALLS", "method: {name: fedmuon_bc, ball: {name: newton_schulz, iterations: 3}}"),
     "compressions": ("Compressions", "COMPRESSIONS", "method: {name: fedavg, compression: {name: sparsification}}"),
     "aggregators": ("Rules of aggregation", "AGGREGATORS", "aggregate: {name: multi_krum, f: 4, before: [nnm]}"),

@@ -30,13 +30,42 @@ With `tracking.clients: true` each round has a file `clients/round-000001.parque
 are empty for those whose results were not used. An update of an [asynchronous run](../howto/asynchronous.md) has rows
 for its results, and for the clients that were lost or too stale since the update before.
 """
+SECONDS = """\
+## Seconds
+
+A name of a time has one meaning in all places:
+"""
+TIMES = (
+    (
+        "`time/seconds`",
+        "seconds of one round, from the drawing of the cohort to the end of the evaluation, if there is one; in "
+        "round 1 also the pass over all clients that some methods begin with. The commit of the round and its "
+        "checkpoint are not included",
+    ),
+    (
+        "`seconds`",
+        "the sum of `time/seconds` over the rounds, also those before a run was resumed: in `result.json`, "
+        "`Result.seconds`, `fedfleet run`, `fedfleet compare`, reports, charts against seconds, and a search's "
+        "objective `seconds`. Seconds to a target are those up to the evaluation that reached it",
+    ),
+    (
+        "`total_seconds`",
+        "from the call to its end, with the start of Ray, the data, the measurement of plans and the last files; of a "
+        "run that was resumed, its last part: in `result.json`, `Result.total_seconds` and `fedfleet run`",
+    ),
+    (
+        "virtual seconds",
+        "`system/clock` and `system/seconds`: the time of the clients' devices that a run with `systems` simulates",
+    ),
+)
 NAMES = re.compile(r"^(\S.*?)\s{2,}(\S.*)$")
 
 
 def page() -> str:
     head = ("column", "meaning")
     rounds, clients = table(head, rows_of(columns())), table(head, rows_of(columns(per_client)))
-    return "\n".join([HEAD, rounds, CLIENTS, clients, CLUSTER, table(head, cluster())])
+    times = table(("name", "meaning"), [(name, sentence(text)) for name, text in TIMES])
+    return "\n".join([HEAD, rounds, SECONDS, times, CLIENTS, clients, CLUSTER, table(head, cluster())])
 
 
 def rows_of(named: list[tuple[list[str], str]]) -> list[tuple[str, str]]:

@@ -15,6 +15,9 @@ at = click.option(
 )
 
 
+quiet = click.option("--quiet", is_flag=True, help="Print no progress, only the result.")
+
+
 def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tuple[str, ...]:
     """The overrides, with those of --address in front. keys: those to set (default: the backend and the address)."""
     if address is None:
@@ -51,8 +54,9 @@ def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path 
 @click.option("--address", help="Address of the cluster (default: auto); for a job, address of the dashboard.")
 @click.option("--stop", is_flag=True, help="Ask the run to write a checkpoint and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@quiet
 @report_errors
-def attach(run: str, address: str | None, stop: bool, as_json: bool) -> None:
+def attach(run: str, address: str | None, stop: bool, as_json: bool, quiet: bool) -> None:
     """Follow RUN to its end: the id or folder of a detached run, or the id of a job. Ctrl-C does not stop the run.
 
     Without RUN, list the detached runs.
@@ -67,7 +71,7 @@ def attach(run: str, address: str | None, stop: bool, as_json: bool) -> None:
 
         follow(run, address or "auto", stop)
         return
-    show_result(follow_run(run, address or "auto", stop), as_json)
+    show_result(follow_run(run, address or "auto", stop, quiet), as_json)
 
 
 @click.command()

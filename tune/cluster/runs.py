@@ -15,7 +15,7 @@ from ...engine.runs.result import Result
 from ...engine.runs.run_directory import read_run_id
 from ..keyboard import keyboard
 from ..outcome import resumable
-from ..progress import Progress
+from ..progress import shown
 from ..tracking.stores import store
 
 
@@ -37,12 +37,13 @@ def going(address: str) -> Sequence[str]:
     return detached.running()
 
 
-def follow_run(run: str, address: str, stop: bool) -> Result:
-    """Follow a detached run to its end. run: its id or its folder; stop: ask it for a checkpoint and its end."""
+def follow_run(run: str, address: str, stop: bool, quiet: bool) -> Result:
+    """Follow a detached run to its end. run: its id or its folder; stop: ask it for a checkpoint and its end; quiet:
+    whether to show no progress."""
     run_id = read_run_id(Path(run)) if (Path(run) / "run.json").is_file() else run
     try:
         with keyboard(), resumable(Path(run)):
-            return detached.attach(run_id, address, [Progress()], signal.SIGTERM if stop else 0)
+            return detached.attach(run_id, address, shown(quiet), signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
         raise FedFleetError(
             f"the run continues; to follow it again: fedfleet attach {run_id} --address {address}"

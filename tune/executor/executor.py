@@ -50,13 +50,14 @@ class Executor:
         if not self.started:
             self.ours, self.started = connect(self.engine), True
 
-    def run(self, source: Source) -> None:
-        """Execute the source's runs, until it has none left or `stop` asks to end; returns when no run is under way."""
+    def run(self, source: Source) -> Any:
+        """Execute the source's runs, until it has none left or `stop` asks to end; returns Tune's results, a
+        `ray.tune.ResultGrid`, when no run is under way."""
         self.start()
         from .trials import execute
 
         bundles = self._bundles()
-        execute(source, self.at_once or fitting(bundles), bundles, self.stop)
+        return execute(source, self.at_once or fitting(bundles), bundles, self.stop)
 
     def _bundles(self) -> list[dict[str, float]]:
         """The resources that a run reserves from its beginning to its end.

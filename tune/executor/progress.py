@@ -1,4 +1,5 @@
-"""Progress of many runs on standard error: one line that is updated on a terminal, else one line for each ended run."""
+"""Progress of many runs on standard error: one line that is updated on a terminal; else a line for each run that ends,
+and lines in between if that takes long."""
 
 from __future__ import annotations
 
@@ -7,21 +8,25 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
+from ..pulse import Pulse
 from ..quantities import duration
 
 
 class LiveLine:
     """Counts runs and estimates the remaining time. A subclass names the best run so far in `best_text`."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        """quiet: whether to print nothing."""
+        self.quiet = quiet
         self.bar: Any = None
+        self.pulse = Pulse()
 
     def open(self, what: str, total: int, done: int) -> None:
         """Begin to count. what: name of a run, trial or cell; done: number of the `total` runs that ended before."""
         self.what, self.total, self.done, self.earlier = what, total, done, done
         self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
         self.since = time.monotonic()
-        if not sys.stderr.isatty():
+        if self.quiet or not sys.stderr.isatty():
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -48,6 +53,8 @@ class LiveLine:
 
     def say(self, line: str, detail: str) -> None:
         """Print how a run has ended. detail: the end of the line, left out if a live line shows the same."""
+        if self.quiet:
+            return
         if self.bar is None:
             print(line + detail, file=sys.stderr, flush=True)
         else:
@@ -75,6 +82,10 @@ class LiveLine:
         return f", about {duration((time.monotonic() - self.since) / made * left)}" if made > 0 and left > 0 else ""
 
     def _update(self) -> None:
-        if self.bar is not None:
-            under_way = "  ".join(f"{label} {share:.0%}" for label, share in self.shares.values())
+        if self.quiet:
+            return
+        under_way = "  ".join(f"{label} {share:.0%}" for label, share in self.shares.values())
+        if self.bar is None and under_way and self.pulse.due():
+            print(f"{self.done} of {self.total} done, {self.state()}: {under_way}", file=sys.stderr, flush=True)
+        elif self.bar is not None:
             self.bar.update(self.task, completed=self.done, description=f"{self.state()}\n{under_way}")

@@ -40,8 +40,8 @@ GRACE_SECONDS = 30.0
 
 
 class RunActor(tune.Trainable):
-    """A trainable of Ray Tune, whose `step` returns the next report. The run has a thread of its own, so that it can be
-    asked to end in the middle of a round."""
+    """A trainable of Ray Tune, whose `step` returns the next report, and for Tune's own results the last record in it.
+    The run has a thread of its own, so that it can be asked to end in the middle of a round."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.config, self.running = config, None
@@ -55,7 +55,8 @@ class RunActor(tune.Trainable):
     def step(self) -> dict[str, Any]:
         if self.running is None:  # not earlier: Tune may start an actor and then choose another one for the run
             self.running = RunThread(self.config["run"], self.config["cwd"], self.config["variables"])
-        return {"report": self.running.next()}
+        report = self.running.next()
+        return {"report": report, "status": report.status, **(report.rows[-1] if report.rows else {})}
 
     def cleanup(self) -> None:
         if self.running is not None:

@@ -15,7 +15,8 @@ class RunRequest(NamedTuple):
     key: name of the run, unique in its source. experiment: plain data of the experiment. folder: for the run's files,
     on a file system that all nodes share. run_id: a new id if None. columns: the run reports after each round whose
     record has all of these columns, and then waits for the source's answer; if None, it reports about twice a second
-    and does not wait. keep_model: whether the final model stays in the folder.
+    and does not wait. keep_model: whether the final model stays in the folder. params: the values that were chosen for
+    this run, by dotted key, for Tune's own results.
     """
 
     key: str
@@ -24,6 +25,7 @@ class RunRequest(NamedTuple):
     run_id: str | None = None
     columns: tuple[str, ...] | None = None
     keep_model: bool = False
+    params: dict[str, Any] = {}  # noqa: RUF012 nobody changes it
 
 
 class Report(NamedTuple):

@@ -50,7 +50,7 @@ class SourceSearcher(NotPickled, Searcher):
             return None if self.live else Searcher.FINISHED
         self.live[trial_id] = spec.key
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        return {"run": spec, "cwd": str(Path.cwd()), "variables": variables}
+        return {"params": spec.params, "run": spec, "cwd": str(Path.cwd()), "variables": variables}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         key = self.live.pop(trial_id, None)
@@ -96,11 +96,11 @@ class StopWhenAsked(NotPickled, tune.Stopper):
         return bool(self.asked())
 
 
-def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: Callable[[], Any]) -> None:
+def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: Callable[[], Any]) -> tune.ResultGrid:
     """Execute a source's runs until it has none left or `stop` returns something true.
 
     limit: largest number of simultaneous runs. bundles: resources that each run reserves. Ray must be connected.
-    Returns when all runs that were under way have ended.
+    Returns Tune's results when all runs that were under way have ended.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -127,4 +127,4 @@ def execute(source: Source, limit: int, bundles: list[dict[str, float]], stop: C
                 ),  # for a process that died; other failures are reports
             ),
         )
-        tuner.fit()
+        return tuner.fit()

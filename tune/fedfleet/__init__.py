@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .tune.files import load
     from .tune.forking import fork
     from .tune.progress import Progress
+    from .tune.search.api import search
+    from .tune.search.run import Found
 
     __version__: str
 
@@ -48,6 +50,7 @@ __all__ = [
     "Experiment",
     "FedFleetError",
     "Federation",
+    "Found",
     "Interrupted",
     "Local",
     "Observer",
@@ -64,6 +67,7 @@ __all__ = [
     "resume",
     "rounds",
     "run",
+    "search",
     "shutdown",
 ]
 
@@ -82,6 +86,8 @@ _MODULES = {
     "tune.files": ("load",),
     "tune.forking": ("fork",),
     "tune.progress": ("Progress",),
+    "tune.search.api": ("search",),
+    "tune.search.run": ("Found",),
 }
 """Module of this package -> the names that come from it."""
 

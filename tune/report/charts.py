@@ -132,6 +132,11 @@ def legend(found: Findings, name: str) -> Chart | None:
     return Chart(name, "Methods: " + ", ".join(shown), svg(figure, name))
 
 
+def titled(what: str, place: Place) -> str:
+    """The description of a chart, with the level if there is one."""
+    return f"{what}, {name_of(place)}" if place else what
+
+
 # --- kinds ------------------------------------------------------------------------------------------------------------
 def curves(found: Findings, virtual: bool = False) -> list[Chart]:
     """Learning curves, one panel for each level. virtual: over the virtual clock, on a logarithmic scale, and not over
@@ -148,7 +153,7 @@ def curves(found: Findings, virtual: bool = False) -> list[Chart]:
             axes.set(xlabel="virtual seconds" if virtual else "round", ylabel=found.unit)
             scaled(axes, found.report)
             name, prefix, what = ("clock", "v", " over virtual time") if virtual else ("curves", "c", "")
-            alt = f"Learning curves{what}, {name_of(place)}"
+            alt = titled(f"Learning curves{what}", place)
             made.append(Chart(f"{name}-{number}", alt, svg(figure, f"{prefix}{number}")))
     return made
 
@@ -204,7 +209,7 @@ def against(found: Findings) -> Iterator[Chart]:
             axes.tick_params(axis="x", rotation=30)
         axes.set(xlabel=plain(axis), ylabel=found.unit)
         scaled(axes, found.report)
-        yield Chart(f"levels-{number}", f"Final values along {axis}, {name_of(other)}", svg(figure, f"l{number}"))
+        yield Chart(f"levels-{number}", titled(f"Final values along {axis}", other), svg(figure, f"l{number}"))
 
 
 def pareto(found: Findings) -> list[Chart]:
@@ -222,7 +227,7 @@ def pareto(found: Findings) -> list[Chart]:
         axes.plot([p[0] for p in ahead], [p[1] for p in ahead], color="#888888", linewidth=1, zorder=0)
         axes.set(xlabel="MB up and down", ylabel=found.unit)
         scaled(axes, found.report)
-        made.append(Chart(f"bytes-{number}", f"Final value against bytes, {name_of(place)}", svg(figure, f"b{number}")))
+        made.append(Chart(f"bytes-{number}", titled("Final value against bytes", place), svg(figure, f"b{number}")))
     return made
 
 

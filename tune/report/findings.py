@@ -106,8 +106,13 @@ class Findings:
 
 
 def name_of(place: Place) -> str:
-    """A level as text."""
-    return ", ".join(place) or "all"
+    """A level as text, "" for the only level of runs without axes."""
+    return ", ".join(place)
+
+
+def key_of(place: Place) -> str:
+    """The key of a level in the section `published` of a study; a study without axes has the level "all"."""
+    return name_of(place) or "all"
 
 
 def findings(folder: Folder) -> Findings:

@@ -26,7 +26,7 @@ from ..page.content import (
     thinned,
 )
 from .charts import BYTES
-from .findings import Findings, Place, Run, at_rounds, mean_clock, mean_curve, name_of
+from .findings import Findings, Place, Run, at_rounds, key_of, mean_clock, mean_curve, name_of
 from .heat import Grid, grids, short
 from .statistics import front, spread
 from .tables import mean_and_std
@@ -138,13 +138,13 @@ def published(found: Findings) -> Iterator[Figure]:
     """Our values and the paper's, one chart for each level."""
     theirs = found.published.values
     for place in found.places:
-        methods = [m for m in found.methods if name_of(place) in theirs.get(m, {})]
+        methods = [m for m in found.methods if key_of(place) in theirs.get(m, {})]
         if not methods:
             continue
         spreads = [spread(list(found.finals(method, place).values())) for method in methods]
         series = []
         for i, (method, ours) in enumerate(zip(methods, spreads, strict=True)):
-            value, number = theirs[method][name_of(place)], style(found, method)
+            value, number = theirs[method][key_of(place)], style(found, method)
             texts = [f"{method}\npublished: {value:.1f}, here: {mean_and_std(found, ours, ours.n)}"]
             mean, std = numbers([ours.mean * found.factor]), numbers([np.nan_to_num(ours.std) * found.factor])
             series.append(Marks(method, number, [value], [i], texts=texts, symbol="diamond-open", legend=False))

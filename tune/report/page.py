@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,15 +17,18 @@ from .findings import Findings, findings
 from .interactive import page_of
 from .tables import tables
 
-
-def write_report(folder: Folder) -> str:
-    """Write the report of what has been run so far; returns its tables as text."""
-    return write_page(findings(folder), folder.path)
+SENTENCE_END = re.compile(r"(?<!et al)[.] (?=[A-Z])")
 
 
-def write_page(found: Findings, path: Path, name: str = "report") -> str:
-    """Write NAME.html, NAME.md and the charts into a folder; returns the tables as text."""
-    made, drawn = tables(found), groups(found)
+def write_report(folder: Folder, page: Path | None = None) -> str:
+    """Write the report of what has been run so far; returns its tables as text. page: by default report.html in the
+    study's folder."""
+    return write_page(findings(folder), page or folder.path / "report.html")
+
+
+def write_page(found: Findings, page: Path) -> str:
+    """Write the page NAME.html, and NAME.md with its charts beside it; returns the tables as text."""
+    made, drawn, path, name = tables(found), groups(found), page.parent, page.stem
     charts = path / ("charts" if name == "report" else f"{name}-charts")
     if charts.is_dir():
         shutil.rmtree(charts)
@@ -32,15 +36,16 @@ def write_page(found: Findings, path: Path, name: str = "report") -> str:
     for group in drawn:
         for chart in [*([group.legend] if group.legend else []), *group.charts]:
             write(charts / f"{chart.name}.svg", chart.svg)
-    write(path / f"{name}.html", html.render(page_of(found, made)))
+    write(page, html.render(page_of(found, made)))
     write(path / f"{name}.md", markdown.page(found, made, drawn, charts.name))
     return text(found, made)
 
 
 def text(found: Findings, made: list[Table]) -> str:
-    """The title and the tables as text."""
+    """The title and the tables as text, each with the first sentence of its note, which says what the numbers are."""
     parts = [found.title, *(f"Reduced: {note}." for note in found.notes)]
     for table in made:
         rows = [tuple(table.heads), *(tuple(cell.text for cell in row) for row in table.rows)]
-        parts.append(f"\n{table.title}\n{columns(rows)}")
+        note = f": {SENTENCE_END.split(table.note)[0].removesuffix('.')}" if table.note else ""
+        parts.append(f"\n{table.title}{note}\n{columns(rows)}")
     return "\n".join(parts)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ..page.content import Table, Text
-from .findings import Findings, Place, Run, name_of
+from .findings import Findings, Place, Run, key_of, name_of
 from .statistics import Spread, holm, paired, reached, spread
 
 LEVEL = 0.05
@@ -17,7 +17,18 @@ BY = "by the reported metric on the test set, as in the papers"
 def tables(found: Findings) -> list[Table]:
     """All tables that have rows."""
     made = [results(found), published(found), *targets(found), significance(found), settings(found), costs(found)]
-    return [table for table in [*made, troubles(found), privacy(found)] if table.rows]
+    return [without_level(table) for table in [*made, troubles(found), privacy(found)] if table.rows]
+
+
+def without_level(table: Table) -> Table:
+    """The table without the column of levels, if runs without axes have left it empty."""
+    if "level" not in table.heads:
+        return table
+    at = table.heads.index("level")
+    if any(row[at].text for row in table.rows):
+        return table
+    heads, *rows = ([*line[:at], *line[at + 1 :]] for line in (table.heads, *table.rows))
+    return table._replace(heads=heads, rows=rows)
 
 
 def privacy(found: Findings) -> Table:
@@ -57,7 +68,7 @@ def results(found: Findings) -> Table:
         rows.append([Text(method), *cells])
     last = f", each the mean of its last {found.report.last} evaluations" if found.report.last > 1 else ""
     note = f"{found.head}: mean ± standard deviation over seeds{last}. The best value of each column stands out."
-    return Table("Results", note, ["method", *map(name_of, found.places)], rows)
+    return Table("Results", note, ["method", *(name_of(place) or found.unit for place in found.places)], rows)
 
 
 def leader(found: Findings, place: Place) -> str | None:
@@ -72,7 +83,7 @@ def leader(found: Findings, place: Place) -> str | None:
 
 def published(found: Findings) -> Table:
     """The paper's numbers, ours, and the differences."""
-    rows, places = [], {name_of(place): place for place in found.places}
+    rows, places = [], {key_of(place): place for place in found.places}
     for method, values in found.published.values.items():
         for level, value in values.items():
             if method in found.methods and level in places:
@@ -154,7 +165,7 @@ def settings(found: Findings) -> Table:
             chosen = [run.chosen for run in found.at(method, place)]
             if any(chosen):
                 text = chosen[0] if len(set(chosen)) == 1 else " | ".join(chosen)
-                rows.append(plain(method, name_of(place), text, paper.get(method, {}).get(name_of(place), "")))
+                rows.append(plain(method, name_of(place), text, paper.get(method, {}).get(key_of(place), "")))
     heads = ["method", "level", "chosen", "published"]
     if not any(row[3].text for row in rows):
         heads, rows = heads[:3], [row[:3] for row in rows]

@@ -8,31 +8,21 @@ from pathlib import Path
 import yaml
 
 from ...engine.errors import ConfigError
-from ...engine.runs.launch import new_run_id
-from ..files import load_data, override
 from ..leftovers import check_out
-from .paper_grids import with_grid
-from .run import Found, load, search
+from .api import SEARCHES, search
+from .run import Found
 from .trial_store import Trial
-
-SEARCHES = Path("runs/searches")
 
 
 def run_search(
-    source: str, overrides: Iterable[str], out: Path | None, paper_grid: bool, paper: str, go_on: bool
+    source: str, overrides: Iterable[str], out: Path | None, paper_grid: bool, paper: str, go_on: bool, quiet: bool
 ) -> Found:
-    """Run a search. source: an experiment's file or shipped name; with `go_on` the folder of a search to continue."""
-    wants_grid = paper_grid or paper != "auto"
-    if go_on:
-        if out is not None or wants_grid:
-            raise ConfigError("--resume takes only the search's folder; leave --out and --paper-grid out")
-        return search(override(load(Path(source)).plain(), overrides), source, resume=True, progress=True)
-    data = load_data(source, overrides)
-    if wants_grid:
-        data = with_grid(data, paper)
-    folder = out or SEARCHES / new_run_id()
-    check_out(folder)
-    return search(data, folder, progress=True)
+    """Run a search; the arguments are those of `api.search`. source: an experiment's file or shipped name; with `go_on`
+    the folder of a search to continue."""
+    if go_on and (out is not None or paper_grid or paper != "auto"):
+        raise ConfigError("--resume takes only the search's folder; leave --out and --paper-grid out")
+    check_out(out or SEARCHES)
+    return search(source, overrides, out, paper_grid=paper_grid, paper=paper, resume=go_on, quiet=quiet)
 
 
 def text_of(found: Found) -> str:

@@ -39,6 +39,8 @@ class Search(Section):
     `storage`: Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search.
     `study`: the name of the study in the storage (default: the name of the experiment and the id of the search).
     `start`: points to try first, as in [{method.rule.lr: 0.1}].
+    `warm_start`: earlier searches over the same ranges with the same objectives, from whose finished trials the sampler
+    and the pruner learn: their folders, or URLs of Optuna storages (URL#STUDY if one has several studies).
     `keep_models`: whether every trial's final model is kept in its folder (default false).
     """
 
@@ -55,6 +57,7 @@ class Search(Section):
     storage: str = "auto"
     study: str = ""
     start: tuple[dict[str, Any], ...] = ()
+    warm_start: tuple[str, ...] = ()
     keep_models: bool = False
 
     @field_validator("objectives")
@@ -63,6 +66,11 @@ class Search(Section):
         if not value:
             raise ValueError("needs an objective, as in {eval/accuracy: max}")
         return value
+
+    @field_validator("warm_start", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("concurrent")
     @classmethod
@@ -164,6 +172,10 @@ def check(made: Plan) -> None:
         raise ConfigError(f"search.pruner: {asked.pruner} needs one objective, got {len(asked.objectives)}; use none")
     if asked.start and made.sampler == "grid":
         raise ConfigError("search.start: a grid tries all its points anyway; leave start out")
+    if asked.warm_start and made.sampler in ("grid", "random"):
+        raise ConfigError(
+            f"search.warm_start: the sampler {made.sampler} learns from no trial; use tpe or cmaes, or leave it out"
+        )
     starts(made)
     for values in corners(found):
         made.experiment(values)

@@ -12,6 +12,7 @@ from ...engine.storage.atomic_write import write
 from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from ..page.html import render
 from ..quantities import is_share, shown
+from .importance import importances
 from .plan import Plan
 from .space import Range, number
 from .trial_store import Trial, TrialStore
@@ -20,11 +21,10 @@ LEADERS = 6
 """Number of the best trials whose curves have colours of their own."""
 
 
-def write_search_report(plan: Plan, store: TrialStore, folder: Path) -> Path:
-    """Write report.html into the folder of a search; returns its path."""
-    path = folder / "report.html"
-    write(path, render(page_of(plan, store.trials(), store.best(), store.reported())))
-    return path
+def write_search_report(plan: Plan, store: TrialStore, page: Path) -> Path:
+    """Write the page of a search; returns its path."""
+    write(page, render(page_of(plan, store.trials(), store.best(), store.reported())))
+    return page
 
 
 def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[int, dict[int, float]]) -> Page:
@@ -32,11 +32,12 @@ def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[i
     objectives = list(plan.settings.objectives)
     trial_numbers = "In the order of their numbers. The line is the best value so far."
     framed = "The trials that no other trial surpasses in all objectives are framed."
-    every = "Every trial that finished, against each of its values. The best one is framed."
+    every = "Slices: every trial that finished, against each of its values. The best one is framed."
     sections = [
         of_table(best_table(plan, best)),
         Section("Values by trial", trial_numbers, figures=tuple(progress(plan, trials))),
         Section("Pareto front", framed, figures=tuple(pareto(plan, trials, best))),
+        Section("Importance", IMPORTANCE, figures=tuple(importance(plan, trials))),
         Section("Sensitivity", every, figures=tuple(sensitivity(plan, trials, best))),
         Section("Curves of the trials", curves_note(objectives[0]), figures=tuple(curves(plan, trials, reported))),
         of_table(trial_table(plan, trials, best)),
@@ -188,19 +189,47 @@ def pareto(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figur
         yield Figure("marks", "", Axis(unit(names[at])), Axis(unit(names[0])), series)
 
 
+IMPORTANCE = (
+    "The share of each range in what sets the best tenth of the trials apart from all of them, by PED-ANOVA. A range "
+    "with a small share may keep any of its values. With few trials the shares are rough."
+)
+
+
+def importance(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
+    """The importance of each range, one series for each objective; nothing if there are too few trials or ranges."""
+    shares = importances(plan, trials)
+    if not shares:
+        return
+    keys = list(reversed(next(iter(shares.values()))))  # the largest share of the first objective is drawn at the top
+    names = tuple(key.removeprefix("method.") for key in keys)
+    series = []
+    for at, (objective, of_key) in enumerate(shares.items()):
+        x = numbers(100 * of_key[key] for key in keys)
+        texts = [f"{name}\n{objective}: {100 * of_key[key]:.0f} %" for key, name in zip(keys, names, strict=True)]
+        series.append(Marks(objective, at, x, list(range(len(keys))), texts=texts, legend=len(shares) > 1))
+    yield Figure("marks", "", Axis("importance (%)"), Axis("", labels=names), series)
+
+
 def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
-    """The first objective against the values of each range."""
-    name, done = next(iter(plan.settings.objectives)), finished(trials)
-    for one in plan.ranges if len(done) > 1 else ():
-        known = [trial for trial in done if one.key in trial.params]
-        axis, place = axis_of(one)
-        texts = [describe(trial, list(plan.settings.objectives)) for trial in known]
-        y = numbers(trial.values[0] * factor(name) for trial in known)
-        series = [Marks("", 0, [place(trial.params[one.key]) for trial in known], y, texts=texts, legend=False)]
-        for trial in best:
-            x, top = [place(trial.params[one.key])], numbers([trial.values[0] * factor(name)])
-            series.append(Marks("", 1, x, top, texts=[describe(trial, [name])], symbol="square-open", legend=False))
-        yield Figure("marks", one.key.removeprefix("method."), axis, Axis(unit(name)), series)
+    """Each objective against the values of each range."""
+    done = finished(trials)
+    for at, name in enumerate(plan.settings.objectives if len(done) > 1 else ()):
+        for one in plan.ranges:
+            yield slice_of(plan, one, at, name, done, best)
+
+
+def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best: list[Trial]) -> Figure:
+    """One objective against the values of one range. at: the objective's place in the values of a trial."""
+    known = [trial for trial in done if one.key in trial.params]
+    axis, place = axis_of(one)
+    texts = [describe(trial, list(plan.settings.objectives)) for trial in known]
+    y = numbers(trial.values[at] * factor(name) for trial in known)
+    series = [Marks("", 0, [place(trial.params[one.key]) for trial in known], y, texts=texts, legend=False)]
+    for trial in best:
+        x, top = [place(trial.params[one.key])], numbers([trial.values[at] * factor(name)])
+        text = [describe(trial, list(plan.settings.objectives))]
+        series.append(Marks("", 1, x, top, texts=text, symbol="square-open", legend=False))
+    return Figure("marks", one.key.removeprefix("method."), axis, Axis(unit(name)), series)
 
 
 def axis_of(one: Range) -> tuple[Axis, Any]:

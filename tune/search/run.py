@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.rounds.expected_columns import check_column
+from ...engine.runs.chart import needs
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
@@ -25,7 +26,12 @@ from .plan import TOTALS, Plan, plan
 from .report import write_search_report
 from .space import corners, decided
 from .trial_source import SearchObserver, TrialSource, trial_folder
-from .trial_store import Trial, TrialStore, storage_url
+from .trial_store import Trial, TrialStore, open_storage, storage_url
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from optuna import Study
+    from ray.tune import ResultGrid
 
 SAVED = "search.yaml"
 KEPT = "search.json"
@@ -42,6 +48,8 @@ class Found:
     `best`: the experiment with the best trial's values instead of its ranges, as plain data; `folder`/best.yaml has the
     same for `fedfleet run`. `values`: objective -> the best trial's value. `trials`: all trials. `front`: the Pareto
     front of several objectives, in which `best` is the best in the first objective; else only the best trial.
+    `storage`, `study_name`: Optuna's. `results`: what Ray Tune gives for the trials of this call, a
+    `ray.tune.ResultGrid` without files; None if no trial was left to run.
     """
 
     search_id: str
@@ -50,6 +58,35 @@ class Found:
     values: dict[str, float]
     trials: tuple[Trial, ...]
     front: tuple[Trial, ...]
+    storage: str = field(default="", repr=False)
+    study_name: str = ""
+    results: ResultGrid | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def study(self) -> Study:
+        """The study of Optuna, with all trials and their values after every evaluated round."""
+        from optuna import load_study
+
+        return load_study(study_name=self.study_name, storage=open_storage(self.storage))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The trials as a data frame of pandas, one row for each: `number`, `status`, a column for each objective and
+        each range (by its dotted key), `rounds` and `reason`. Raises ConfigError if pandas is not installed."""
+        needs("pandas", "or use trials")
+        import pandas as pd
+
+        rows = [
+            {
+                "number": trial.number,
+                "status": trial.status,
+                **dict(zip(self.values, trial.values, strict=False)),
+                **trial.params,
+                "rounds": trial.rounds,
+                "reason": trial.reason,
+            }
+            for trial in self.trials
+        ]
+        return pd.DataFrame(rows).set_index("number")
 
     @property
     def value(self) -> float:
@@ -158,14 +195,15 @@ def conducted(source: TrialSource) -> Found:
         clean_up_ended(source)
         for observer in source.observers:
             observer.begins(source.store.trials())
+        results = None
         try:
             if source.store.open():
-                execute(source, stop)
+                results = execute(source, stop)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
                 raise source.broken
-            outcome = found(source)
+            outcome = replace(found(source), results=results)
             status = "finished"
             return outcome
         except (Interrupted, KeyboardInterrupt):
@@ -177,8 +215,8 @@ def conducted(source: TrialSource) -> Found:
                 observer.ends(status)
 
 
-def execute(source: TrialSource, stop: Callable[[], int]) -> None:
-    """Run trials until none is left or `stop` returns the number of a signal."""
+def execute(source: TrialSource, stop: Callable[[], int]) -> ResultGrid:
+    """Run trials until none is left or `stop` returns the number of a signal; returns Tune's results."""
     plan = source.plan
     engine = plan.experiment(next(corners(plan.ranges))).engine
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
@@ -187,7 +225,7 @@ def execute(source: TrialSource, stop: Callable[[], int]) -> None:
             executor.start()
         except ConfigError as error:
             raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
-        executor.run(source)
+        return executor.run(source)
 
 
 def left(source: TrialSource) -> str:
@@ -215,9 +253,10 @@ def found(source: TrialSource) -> Found:
         for trial in front:
             its = dict(zip(plan.settings.objectives, trial.values, strict=True))
             write(folder / "front" / f"{trial.number:04d}.yaml", winner(decided(plan.data, trial.params), trial, its))
-    outcome = Found(source.search_id, folder, best, values, trials, tuple(front))
+    database = storage_url(plan.settings.storage, folder)
+    outcome = Found(source.search_id, folder, best, values, trials, tuple(front), database, store.study.study_name)
     write(folder / "result.json", json.dumps(outcome.summary(), indent=2) + "\n")
-    write_search_report(plan, store, folder)
+    write_search_report(plan, store, folder / "report.html")
     return outcome
 
 
@@ -256,11 +295,11 @@ def load(folder: Path) -> Plan:
     return plan(parse(read(path), str(path)))
 
 
-def report_again(folder: Path) -> Path:
-    """Write report.html of the trials that the search in a folder has so far; returns its path."""
+def report_again(folder: Path, page: Path) -> Path:
+    """Write the page of the trials that the search in a folder has so far; returns its path."""
     saved = load(folder)
     store = TrialStore(saved, storage_url(saved.settings.storage, folder), identity(folder, saved)["study"])
-    return write_search_report(saved, store, folder)
+    return write_search_report(saved, store, page)
 
 
 FREE = ("trials", "concurrent", "workers", "keep_models")

@@ -76,6 +76,7 @@ class TrialSource(Source):
             f"{self.search_id}-{number:04d}",
             self.columns,
             self.plan.settings.keep_models,
+            proposal.values,
         )
 
     def on_report(self, key: str, report: Report) -> bool:

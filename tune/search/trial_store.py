@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ...engine.errors import ConfigError
 from ...engine.storage.secrets import redacted
 from .plan import Plan, starts
+from .warm_start import IMPORTED, MODES_OF, earlier_trials, imported
 
 LOCKED_SECONDS = 60
 """How long SQLite waits for a reader, such as a dashboard."""
@@ -53,6 +54,7 @@ class TrialStore:
         self.study = self._study(name)
         for point in starts(plan):
             self.study.enqueue_trial(point, skip_if_exists=True)
+        self._warm_start()
         self.ids = {t.number: t._trial_id for t in self._all() if t.state.name != "WAITING"}
         self.unfinished = [t.number for t in self._all() if t.state.name == "RUNNING"]
 
@@ -67,7 +69,7 @@ class TrialStore:
             directions=self.plan.directions,
             load_if_exists=True,
         )
-        if [MODES[d.name] for d in study.directions] != list(self.plan.settings.objectives.values()):
+        if [MODES_OF[d.name] for d in study.directions] != list(self.plan.settings.objectives.values()):
             raise ConfigError(
                 f"search.study: the study {name} in this storage has other objectives; choose another name"
             )
@@ -76,8 +78,20 @@ class TrialStore:
             study.set_metric_names(list(self.plan.settings.objectives))  # for dashboards
         return study
 
+    def _warm_start(self) -> None:
+        """Add the trials of earlier searches, unless a trial of this one has begun. A search that was killed while it
+        added them adds the others."""
+        if not self.plan.settings.warm_start or any(t.state.name != "WAITING" for t in self._all()):
+            return
+        there = {t.user_attrs[IMPORTED] for t in self.study.get_trials(deepcopy=False) if imported(t)}
+        trials = list(earlier_trials(self.plan))  # all of them are checked before the first one is added
+        for trial in trials:
+            if trial.user_attrs[IMPORTED] not in there:
+                self.study.add_trial(trial)
+
     def _all(self) -> list[Any]:
-        return self.study.get_trials(deepcopy=False)
+        """The trials of this search, without those of earlier ones."""
+        return [trial for trial in self.study.get_trials(deepcopy=False) if not imported(trial)]
 
     # --- proposals ------------------------------------------------------------------------------------------------
     def propose(self) -> Proposal | None:
@@ -120,10 +134,16 @@ class TrialStore:
 
     def best(self) -> list[Trial]:
         """The best trial, or the Pareto front of several objectives; [] if no trial finished."""
-        if not any(t.status == "finished" for t in self.trials()):
-            return []
-        found = self.study.best_trials if len(self.plan.directions) > 1 else [self.study.best_trial]
-        return [self._seen(t) for t in found]
+        done = [t for t in self.trials() if t.status == "finished"]
+        signs = [-1 if direction == "maximize" else 1 for direction in self.plan.directions]
+        costs = [tuple(sign * value for sign, value in zip(signs, t.values, strict=True)) for t in done]
+        if len(signs) == 1:
+            return [done[costs.index(min(costs))]] if done else []
+        return [
+            trial
+            for trial, cost in zip(done, costs, strict=True)
+            if not any(other != cost and all(a <= b for a, b in zip(other, cost, strict=True)) for other in costs)
+        ]
 
     def _seen(self, trial: Any) -> Trial:
         by_key = {r.key: r for r in self.plan.ranges}
@@ -132,9 +152,6 @@ class TrialStore:
         values = tuple(trial.values or ()) if trial.state.name == "COMPLETE" else ()
         rounds = int(attrs.get("rounds", trial.last_step or 0))
         return Trial(trial.number, attrs.get("status", "running"), params, values, rounds, attrs.get("reason", ""))
-
-
-MODES = {"MINIMIZE": "min", "MAXIMIZE": "max"}
 
 
 def pruner(plan: Plan) -> Any:

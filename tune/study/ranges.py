@@ -53,8 +53,9 @@ def check_ranges(study: Study) -> None:
         plan(data)
 
 
-def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
-    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials."""
+def run_searches(study: Study, folder: Folder, jobs: int | None, quiet: bool = False) -> list[str]:
+    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials.
+    quiet: whether to show no progress."""
     from ..search import search
 
     failed = []
@@ -63,7 +64,7 @@ def run_searches(study: Study, folder: Folder, jobs: int | None) -> list[str]:
             continue
         settings = {**data["search"], "concurrent": jobs or "auto"}
         try:
-            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=True)
+            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=not quiet)
         except (ConfigError, Interrupted):
             raise
         except FedFleetError as error:

@@ -10,26 +10,39 @@ import click
 from ...engine.errors import ConfigError
 from ..leftovers import check_out
 from ..study.cells import cells, trials
-from ..study.spec import load
+from ..study.spec import Study, load
 
 
 def run_named(
-    source: str, overrides: tuple[str, ...], reduced: dict[str, Any], out: Path | None, jobs: int | None, keep: bool
+    source: str,
+    overrides: tuple[str, ...],
+    reduced: dict[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    keep: bool,
+    quiet: bool,
 ) -> int:
-    """Run a study, by name or file; returns the number of cells that failed. keep: whether to keep the final models."""
+    """Run a study, by name or file; returns the number of cells that failed. keep: whether to keep the final models;
+    quiet: whether to show no progress."""
     study = load(source, overrides, reduced)
     folder = out or Path("runs") / "studies" / study.name
     check_out(folder)
     if (folder / "config.yaml").exists():
         raise ConfigError(f"--out {folder} already holds a run; choose another folder")
-    for note in study.notes:
-        click.echo(f"reduced: {note}", err=True)
-    click.echo(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}", err=True)
+    if not quiet:
+        announce(study, folder)
 
     from .runner import run_study
 
-    outcome, text = run_study(study, folder, jobs, keep)
+    outcome, text = run_study(study, folder, jobs, keep, quiet)
     click.echo(text)
     counts = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
     click.echo(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
     return outcome.failed
+
+
+def announce(study: Study, folder: Path) -> None:
+    """Print what will be run."""
+    for note in study.notes:
+        click.echo(f"reduced: {note}", err=True)
+    click.echo(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}", err=True)

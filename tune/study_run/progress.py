@@ -12,8 +12,8 @@ from ..study.spec import Study
 class Progress(LiveLine):
     """Prints the cells that end, and a live line on a terminal."""
 
-    def __init__(self, study: Study, folder: Folder) -> None:
-        super().__init__()
+    def __init__(self, study: Study, folder: Folder, quiet: bool = False) -> None:
+        super().__init__(quiet)
         self.study, self.folder = study, folder
         self.best: tuple[float, str] | None = None
 

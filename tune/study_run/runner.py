@@ -45,21 +45,23 @@ class Stage(NamedTuple):
     tracker: StudyTracker | None = None
 
 
-def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bool = False) -> tuple[Outcome, str]:
+def run_study(
+    study: Study, path: Path, jobs: int | None = None, keep_models: bool = False, quiet: bool = False
+) -> tuple[Outcome, str]:
     """Run the cells that are not over and write the report; returns the outcome and the report as text.
 
     path: the study's folder. jobs: number of simultaneous cells; default: the number of processors of this machine, or
     as many as fit into the cluster that `experiment.engine.address` names. keep_models: whether to keep the final
-    models. A cell that fails or diverges is recorded, and the study continues. Raises ConfigError, before anything
-    runs, for a study that cannot run; Interrupted on SIGINT and SIGTERM, after the cells under way have written
-    checkpoints.
+    models. quiet: whether to show no progress on standard error. A cell that fails or diverges is recorded, and the
+    study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on SIGINT and
+    SIGTERM, after the cells under way have written checkpoints.
     """
     check(study)
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else os.cpu_count() or 1)
     with exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
-        tracker, progress = StudyTracker(study, folder), Progress(study, folder)
+        tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
         ended = "killed"
         try:
             tuning = Stage("trial", lambda: trials(study))
@@ -78,7 +80,7 @@ def run_study(study: Study, path: Path, jobs: int | None = None, keep_models: bo
                     execute(tuning)
                     if not stop():
                         executor.start()  # one Ray for all searches and the cells
-                        for failed in run_searches(study, folder, jobs):
+                        for failed in run_searches(study, folder, jobs, quiet):
                             print(f"search failed: {failed}", file=sys.stderr)
                     execute(*reported)
                 else:

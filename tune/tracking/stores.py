@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...engine.errors import ConfigError
+from ...engine.kernels.library import cache_folder
 from ...engine.storage.secrets import redacted
 
 PATIENCE = {
@@ -76,8 +79,6 @@ def open_store(uri: str, experiment: str) -> tuple[Any, str]:
 
 def check_database(uri: str) -> None:
     """Raise OSError for a SQLite store that cannot be opened or created. MLflow would try for minutes."""
-    import sqlite3
-
     from ...engine.config.limits import check_folder
 
     if not uri.startswith("sqlite"):
@@ -99,16 +100,61 @@ def check_database(uri: str) -> None:
 
 def make_database(uri: str) -> None:
     """Create a SQLite store, unless it exists. It is created under another name and renamed when it is complete, since
-    MLflow creates its tables one by one and cannot continue after a kill."""
-    from mlflow import MlflowClient
-
+    MLflow creates its tables one by one and cannot continue after a kill. As this takes more than a second of processor
+    time, an empty store of the same version of MLflow is kept in the cache folder and copied."""
     file = Path(uri.partition("///")[2])
     if not uri.startswith("sqlite") or file.exists() or not file.parent.is_dir():
         return
     beside = file.with_name(f".{file.name}.new")
-    beside.unlink(missing_ok=True)
-    MlflowClient(f"{uri.partition('///')[0]}///{beside}").search_experiments(max_results=1)
+    empty = empty_store()
+    if not empty.is_file() or not copied(empty, beside):
+        create_tables(beside)
+        keep_empty(beside, empty)
     beside.replace(file)
+
+
+def empty_store() -> Path:
+    """The file in the cache folder for an empty store of this version of MLflow; it need not exist."""
+    from mlflow.version import VERSION
+
+    return cache_folder() / "mlflow" / f"{VERSION}.db"
+
+
+def create_tables(file: Path) -> None:
+    """Have MLflow create the tables of a new store."""
+    from mlflow import MlflowClient
+
+    file.unlink(missing_ok=True)
+    MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
+
+
+def keep_empty(file: Path, empty: Path) -> None:
+    """Keep a copy of a new store, without the experiment Default, which MLflow creates again with the folder of its
+    store. A cache folder that cannot be written to costs the time of the next store and is no error."""
+    try:
+        empty.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=empty.parent) as temporary:
+            made = Path(temporary) / empty.name
+            if copied(file, made):
+                with closing(sqlite3.connect(made)) as store:
+                    store.execute("DELETE FROM experiments")
+                    store.commit()
+                made.replace(empty)
+    except (OSError, sqlite3.Error):
+        pass
+
+
+def copied(file: Path, target: Path) -> bool:
+    """Copy a SQLite file; returns whether it is a sound one."""
+    target.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as old:
+            sound = old.execute("PRAGMA quick_check").fetchone() == ("ok",)
+            with closing(sqlite3.connect(target)) as new:
+                old.backup(new)
+    except sqlite3.Error:
+        return False
+    return sound
 
 
 @contextmanager

@@ -272,6 +272,9 @@ class ClusterPool(Pool):
         passes = self.progress is not None and self.progress.phase.call == "aggregate"
         return [agent for agent in self._workers() if agent.node == DRIVER or not passes]
 
+    def unfinished(self) -> int:
+        return len(self.progress.open) if self.progress is not None else 0
+
     # --- phases -----------------------------------------------------------------------------------------------------
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
         if phase.call == "aggregate" and not any(agent.node == DRIVER for agent in self._workers()):

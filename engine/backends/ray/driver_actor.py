@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ...storage.lock import driver_lock
 from ..base import Pool
 from .cluster_pool import ClusterPool
 from .connect import carried, here, ray_for
+from .metrics import RunMetrics
 from .placement import cluster, on_node, take
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
@@ -68,8 +70,12 @@ class DriverProcess:
             driver.log(line)
         try:
             driver.start(lambda table: self._pool(data, summary, table, driver.log))
-            for item in driver.rounds():
-                self.events.append(item)
+            metrics = RunMetrics(self.run_spec, driver) if self.run_spec.experiment.tracking.metrics else None
+            with metrics.exported() if metrics is not None else nullcontext():
+                for item in driver.rounds():
+                    self.events.append(item)
+                    if metrics is not None and isinstance(item, dict):
+                        metrics.saw(item)
             return driver.tensors()
         finally:
             driver.close()

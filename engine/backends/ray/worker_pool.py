@@ -280,6 +280,9 @@ class WorkerPool(Pool):
         self.waiting.extend(tasks)
         self._issue()
 
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.under_way)
+
     @property
     def busy(self) -> bool:
         """Whether there are tasks whose outcome has not been taken."""

@@ -1,0 +1,83 @@
+"""`fedfleet.search`: the command `fedfleet search` as a function, with the same arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import ConfigError
+from ...engine.runs.launch import new_run_id
+from ..files import listed, load_data, override, own
+from .paper_grids import with_grid
+from .run import Found, load
+from .run import search as run_search
+
+SEARCHES = Path("runs/searches")
+
+
+def search(
+    experiment: str | Path | Mapping[str, Any],
+    overrides: str | Iterable[str] = (),
+    out: str | Path | None = None,
+    *,
+    paper_grid: bool = False,
+    paper: str = "auto",
+    resume: bool = False,
+    address: str | None = None,
+    quiet: bool = True,
+) -> Found:
+    """Search the ranges in an experiment, as `fedfleet search` does: Optuna proposes values, Ray Tune runs the trials.
+
+        found = fedfleet.search("digits", "method.rule.lr={search: loguniform, low: 1e-3, high: 1}", "runs/searches/lr")
+        print(found.best, found.values)
+
+    experiment: a YAML file, a shipped name, or plain data with ranges; with `resume` the folder of a search. overrides:
+    one `a.b=c`, or several. out: folder of the search (default: runs/searches/<search id>). paper_grid: search the grid
+    that a paper gives for the method; paper: the paper's name, which implies it. resume: continue the search in the
+    folder `experiment`. address: of a Ray cluster. quiet: whether to show no progress on standard error.
+
+    Raises ConfigError for a search that cannot run as it is written, Interrupted on SIGINT and SIGTERM (`resume` then
+    loses no trial that has ended), FedFleetError if no trial finished.
+    """
+    changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    if address is not None:
+        changes = (f"engine.address={address}", *changes)
+    wants_grid = paper_grid or paper != "auto"
+    if not resume:
+        data = plain(experiment, changes)
+        data = with_grid(data, paper) if wants_grid else data
+        return run_search(data, SEARCHES / new_run_id() if out is None else out, progress=not quiet)
+    if out is not None or wants_grid:
+        raise ConfigError("resume takes only the search's folder; leave out and paper_grid away")
+    if isinstance(experiment, Mapping):
+        raise ConfigError("resume takes the search's folder, got plain data of an experiment; give the folder")
+    return run_search(override(load(Path(experiment)).plain(), changes), experiment, resume=True, progress=not quiet)
+
+
+def plain(experiment: str | Path | Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The plain data of an experiment with overrides applied."""
+    if not isinstance(experiment, Mapping):
+        return load_data(str(experiment), overrides)
+    data = override(own(dict(experiment)), overrides)
+    return {**data, "plugins": listed(data.get("plugins"))}
+
+
+def as_python(experiment: str, overrides: Iterable[str], **arguments: Any) -> str:
+    """A program with the call of `search` that does what a command line does. arguments: its further arguments."""
+    changes = "".join(f"\n        {quoted(text)}," for text in overrides)
+    given = {name: value for name, value in arguments.items() if value not in (None, False, "auto")}
+    further = "".join(f"\n    {name}={quoted(value)}," for name, value in given.items())
+    listing = f"[{changes}\n    ]" if changes else "[]"
+    call = f"fedfleet.search(\n    {quoted(experiment)},\n    {listing},{further}\n)"
+    return (
+        f"import fedfleet\n\nfound = {call}\nprint(found.values, found.best)\n"
+        "print(found.to_pandas())  # one row for each trial\n"
+        "# found.study: the study of Optuna; found.results: the ResultGrid of Ray Tune"
+    )
+
+
+def quoted(value: Any) -> str:
+    """A value as Python code, texts in double quotes."""
+    return json.dumps(str(value), ensure_ascii=False) if isinstance(value, str | Path) else repr(value)
