@@ -13,7 +13,8 @@ class Pulse:
     most after LONGEST seconds. So a short command prints none, and a log of a day has about 1,500 lines."""
 
     def __init__(self) -> None:
-        self.began = self.last = time.monotonic()
+        self.began: float = time.monotonic()
+        self.last: float = self.began
 
     def due(self) -> bool:
         """Whether a line is due now; the next one is then due later."""
