@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -274,7 +275,7 @@ def test_progress_in_a_log(here: Path, monkeypatch: pytest.MonkeyPatch):
 def test_when_lines_of_a_log_are_due(monkeypatch: pytest.MonkeyPatch):
     """A clock that ticks every second: lines after 10 s, at most one a minute, fewer than 1,500 a day."""
     clock = iter(range(10**6))
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     beat = pulse.Pulse()
     due = [second for second in range(1, 86400) if beat.due()]
     pauses = [later - earlier for earlier, later in itertools.pairwise(due)]
