@@ -81,8 +81,8 @@ def joined(combination: Any) -> Callable[[str], list[str]]:
 def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str, Callable[[str], list[str]]]]:
     """(label, function method -> overrides) of each level of an axis.
 
-    axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}. In both
-    forms there may be the round of a fork, see `fork_axis`.
+    axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}, which
+    may have the round of a fork, see `fork_axis`.
     """
     axis = {label: level for label, level in axis.items() if not is_fork(label, level)}
     if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
