@@ -22,10 +22,11 @@ PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
 
 
-def write_run_report(folder: Path, page: Path) -> Path:
-    """Write the page of the run in a folder; returns its path."""
-    write(page, render(page_of(folder)))
-    return page
+def write_run_report(folder: Path, page: Path | None = None) -> Path:
+    """Write the page of the run in a folder; returns its path, by default report.html in the folder."""
+    path = page or folder / "report.html"
+    write(path, render(page_of(folder)))
+    return path
 
 
 def page_of(folder: Path) -> Page:
