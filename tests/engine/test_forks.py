@@ -341,7 +341,7 @@ def test_lineage_in_files_reports_and_tags(parent, tmp_path):
     assert told in (tmp_path / "fork" / "run.log").read_text()
     shown = invoke("show", str(tmp_path / "fork"))
     assert shown.stdout.splitlines()[0] == f"# {told}", shown.output
-    assert told in write_run_report(tmp_path / "fork").read_text()
+    assert told in write_run_report(tmp_path / "fork", tmp_path / "fork" / "report.html").read_text()
     assert fork_tags(tmp_path / "fork") == {
         "fedfleet.fork.run_id": parent.run_id,
         "fedfleet.fork.round": "3",
