@@ -57,7 +57,9 @@ def show(name: str, seen: Seen) -> None:
     share = [100 * row["time/state"] / row["time/workers"] for row in seen.rows[WARMUP:-1]]
     fifths = [statistics.median(part) for part in np.array_split(share, 5)]
     print(f"{name}: {len(seen.rows)} rounds, {len(seen.memory)} looks at memory")
+    processor = ", ".join(f"{role} {seconds:.1f}" for role, seconds in seen.processor.items())
     print(f"  start-up {seen.startup:.1f} s, {spread(rounds(seen))} s per round")
+    print(f"  processor seconds until the first record: {sum(seen.processor.values()):.1f} ({processor})")
     print(
         f"  state I/O {spread(share, 1)} % of the workers' time; "
         f"by fifths {', '.join(f'{part:.1f}' for part in fifths)}"

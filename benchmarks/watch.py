@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ class Seen(NamedTuple):
     arrivals: list[float]  # seconds from the start of the process to each record
     memory: list[dict[str, float]]
     """At some rounds: MiB of the driver, of all workers together, and of shared memory."""
+    processor: dict[str, float]  # seconds until the first record, see `processor_seconds`
 
     @property
     def startup(self) -> float:
@@ -54,7 +57,7 @@ class Watch(Observer):
     driver and workers share (RssShmem), of which each process counts the pages that it has used."""
 
     def __init__(self, every: int) -> None:
-        self.every, self.seen = every, Seen([], [], [])
+        self.every, self.seen = every, Seen([], [], [], {})
         self.began = psutil.Process().create_time()
         self.found: dict[str, list[int]] = {}
 
@@ -64,6 +67,8 @@ class Watch(Observer):
     def record(self, record: dict[str, float]) -> None:
         self.seen.arrivals.append(time.time() - self.began)
         self.seen.rows.append(record)
+        if not self.seen.processor:
+            self.seen.processor.update(processor_seconds())
         if int(record["round"]) % self.every == 0 and (found := self._memory()):
             self.seen.memory.append({"round": record["round"], **found})
 
@@ -88,6 +93,19 @@ def processes() -> dict[str, list[int]]:
     named = {"driver": "ray::DriverProcess", "workers": "ray::WorkerProcess"}
     mine = [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children(recursive=True)]
     return {name: [pid for pid, line in mine if line.startswith(title)] for name, title in named.items()}
+
+
+def processor_seconds() -> dict[str, float]:
+    """The processor seconds so far of this process (launcher), of the driver, of all workers, and of Ray's own
+    processes. They depend much less than seconds on what else the machine does."""
+    roles = {pid: name for name, pids in processes().items() for pid in pids}
+    found = dict.fromkeys(("launcher", "driver", "workers", "Ray"), 0.0)
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            role = "launcher" if process.pid == os.getpid() else roles.get(process.pid, "Ray")
+            found[role] += times.user + times.system
+    return found
 
 
 def status(pid: int) -> dict[str, float]:
