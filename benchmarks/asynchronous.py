@@ -4,7 +4,8 @@
     python benchmarks/asynchronous.py --buffer 50         updates of 50 results
 
 Both are w1 (LeNet, see `fedfleet bench`) with the same plan, on Ray with two workers. Runs go in turn; the script
-prints a line for each pair. The first rounds of each run are not counted.
+prints a line for each pair. The first rounds of each run are not counted. On a machine with two processors the driver
+and the two workers share them, so the ratio of processor times bounds that of the speeds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psutil
 
 from fedfleet.engine.api import rounds
 from fedfleet.engine.config.schema import experiment
@@ -40,20 +44,38 @@ def config(asked: argparse.Namespace, pace: dict[str, Any] | None) -> dict[str, 
     }
 
 
-def speed(made: dict[str, Any]) -> float:
-    """Client updates per second after the warm-up."""
-    each = 100 if "pace" not in made["federation"] else made["federation"]["pace"]["buffer"]
-    skipped, counted = int(WARMUP * made["federation"]["rounds"]), 0
-    began = ended = 0.0
+class Speed(NamedTuple):
+    """Client updates per second, and the milliseconds of processor time of all processes for each of them."""
+
+    updates: float
+    processor: float
+
+
+def processor_seconds() -> float:
+    """The processor time so far of this process and of all its descendants."""
+    found = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system
+    return found
+
+
+def speed(made: dict[str, Any]) -> Speed:
+    """The speed after the warm-up."""
+    federation = made["federation"]
+    each = 100 if "pace" not in federation else federation["pace"]["buffer"]
+    skipped, last = max(1, int(WARMUP * federation["rounds"])), federation["rounds"] - 1  # the last round evaluates
+    began = ended = used = 0.0
     for record in rounds(experiment(made)):
-        if record["round"] == made["federation"]["rounds"]:
-            break  # it evaluates
-        ended = time.perf_counter()
-        if record["round"] <= skipped:
-            began = ended
-        else:
-            counted += each
-    return counted / (ended - began)
+        if record["round"] == skipped:
+            began, used = time.perf_counter(), -processor_seconds()
+        elif record["round"] == last:
+            ended = time.perf_counter()
+            used += processor_seconds()
+            break
+    counted = each * (last - skipped)
+    return Speed(counted / (ended - began), 1e3 * used / counted)
 
 
 def main() -> None:
@@ -63,16 +85,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     asked = parser.parse_args()
     pace = {"name": "buffered", "buffer": asked.buffer}
-    ratios = []
+    ratios, processor = [], []
     for _ in range(asked.pairs):
         synchronous, asynchronous = speed(config(asked, None)), speed(config(asked, pace))
-        ratios.append(asynchronous / synchronous)
+        ratios.append(asynchronous.updates / synchronous.updates)
+        processor.append(synchronous.processor / asynchronous.processor)
         print(
-            f"synchronous {synchronous:.0f}, asynchronous {asynchronous:.0f} client updates per second; "
-            f"ratio {ratios[-1]:.2f}",
+            f"synchronous {synchronous.updates:.0f}, asynchronous {asynchronous.updates:.0f} client updates a second; "
+            f"ratio {ratios[-1]:.2f}; {synchronous.processor:.2f} and {asynchronous.processor:.2f} ms of processor "
+            f"time for each; ratio {processor[-1]:.2f}",
             flush=True,
         )
     print(f"median ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"of processor time {statistics.median(processor):.2f} ({min(processor):.2f} to {max(processor):.2f})")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
@@ -76,7 +76,10 @@ class Phase:
 
     broadcast: what every task reads. shape: the tree in whose order the results of the round's tasks are added.
     repeated: these tasks, or parts of them, have run before in this round and failed. with_sums: every result comes
-    with its own sums.
+    with its own sums. more: called with a number, it returns up to so many further tasks that can run now; a pool that
+    `takes_more` calls it whenever its workers would soon be without a task, and the phase ends when it returns none.
+    Before it returns tasks it may append leaves to the broadcast, and put others in the place of those that no task
+    under way reads.
     """
 
     call: Call
@@ -85,10 +88,11 @@ class Phase:
     shape: TreeShape
     repeated: bool = False
     with_sums: bool = False
+    more: Callable[[int], Sequence[Any]] | None = None
 
     def again(self, tasks: Sequence[Any]) -> Phase:
         """The phase that runs some of these tasks, or parts of them, once more."""
-        return replace(self, tasks=tasks, repeated=True)
+        return replace(self, tasks=tasks, repeated=True, more=None)
 
 
 Outcome = TaskResult | Failure | PartialSum
@@ -97,15 +101,18 @@ Outcome = TaskResult | Failure | PartialSum
 class Pool(ABC):
     """Runs the tasks of one phase at a time. A task gives the same result wherever, and however often, it runs."""
 
+    takes_more: ClassVar[bool] = False
+    """Whether the pool asks for further tasks of a phase, see `Phase.more`."""
+
     @abstractmethod
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
         """Begin the phase's tasks, and return an iterator over their outcomes.
 
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
         one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
-        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results. Arrays of a result
-        are valid until the next outcome is asked for in a repeated phase, and until the next phase that is not repeated
-        otherwise.
+        which come last. The sums of a repeated phase, and of one `with_sums`, come with the results; in such a phase
+        the arrays of a result are valid until the next outcome is asked for, otherwise until the next phase that is not
+        repeated.
         """
 
     def facts(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from ..clients.worker import Data, Worker
 from ..config.run_spec import RunSpec
@@ -18,6 +19,8 @@ from .base import Failure, Outcome, Phase, Pool, failure_of
 class LocalPool(Pool):
     """One worker, in this process."""
 
+    takes_more: ClassVar[bool] = True
+
     def __init__(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> None:
         """beat: called before every task and every local step; it may raise an exception to stop the run."""
         prove_here(run_spec, data)
@@ -25,7 +28,7 @@ class LocalPool(Pool):
         self.beat = beat
 
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
-        for task in phase.tasks:
+        for task in tasks_of(phase):
             self.beat()
             try:
                 outcome: Outcome = self.worker.perform(phase.call, task, phase.broadcast)
@@ -54,3 +57,10 @@ class LocalPool(Pool):
         del self.worker
         if on_device:
             release_freed_memory()
+
+
+def tasks_of(phase: Phase) -> Iterator[Any]:
+    """The tasks of a phase, and then those that it has more, one at a time."""
+    yield from phase.tasks
+    while phase.more is not None and (tasks := phase.more(1)):
+        yield from tasks

@@ -22,9 +22,9 @@ from ...workloads.base import ClientIndex, Columns
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves, with_vector_leaves
-from ..cohorts.tasks import Broadcast, TrainingTask
+from ..cohorts.tasks import VERSIONS, Broadcast, TrainingTask
 from ..config.run_spec import RunSpec
-from ..config.schema import Local
+from ..config.schema import Asynchronous, Local
 from ..devices.columns import DeviceColumns
 from ..devices.memory import row_budget
 from ..devices.notes import as_facts
@@ -71,6 +71,9 @@ def keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1
         libc.mallopt(mmap_threshold, 1 << 30)
         libc.mallopt(trim_threshold, 1 << 30)
+
+
+AnyAccumulator = Accumulator | AccumulatorByTarget
 
 
 class StreamedBatches:
@@ -126,8 +129,11 @@ class Worker:
         self.messages: dict[bool, StagedMessages] = {}  # by warm_start
         self.vectorise, self.kernels = engine.vectorise, run_spec.kernels
         self.with_rms = build_sampler(run_spec).needs_rms
-        self.trainer: tuple[tuple[int, bool], LocalTrainer] | None = None  # with (round, warm_start) it was made for
-        self.public: tuple[int, dict[int, Any]] = (-1, {})  # (version of the broadcast, its public states by place)
+        self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
+        asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
+        self.most_trainers = VERSIONS if asynchronous else 1
+        self.public: tuple[int, dict[int, tuple[int, Any]]] = (-1, {})
+        """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
         self.unwritten: list[Callable[[RowFiles], np.ndarray]] = []  # writes of new states, see `_save_states`
@@ -146,7 +152,7 @@ class Worker:
         fresh rows."""
         started = time.perf_counter()
         trainer = self._trainer_for(task.round, task.warm_start)
-        public = self._public_state(broadcast, trainer.algorithm, task.place)
+        public = self._public_state(broadcast, trainer.algorithm, task)
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
@@ -159,7 +165,7 @@ class Worker:
         if task.targets is None:
             accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory, self.device)
         else:
-            accumulator = AccumulatorByTarget(added_up, task.targets, self.kernels, self.memory, self.device)
+            accumulator = AccumulatorByTarget(added_up, task.targets, task.cuts, self.memory, self.device)
         begin = 0
         with kernels_without_form() as without_form:
             for end in task.cuts:
@@ -205,7 +211,7 @@ class Worker:
         task: TrainingTask,
         batches: TaskBatches,
         block: slice,
-        accumulator: Accumulator,
+        accumulator: AnyAccumulator,
     ) -> None:
         """The clients of one block, at once or one after another. block: their positions in the task."""
         count = block.stop - block.start
@@ -223,7 +229,7 @@ class Worker:
         task: TrainingTask,
         batches: TaskBatches,
         block: slice,
-        accumulator: Accumulator,
+        accumulator: AnyAccumulator,
     ) -> None:
         """The clients of one block at once, vectorised."""
         began = time.perf_counter()
@@ -242,7 +248,7 @@ class Worker:
         task: TrainingTask,
         batches: TaskBatches,
         position: int,
-        accumulator: Accumulator,
+        accumulator: AnyAccumulator,
         only_client: bool,
     ) -> None:
         """One client of a block. position: of the client in the task. only_client: whether the block has no other."""
@@ -272,7 +278,7 @@ class Worker:
             self.initial = public, algorithm.client_init(public)
         return self.initial[1]
 
-    def _save_states(self, accumulator: Accumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
+    def _save_states(self, accumulator: AnyAccumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
         """Write new states. write: writes them to their fresh rows, and returns the digests of the rows.
 
         On a device other than the processor they are written when the task ends, because the processor would have to
@@ -285,14 +291,16 @@ class Worker:
         else:
             self.unwritten.append(write)
 
-    def _write_kept_states(self, accumulator: Accumulator) -> None:
+    def _write_kept_states(self, accumulator: AnyAccumulator) -> None:
         """Write the new states of a task that has ended, as far as they are not written."""
         writes, self.unwritten = self.unwritten, []
         for write in writes:
             assert self.rows is not None
             self._write_states(accumulator, self.rows, write)
 
-    def _write_states(self, accumulator: Accumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]) -> None:
+    def _write_states(
+        self, accumulator: AnyAccumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]
+    ) -> None:
         began = time.perf_counter()
         digests = write(rows)
         if self.layout.digests:
@@ -301,7 +309,7 @@ class Worker:
 
     # --- messages ---------------------------------------------------------------------------------------------------
     def _staged(
-        self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: Accumulator
+        self, result: LocalResult, task: TrainingTask, clients: slice | int, accumulator: AnyAccumulator
     ) -> LocalResult:
         """The result with those parts of the messages that are added up. If the run collects messages, they are written
         to rows, and only their facts are added up. clients: positions in the task, or one position."""
@@ -378,7 +386,7 @@ class Worker:
     def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
         """The trainer with the method's settings of a round. A new one is made only if schedules change them."""
         version = (round if self.run_spec.method_has_schedule else 1, warm_start)
-        if self.trainer is None or self.trainer[0] != version:
+        if version not in self.trainers:
             method = self.run_spec.method(version[0])
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
@@ -386,21 +394,22 @@ class Worker:
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
             trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder, with_rms)
-            self.trainer = (version, trainer)
-        return self.trainer[1]
+            while len(self.trainers) >= self.most_trainers:
+                self.trainers.pop(next(iter(self.trainers)))  # the oldest
+            self.trainers[version] = trainer
+        return self.trainers[version]
 
-    def _public_state(self, broadcast: Broadcast, algorithm: Algorithm, place: int) -> Any:
-        """The public state that the method's clients unpack from a broadcast. place: of its leaves among those of
-        several public states."""
+    def _public_state(self, broadcast: Broadcast, algorithm: Algorithm, task: TrainingTask) -> Any:
+        """The public state that the clients of a task unpack from a broadcast."""
         if self.public[0] != broadcast.version:
             self.public = broadcast.version, {}
-        states = self.public[1]
-        if place not in states:
+        states, place = self.public[1], task.place
+        if place not in states or states[place][0] != task.round:
             count = self.state_spec.public_spec.num_leaves
             arrays = broadcast.leaves[place * count : (place + 1) * count]
             leaves = [torch.from_numpy(leaf.copy()).to(self.device) for leaf in arrays]
-            states[place] = algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
-        return states[place]
+            states[place] = task.round, algorithm.unpack(pytree.tree_unflatten(leaves, self.state_spec.public_spec))
+        return states[place][1]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()

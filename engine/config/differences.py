@@ -15,6 +15,7 @@ FREE_KEYS = (
     "engine.patience",
     "engine.placement",
     "engine.wait",
+    "engine.pending",
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""

@@ -322,9 +322,9 @@ Workers = Annotated[
 class Engine(Section):
     """How and where the run is computed.
 
-    `backend`, `workers`, `cpus`, `gpus`, `address`, `placement` and `wait` never change a bit of the result. `block`,
-    `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and `precision` within
-    the rounding errors of bfloat16 or TF32.
+    `backend`, `workers`, `cpus`, `gpus`, `address`, `placement`, `wait` and `pending` never change a bit of the result.
+    `block`, `kernels`, `vectorise`, `threads`, `dtype` and `device` may change it within rounding errors, and
+    `precision` within the rounding errors of bfloat16 or TF32.
 
     `backend`: `ray` (default) trains in worker processes on Ray; `local` trains in the calling process.
     `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the CPUs of this machine or
@@ -357,6 +357,8 @@ class Engine(Section):
     the client out of the round. A run always ends if a client fails because memory runs out.
     `patience`: the seconds without a local step after which a worker counts as hung and is replaced, more than 0
     (default 600).
+    `pending`: the most bytes of memory that finished results of an asynchronous run may take while they wait for their
+    updates, at least 1 (default: half of the memory that is free when the run starts).
     `placement`: on a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes.
     `wait`: the seconds to wait for resources of the cluster that other jobs hold, more than 0 (default 60).
     """
@@ -378,6 +380,7 @@ class Engine(Section):
     address: str | None = None
     on_failure: Literal["fail", "drop"] = "fail"
     patience: float = Field(default=600.0, gt=0)
+    pending: int | None = Field(default=None, ge=1)
     placement: Literal["pack", "spread"] = "pack"
     wait: float = Field(default=60.0, gt=0)
 

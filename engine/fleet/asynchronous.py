@@ -14,12 +14,13 @@ from ...algorithms.tree import Tree
 from ...workloads.base import ClientIndex
 from ..cohorts.samplers import norm_weights
 from ..config.run_spec import RunSpec
-from ..config.schema import Asynchronous, part_name
+from ..config.schema import Asynchronous, Federation, part_name
 from ..errors import ConfigError
+from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from .contract import DeviceNumbers, Devices
 from .fleet import Fleet
-from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, none_of
+from .planner import LOST, STALE, USED, PlanState, Probe, RoundPlan, RoundPlanner, check_weights_by_steps, none_of
 from .timeline import UNUSED, Job, Timeline, staleness_weight
 
 
@@ -40,10 +41,12 @@ class RememberedDevices(Devices):
 
 
 class Weight(NamedTuple):
-    """Of one result in an update. own: that of its client, whose sum may be the divisor. added: that with which it is
-    added."""
+    """Of one result in an update. own: that of its client, whose sum may be the divisor. stale: the same times the
+    weight of its staleness and `mix`, whose sum may be the divisor too. added: that with which the result is added,
+    which differs from `stale` for a method that weighs clients by their local steps."""
 
     own: float
+    stale: float
     added: float
 
 
@@ -55,6 +58,10 @@ class AsynchronousPlanner(RoundPlanner):
         assert isinstance(self.federation.pace, Asynchronous)
         assert self.fleet is not None
         self.settings, self.state_spec = self.federation.pace, state_spec
+        free = available_memory() if self.settings.starts == "slots" else None  # else all clients may be in flight
+        if run_spec.experiment.engine.pending is None and free is not None:
+            check_pending(self.federation, state_spec, free // 2)
+        self.fleet.remember()
         devices, everyone = self.fleet.parts.devices, np.arange(self.federation.clients)
         if devices.constant:
             numbers = devices.numbers(self.seed, everyone, 0)
@@ -98,7 +105,7 @@ class AsynchronousPlanner(RoundPlanner):
             "comm/bytes_wasted": len(update.unused) * self.traffic.down + update.counts.discarded * self.traffic.up,
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
-            "async/weight": sum(weight.added for weight in weights) / sum(weight.own for weight in weights),
+            "async/weight": sum(weight.stale for weight in weights) / sum(weight.own for weight in weights),
             "async/flight": float(update.flight),
             "async/versions": float(update.versions),
             "async/discarded": float(update.counts.discarded),
@@ -128,8 +135,8 @@ class AsynchronousPlanner(RoundPlanner):
             used = np.array([job.client not in self.federation.without for job in jobs])
             added = own if norms is None else norm_weights(norms, own, steps, used)
             stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs]) * self.settings.mix
-            pairs = zip(own.tolist(), (added * stale).tolist(), strict=True)
-            self.known[number] = {job: Weight(*pair) for job, pair in zip(jobs, pairs, strict=True)}
+            columns = zip(own.tolist(), (own * stale).tolist(), (added * stale).tolist(), strict=True)
+            self.known[number] = {job: Weight(*weights) for job, weights in zip(jobs, columns, strict=True)}
         return self.known[number]
 
     def forget(self, version: int) -> None:
@@ -193,6 +200,24 @@ def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
             raise ConfigError(f"{key} has no meaning in an asynchronous run: {why}; leave it or federation.pace out")
     Fleet.of(run_spec, state_spec, none_of(federation.clients))
     check_method(run_spec.method(), state_spec, pace)
+    check_weights_by_steps(run_spec)
+    if experiment.engine.pending is not None:
+        check_pending(federation, state_spec, experiment.engine.pending)
+
+
+def check_pending(federation: Federation, state_spec: StateSpec, most: int) -> None:
+    """Raise ConfigError if the results that wait for their updates may take more bytes than `most`: those of all
+    clients in flight, and those of a buffer that lacks one result."""
+    pace = federation.pace
+    assert isinstance(pace, Asynchronous)
+    flight = federation.cohort if pace.starts == "slots" else federation.clients
+    each, results = state_spec.sum_bytes, flight + pace.buffer - 1
+    if results * each > most:
+        raise ConfigError(
+            f"engine.pending must be at least {results * each:,}, since {results:,} results may wait for their updates "
+            f"({flight:,} clients in flight + federation.pace.buffer={pace.buffer:,} - 1) x {each:,} bytes of a "
+            f"message, got {most:,}; raise it, or lower federation.cohort"
+        )
 
 
 def check_method(method: Algorithm, state_spec: StateSpec, pace: Asynchronous) -> None:

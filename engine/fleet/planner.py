@@ -372,19 +372,7 @@ def check_planning(run_spec: RunSpec) -> None:
             f"federation.pace.select: {federation.cohort + spares} of {federation.clients} clients cannot be selected, "
             f"got select={pace.select}; lower it, or federation.cohort"
         )
-    if run_spec.method().local_norms(1) is not None:
-        for key, present in (
-            ("privacy", experiment.privacy is not None),
-            ("attack", experiment.attack is not None),
-            ("aggregate", sampler_name(experiment.aggregate) != "mean"),
-            ("workload", bool(run_spec.buffers)),
-        ):
-            if present:
-                got = "a model with running statistics" if key == "workload" else getattr(experiment, key)
-                raise ConfigError(
-                    f"{key} must leave weights alone with a method that weighs clients by their steps, got {got!r}; "
-                    "choose another method"
-                )
+    check_weights_by_steps(run_spec)
     special = called != "uniform" or federation.mean != "auto" or experiment.systems is not None
     what = "systems" if experiment.systems is not None else f"federation.sampler={called}, mean={federation.mean}"
     for key, present in (
@@ -395,6 +383,25 @@ def check_planning(run_spec: RunSpec) -> None:
     ):
         if special and present:
             raise ConfigError(f"{key} does not go with {what}, which changes who is in a mean; leave one out")
+
+
+def check_weights_by_steps(run_spec: RunSpec) -> None:
+    """Raise ConfigError if the method weighs clients by their local steps and something else needs other weights."""
+    experiment = run_spec.experiment
+    if run_spec.method().local_norms(1) is None:
+        return
+    for key, present in (
+        ("privacy", experiment.privacy is not None),
+        ("attack", experiment.attack is not None),
+        ("aggregate", sampler_name(experiment.aggregate) != "mean"),
+        ("workload", bool(run_spec.buffers)),
+    ):
+        if present:
+            got = "a model with running statistics" if key == "workload" else getattr(experiment, key)
+            raise ConfigError(
+                f"{key} must leave weights alone with a method that weighs clients by their steps, got {got!r}; "
+                "choose another method"
+            )
 
 
 def sampler_name(spec: object) -> str:

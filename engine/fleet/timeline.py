@@ -12,14 +12,16 @@ pure function of the configuration: a run that is resumed goes through it again 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ..cohorts.sampling import philox
+from ...workloads import counted
 from ..config.schema import Asynchronous
 from ..errors import ConfigError
 from .contract import keys, uniform
@@ -29,6 +31,8 @@ LOSS, ARRIVAL, WAKE, START = range(4)
 """Kinds of events, in the order in which they are dealt with at equal times."""
 MOST_MISSED = 10_000
 """The largest number of jobs in a row that are lost or too stale. After it no further update is expected."""
+DRAWS = 1024
+"""How many draws are prepared at once."""
 UNUSED = -1
 """The target of a job whose result no update uses."""
 
@@ -92,6 +96,7 @@ class Timeline:
         """clients: N. concurrency: C, the number of slots."""
         self.pace, self.seed, self.clients, self.concurrency, self.fleet = pace, seed, clients, concurrency, fleet
         self.clock, self.version, self.refills = 0.0, 0, 0
+        self.draws = draws(seed)
         self.events: list[tuple[float, int, float, int]] = []  # (time, kind, order among ties, client)
         self.flight: dict[int, Job] = {}  # client -> its job
         self.buffer: list[Job] = []
@@ -240,7 +245,7 @@ class Timeline:
 
     def _next_draw(self) -> np.random.Generator:
         self.refills += 1
-        return philox(self.seed, "cohort", self.refills)
+        return next(self.draws)
 
     def _eligible(self) -> Eligible:
         """The clients that are online, fit, are idle, and were not dispatched from this version if `once`."""
@@ -284,6 +289,13 @@ class Timeline:
         wake = (float(times.min()) if len(times) else math.inf, WAKE, 0.0, -1)
         if len(times) and wake not in self.events:
             heapq.heappush(self.events, wake)
+
+
+def draws(seed: int) -> Iterator[np.random.Generator]:
+    """The generator of each refill, from 1, which is that of the cohort of the round with this number. It may be used
+    until the next one is asked for."""
+    for first in itertools.count(1, DRAWS):
+        yield from counted.numpy_generators(counted.key(seed, "cohort", np.arange(first, first + DRAWS)))
 
 
 class Eligible:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,36 +40,45 @@ class StateSpec:
             for _ in pytree.tree_leaves(getattr(self.message, part))
         ]
         """For each leaf of the message: whether it is averaged with the federation's client weights or uniformly."""
+        self.shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(self.message)]
+        """The shape of each leaf of the message."""
 
     def facts_only(self) -> StateSpec:
         """The same, for messages without anything but their facts, where the rest is not added up."""
         other = copy(self)
+        other.__dict__.pop("sum_bytes", None)
         other.message = Message((), (), self.message.facts)
         other.message_spec = pytree.tree_structure(other.message)
-        other.weighted = [False] * len(pytree.tree_leaves(other.message))
+        other.shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(other.message)]
+        other.weighted = [False] * len(other.shapes)
         return other
 
-    @property
+    @cached_property
     def down(self) -> int:
         """Bytes that one client receives per round, without buffers."""
         return byte_count(without_known(self.public)) - self.buffers
 
-    @property
+    @cached_property
     def up(self) -> int:
         """Bytes that one client sends per round, without buffers."""
         return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
 
-    @property
+    @cached_property
+    def sum_bytes(self) -> int:
+        """Bytes of a message in a sum, which is float64."""
+        return sum(8 * leaf.numel() for leaf in pytree.tree_leaves(self.message))
+
+    @cached_property
     def model(self) -> int:
         """Bytes of the model without buffers."""
         return self.bytes_with_buffers - self.buffers
 
-    @property
+    @cached_property
     def buffers(self) -> int:
         """Bytes of running statistics that one client receives per round; it sends as many."""
         return byte_count(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
 
-    @property
+    @cached_property
     def kept(self) -> int:
         """Bytes that one client keeps between rounds, including what it knows from all earlier broadcasts."""
         return byte_count(self.client) + byte_count(self.public) - byte_count(without_known(self.public))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from typing import Any
 
 
 class EventLog:
     """One thread appends events and another one reads them. Events that were read are deleted unless `keep` is true."""
 
-    def __init__(self, keep: bool = False) -> None:
-        self.keep = keep
+    def __init__(self, keep: bool = False, gap: float = 0.0) -> None:
+        """gap: the least number of seconds between two answers to a reader, so that it reads many events at once."""
+        self.keep, self.gap, self.answered = keep, gap, -math.inf
         self.events: list[Any] = []
         self.deleted = 0  # the number of events that were read and deleted
         self.changed = threading.Condition()
@@ -34,7 +37,9 @@ class EventLog:
             if not self.keep:
                 del self.events[: seen - self.deleted]
                 self.deleted = seen
+            self.changed.wait_for(lambda: self.ended, max(0.0, self.answered + self.gap - time.monotonic()))
             self.changed.wait_for(lambda: self.deleted + len(self.events) > seen or self.ended)
+            self.answered = time.monotonic()
             if self.ended:
                 self.delivered = True
                 self.changed.notify_all()

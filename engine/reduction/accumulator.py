@@ -74,7 +74,7 @@ class Accumulator:
         self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}  # further arrays with one entry per client
         self.noted: list[list[ClientNumbers]] = [[]]  # by block
-        self.targets: tuple[int, ...] = ()  # see `AccumulatorByTarget`
+        self.targets: tuple[tuple[int, int], ...] = ()  # see `AccumulatorByTarget`
         self.leaves: list[Tensor] = []  # sums of the current block
 
     def end_block(self) -> None:
@@ -177,86 +177,127 @@ class Accumulator:
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
         """Add the messages of all clients of a block, which ran at once. `steps`, `weights`: (c,)."""
         began = time.perf_counter()
-        uniform = bool((weights == 1).all())
-        for i, leaf in enumerate(pytree.tree_leaves(outcome.message)):
-            if self.weighted[i] and not uniform:
-                # A matrix with one row per client: the product is the weighted sum for any shape of the leaf.
-                by_client = leaf.to(torch.float64).reshape(len(weights), -1)
-                total = (to_device(torch.from_numpy(weights), leaf.device) @ by_client).view(leaf.shape[1:])
-            else:
-                total = leaf.sum(0, dtype=torch.float64)
-            self.leaves.append(total)
+        self.leaves += block_sums(pytree.tree_leaves(outcome.message), weights, self.weighted)
         self._note(outcome, steps, weights)
         self.times["reduce"] += time.perf_counter() - began
 
 
-class AccumulatorByTarget(Accumulator):
-    """The same for one block of an asynchronous run, whose clients' messages belong to several updates of the server:
-    a sum for each of them.
+class AccumulatorByTarget:
+    """float64 sums of the messages of a task of an asynchronous run: for each block one for every update of the server
+    that uses messages of its clients.
 
     Each sum is made as if the other clients of the block were not there, so that a block whose clients all belong to
-    one update has the sum of a synchronous round.
+    one update has the sum of a synchronous round. It is used as an `Accumulator`.
     """
 
     def __init__(
         self,
         state_spec: StateSpec,
-        targets: np.ndarray,
-        kernels: str = "torch",
+        of_client: np.ndarray,
+        cuts: Sequence[int],
         allocate: Allocator = empty,
         device: torch.device = CPU,
     ) -> None:
-        """targets: (c,) the number of the update for each client; nobody needs the message where it is negative."""
-        self.of_client, self.place = targets, 0  # place: of the next client that ran alone
-        self.targets = tuple(np.unique(targets[targets >= 0]).tolist())
-        shapes = [tuple(sample.shape) for sample in pytree.tree_leaves(state_spec.message)]
-        memory = allocate(shapes * max(1, len(self.targets)))
-        count = len(shapes)
-        parts = {target: memory[i * count : (i + 1) * count] for i, target in enumerate(self.targets)}
-        self.parts = {
-            target: Accumulator(state_spec, 1, kernels, lambda _, own=own: own, device) for target, own in parts.items()
-        }
-        self.times = dict.fromkeys(("state", "data", "reduce"), 0.0)
+        """of_client: (c,) the number of the update for each client; nobody needs the message where it is negative.
+        cuts: the ends of the blocks. allocate: provides memory of the processor for all sums."""
+        self.of_client, self.device, self.allocate = of_client, device, allocate
+        self.block, self.place = 0, 0  # of the next client
+        self.shapes, self.weighted = state_spec.shapes, state_spec.weighted
+        targets: list[tuple[int, int]] = []
+        for block, (begin, end) in enumerate(zip((0, *cuts), cuts, strict=False)):
+            targets += [(block, target) for target in sorted({*of_client[begin:end].tolist()}) if target >= 0]
+        self.targets = tuple(targets)  # (block, update) of each sum
+        self.sums: dict[tuple[int, int], list[Tensor]] = {}
+        self.memory: dict[tuple[int, int], list[Tensor]] = {}
+        if device == CPU:
+            memory, count = allocate(self.shapes * len(targets)), len(self.shapes)
+            self.memory = {each: memory[i * count : (i + 1) * count] for i, each in enumerate(targets)}
+        self.times: dict[str, float] = dict.fromkeys(("state", "data", "reduce"), 0.0)
         self.clients: dict[str, list[np.ndarray]] = {}
         self.numbers: list[ClientNumbers] = []
+        self.parts: dict[tuple[int, int], list[tuple[np.ndarray, int]]] = {each: [] for each in targets}
+        """The clients of each sum as they were added: (their places in the task, their gradients per local step)."""
 
     def add_one(self, outcome: Any, steps: np.ndarray, weights: np.ndarray, only: bool) -> None:
-        target = int(self.of_client[self.place])
-        self.place += 1
+        """Add the message of one client that ran alone, see `Accumulator`."""
+        began = time.perf_counter()
+        target, place = (self.block, int(self.of_client[self.place])), np.array([self.place])
         self.numbers.append(numbers_of(outcome, steps, weights))
+        self.place += 1
         if target in self.parts:
-            only = only or int((self.of_client == target).sum()) == 1
-            self.parts[target].add_one(outcome, steps, weights, only)
+            self.parts[target].append((place, outcome.gradients))
+            first = target not in self.sums
+            if first:
+                self.sums[target] = self.memory[target] if self.memory else empty(self.shapes, self.device)
+            leaves = pytree.tree_leaves(outcome.message)
+            for total, leaf, weighted in zip(self.sums[target], leaves, self.weighted, strict=True):
+                factor = float(weights[0]) if weighted else 1.0
+                if first:
+                    total.copy_(leaf)
+                    if factor != 1:
+                        total.mul_(factor)
+                else:
+                    total.add_(leaf.to(total.device), alpha=factor)
+        self.times["reduce"] += time.perf_counter() - began
 
     def add_block(self, outcome: Any, steps: np.ndarray, weights: np.ndarray) -> None:
+        """Add the messages of all clients of a block, which ran at once. steps, weights: (c,)."""
+        began, of_client = time.perf_counter(), self.of_client[self.place : self.place + len(weights)]
         self.numbers.append(numbers_of(outcome, steps, weights))
-        for target, part in self.parts.items():
-            those = np.flatnonzero(self.of_client == target)
-            own = outcome
+        leaves = pytree.tree_leaves(outcome.message)
+        for target in [target for target in self.parts if target[0] == self.block]:
+            those, own = np.flatnonzero(of_client == target[1]), leaves
             if len(those) < len(weights):
                 chosen = to_device(torch.from_numpy(those), outcome.loss.device)
-                message = pytree.tree_map(lambda leaf, chosen=chosen: leaf[chosen], outcome.message)
-                own = outcome._replace(message=message, loss=outcome.loss[chosen])
-            part.add_block(own, steps[those], weights[those])
+                own = [leaf[chosen] for leaf in leaves]
+            self.sums[target] = block_sums(own, weights[those], self.weighted)
+            self.parts[target].append((self.place + those, outcome.gradients))
+        self.place += len(weights)
+        self.times["reduce"] += time.perf_counter() - began
 
     def end_block(self) -> None:
-        for part in self.parts.values():
-            part.end_block()
+        self.block += 1
 
     def result(self) -> tuple[list[Tensor], dict[str, float], dict[str, np.ndarray]]:
-        """(sums of one target after another, sums of facts by NAME/TARGET, arrays with one entry per client)."""
-        leaves: list[Tensor] = []
-        facts: dict[str, float] = {}
-        for target, part in self.parts.items():
-            own, numbers, _ = part.result()
-            leaves += own
-            facts |= {f"{name}/{target}": value for name, value in numbers.items()}
-            for name, seconds in part.times.items():
-                self.times[name] += seconds
+        """(the sums of one target after another, sums of facts by NAME/BLOCK/UPDATE, arrays with one entry per client).
+        On a device other than the processor, all come from there in one transfer."""
+        began = time.perf_counter()
+        leaves = [leaf for target in self.targets for leaf in self.sums[target]]
+        loss, norm2 = (torch.hstack([getattr(each, name) for each in self.numbers]) for name in ("loss", "norm2"))
+        if self.device != CPU:
+            *found, losses, norms = to_host([*leaves, loss, norm2])
+            leaves = self.allocate(self.shapes * len(self.targets))
+            for memory, leaf in zip(leaves, found, strict=True):
+                memory.copy_(leaf)
+            loss, norm2 = losses.to(loss.dtype), norms.to(norm2.dtype)
         clients = {name: np.concatenate(parts) for name, parts in self.clients.items()}
-        clients |= {name: stacked([getattr(each, name) for each in self.numbers]) for name in ("loss", "norm2")}
+        clients |= {"loss": loss.numpy(), "norm2": norm2.numpy()}
         clients["steps"] = np.concatenate([each.steps for each in self.numbers])
-        return leaves, {**facts, "steps": float(clients["steps"].sum())}, clients
+        weights = np.concatenate([each.weights for each in self.numbers])
+        facts = {"steps": float(clients["steps"].sum())}
+        for (block, update), parts in self.parts.items():
+            sums = [0.0] * len(FACTS)
+            for places, gradients in parts:
+                steps = int(clients["steps"][places].sum())
+                more = (summed(clients["loss"][places]), steps, steps * gradients, summed(weights[places]))
+                sums = added(sums, more)
+            facts |= {f"{name}/{block}/{update}": number for name, number in zip(FACTS, sums, strict=True)}
+        self.times["reduce"] += time.perf_counter() - began
+        return leaves, facts, clients
+
+
+def block_sums(leaves: Sequence[Tensor], weights: np.ndarray, weighted: Sequence[bool]) -> list[Tensor]:
+    """The sums of the messages of c clients that ran at once. leaves: of all messages, the clients' axis first.
+    weights: (c,), for the leaves that are `weighted`."""
+    uniform, totals = bool((weights == 1).all()), []
+    for leaf, by_weight in zip(leaves, weighted, strict=True):
+        if by_weight and not uniform:
+            # A matrix with one row per client: the product is the weighted sum for any shape of the leaf.
+            by_client = leaf.to(torch.float64).reshape(len(weights), -1)
+            totals.append((to_device(torch.from_numpy(weights), leaf.device) @ by_client).view(leaf.shape[1:]))
+        else:
+            totals.append(leaf.sum(0, dtype=torch.float64))
+    return totals
 
 
 def numbers_of(outcome: Any, steps: np.ndarray, weights: np.ndarray) -> ClientNumbers:

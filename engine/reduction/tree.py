@@ -7,7 +7,7 @@ the driver the rest: the bits are the same wherever and whenever this is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,9 +29,9 @@ class TaskResult(NamedTuple):
     clients: dict[str, np.ndarray] = {}  # noqa: RUF012 never written to
     dropped: tuple[int, ...] = ()
     branch: TreeNode | None = None  # of the task's own tree, where this is the result of one branch of the task
-    targets: tuple[int, ...] = ()
-    """Of an asynchronous run: the updates that the sums are for, one after another in `leaves`; `facts` then has the
-    sums NAME/TARGET for each of them."""
+    targets: tuple[tuple[int, int], ...] = ()
+    """Of an asynchronous run: (the block of the task, the update) that each of the sums is for, which are one after
+    another in `leaves`; `facts` then has the sums NAME/BLOCK/UPDATE for each of them."""
 
     @staticmethod
     def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
@@ -74,8 +74,8 @@ def with_all_targets(left: TaskResult, right: TaskResult) -> tuple[TaskResult, T
     return widened(left, right), widened(right, left)
 
 
-def sums_by_target(result: TaskResult) -> dict[int, Leaves]:
-    """The sums of a task of an asynchronous run: update -> leaves."""
+def sums_by_target(result: TaskResult) -> dict[tuple[int, int], Leaves]:
+    """The sums of a task of an asynchronous run: (block, update) -> leaves."""
     leaves = result.leaves or []
     count = len(leaves) // max(1, len(result.targets))
     return {target: leaves[i * count : (i + 1) * count] for i, target in enumerate(result.targets)}
@@ -150,6 +150,18 @@ class TreeReducer(Generic[T]):
     def total(self) -> T:
         """The sum of all values, once all have arrived."""
         return self.parts[self.shape.root]
+
+
+def add_sparse(parts: Mapping[int, T], add: Callable[[T, T], T]) -> T:
+    """The sum over some blocks in the order of the tree over all of them. parts: the number of a block on the lowest
+    level -> its value; blocks that are not there count as blocks without clients. add: as for `TreeReducer`."""
+    level = dict(sorted(parts.items()))
+    while len(level) > 1 or 0 not in level:
+        above: dict[int, T] = {}
+        for place, value in level.items():
+            above[place >> 1] = add(above[place >> 1], value) if place >> 1 in above else value
+        level = above
+    return level[0]
 
 
 class PartialSum(NamedTuple):

@@ -1,9 +1,10 @@
 """The driver of an asynchronous run: a round is one update of the server from the results of M jobs.
 
-The timeline says in advance which job is used by which update, so jobs run in an order that suits the workers: when an
-update needs a result that is not there yet, all jobs that were dispatched from the versions up to now run, those of one
-version together in vectorised blocks. Results wait as sums for their updates. An update adds the sums of its versions
-in ascending order, and those of one version in the order of the tree over its blocks. Neither depends on the workers.
+The timeline says in advance which job is used by which update. The jobs of one version of the model run in vectorised
+blocks; a block is ready once its version is there, and an update is made once all blocks with a job of it have ended.
+Workers take ready blocks in the order of the updates that need them first, so they go on with blocks of later updates
+while the driver makes one. Results wait as sums for their updates. An update adds the sums of its versions in ascending
+order, and those of one version in the order of the tree over its blocks. Neither depends on the workers.
 
 A checkpoint has, besides what every run has, the broadcasts of those versions whose jobs are not all used yet. A run
 that is resumed computes their results again in the same blocks, and so to the same bits.
@@ -11,10 +12,11 @@ that is resumed computes their results again in the same blocks, and so to the s
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +25,16 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round, Server
 from ..backends.base import Phase
-from ..cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, ClientTask, TrainingTask, plan_tasks, tree_shape
+from ..cohorts.tasks import (
+    MOST_TASKS,
+    VERSIONS,
+    Broadcast,
+    ClientTask,
+    TrainingTask,
+    most_blocks,
+    plan_tasks,
+    tree_shape,
+)
 from ..config.run_spec import RunSpec
 from ..config.schema import Asynchronous
 from ..errors import ClientFailed
@@ -34,9 +45,11 @@ from ..methods.state_spec import StateSpec
 from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
 from ..reduction.round_totals import TIMES, RoundTotals
-from ..reduction.tree import Leaves, TaskResult, TreeNode, TreeReducer, TreeShape, add_leaves, sums_by_target
+from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
 from .aggregation import Aggregated, StageState
 from .driver import DataSummary, Driver
+
+WEIGHT = FACTS.index("weight")
 
 
 class ClientResult(NamedTuple):
@@ -55,28 +68,60 @@ class BlockSum(NamedTuple):
     leaves: Leaves
     facts: list[float]
 
+    @staticmethod
+    def add(left: BlockSum, right: BlockSum) -> BlockSum:
+        return BlockSum(add_leaves(left.leaves, right.leaves), added(left.facts, right.facts))
 
-class BlockTask(NamedTuple):
-    """A block of a version as a task. node: of the block in the tree of the version. jobs: of its clients, in order."""
 
-    version: int
-    node: TreeNode
+class Block(NamedTuple):
+    """A block of the jobs of one version. due: the number of the update before which it runs; number: of the block on
+    the lowest level of the tree of its version. jobs: of its clients, in order."""
+
+    due: int
+    number: int
     jobs: list[Job]
-    task: TrainingTask
+
+
+class Group(NamedTuple):
+    """Blocks of one version that run as one task, in ascending order. due: that of the first."""
+
+    due: int
+    version: int
+    first: int  # the number of the first block
+    blocks: list[Block]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those of all blocks, in order."""
+        return [job for block in self.blocks for job in block.jobs]
 
 
 class Waiting:
     """What an asynchronous run has between updates."""
 
     def __init__(self) -> None:
-        self.ran = 0  # the jobs of all versions below have run
+        self.planned = 0  # the blocks of all versions below are known
         self.broadcasts: dict[int, list[np.ndarray]] = {}  # version -> leaves of its public state
         self.origins: dict[int, Tensor] = {}  # version -> the model that its jobs begin from, for base=current
-        self.shapes: dict[int, TreeShape] = {}  # version -> the tree over its blocks
-        self.sums: dict[int, dict[int, dict[TreeNode, BlockSum]]] = {}  # update -> version -> block -> sum
+        self.last_use: dict[int, int] = {}  # version -> the last update that uses one of its jobs
+        self.groups: list[Group] = []  # a heap of those that no worker has been given
+        self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
+        self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
         self.results: dict[Job, ClientResult] = {}
         self.dropped: set[Job] = set()
         self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
+
+
+class Running:
+    """The phase of local training that is under way."""
+
+    def __init__(self, number: int) -> None:
+        self.broadcast = Broadcast(number, [])
+        self.versions: list[int] = []  # whose public states are in the broadcast, in its order
+        self.given: dict[int, tuple[Group, np.ndarray]] = {}  # task -> its blocks, the rows of its clients' new states
+        self.count = 0  # of the tasks
+        self.ending = False  # whether there shall be no more tasks
+        self.results: Iterator[TaskResult | PartialSum] = iter(())
 
 
 class AsynchronousDriver(Driver):
@@ -91,7 +136,12 @@ class AsynchronousDriver(Driver):
     @torch.no_grad()
     def _begin(self) -> None:
         super()._begin()
+        self._forget_results()
+
+    def _forget_results(self) -> None:
+        """Begin with the jobs anew, after the last committed update."""
         self.waiting, self.settled = Waiting(), 0  # settled: all jobs of the versions below have been used
+        self.running: Running | None = None
 
     @property
     def asynchronous(self) -> AsynchronousPlanner:
@@ -111,10 +161,9 @@ class AsynchronousDriver(Driver):
             return super()._train(method, state_spec, number, plan)
         update, waiting = self.timeline.update(number), self.waiting
         self._publish(method)
-        if any(job.version >= waiting.ran for job in update.jobs):
-            self._run_versions(number - 1)
         removed = {job for job in update.jobs if job.client in self.removed}
         waiting.dropped |= removed
+        self._wait_for(update.jobs)
         used = [job for job in update.jobs if job not in waiting.dropped]
         if not used and len(removed) == len(update.jobs):
             return self._nothing(state_spec, number, removed)
@@ -143,25 +192,23 @@ class AsynchronousDriver(Driver):
 
     def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float], float]:
         """(the sums of the update's messages, sums of facts by name, what the weighted sums are divided by)."""
-        total: Leaves = []
-        facts = [0.0] * len(FACTS)
+        total = BlockSum([], [0.0] * len(FACTS))
+        weights = {job: self.asynchronous.weights(number)[job] for job in used}
+        by_steps = any(weight.added != weight.stale for weight in weights.values())
         for version, blocks in sorted(self.waiting.sums[number].items()):
-            shape = self.waiting.shapes[version]
-            leaves, numbers = TreeReducer(shape, add_leaves), TreeReducer(shape, added)
-            for node in blocks_of(shape):
-                own = blocks.get(node)
-                leaves.put(node, [] if own is None else own.leaves)
-                numbers.put(node, [0.0] * len(FACTS) if own is None else own.facts)
-            own = [np.array(leaf) for leaf in leaves.total()]
+            own = add_sparse(blocks, BlockSum.add)
             if self.pace.base == "current":
-                self._rebase(state_spec, own, version, numbers.total()[FACTS.index("weight")])
-            total, facts = add_leaves(total, own), added(facts, numbers.total())
-        named: dict[str, float] = dict(zip(FACTS, facts, strict=True))
-        weights = self.asynchronous.weights(number)
-        own = sum(weights[job].own for job in used)
+                stale = sum(weight.stale for job, weight in weights.items() if job.version == version)
+                self._rebase(state_spec, own.leaves, version, stale if by_steps else own.facts[WEIGHT])
+            total = BlockSum.add(total, own)
+        own, stale = (sum(getattr(weight, name) for weight in weights.values()) for name in ("own", "stale"))
         fresh = all(weight.own == weight.added for weight in weights.values())
-        divisors = {"buffer": named["weight"] if fresh else own, "weights": named["weight"], "none": 1.0}
-        return total, named, divisors[self.pace.divide]
+        divisors = {
+            "buffer": total.facts[WEIGHT] if fresh else own,  # if it is the same, added in the order of a round
+            "weights": stale if by_steps else total.facts[WEIGHT],
+            "none": 1.0,
+        }
+        return total.leaves, dict(zip(FACTS, total.facts, strict=True)), divisors[self.pace.divide]
 
     def _rebase(self, state_spec: StateSpec, leaves: Leaves, version: int, weight: float) -> None:
         """Make the sum of changes of the model of `version` one of changes of the newest model."""
@@ -170,138 +217,200 @@ class AsynchronousDriver(Driver):
         moved = (self.waiting.origins[version] - self.waiting.origins[self.round]).to(torch.float64).cpu().numpy()
         leaves[0] += weight * moved.reshape(leaves[0].shape)
 
-    # --- running jobs -------------------------------------------------------------------------------------------------
+    # --- blocks -------------------------------------------------------------------------------------------------------
     def _publish(self, method: Algorithm) -> None:
-        """Keep the broadcast of the newest version until its jobs have run."""
+        """Keep the broadcast of the newest version, and plan the blocks of all versions that have none."""
         waiting, version = self.waiting, self.round
-        if version in waiting.broadcasts:
-            return
-        public = method.broadcast(self.server)
-        waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
-        if self.pace.base == "current":
-            waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
+        if version not in waiting.broadcasts:
+            public = method.broadcast(self.server)
+            waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
+            if self.pace.base == "current":
+                waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
+        for each in range(waiting.planned, version + 1):
+            groups = self._groups_of(each) if each in waiting.broadcasts else []
+            waiting.unfinished[each] = len(groups)
+            for group in groups:
+                heapq.heappush(waiting.groups, group)
+        waiting.planned = version + 1
 
-    def _run_versions(self, last: int) -> None:
-        """Run the jobs of all versions up to `last` that have not run, in phases that the workers can hold."""
-        waiting, tasks = self.waiting, []
-        for version in range(waiting.ran, last + 1):
-            of_version = self._tasks_of(version)
-            together = {block.version for block in tasks}
-            if tasks and (len(together) >= VERSIONS or self._follows(of_version, together)):
-                self._run_tasks(tasks)
-                of_version, tasks = self._tasks_of(version), []  # whose clients may read states that were written now
-            tasks += of_version
-        if tasks:
-            self._run_tasks(tasks)
-        waiting.ran = last + 1
-        for version in [version for version in waiting.broadcasts if version <= last and not self._keeps(version)]:
-            del waiting.broadcasts[version]
+    def _groups_of(self, version: int) -> list[Group]:
+        """The blocks of a version as tasks: those that are due at nearly the same time together."""
+        most = most_blocks(self.state_spec.sum_bytes * self.planner.block)
+        groups: list[Group] = []
+        for block in sorted(self._blocks_of(version)):
+            if groups and block.due <= groups[-1].due + 1 and len(groups[-1].blocks) < most:
+                groups[-1].blocks.append(block)
+            else:
+                groups.append(Group(block.due, version, block.number, [block]))
+        return groups
 
-    def _follows(self, tasks: list[BlockTask], versions: set[int]) -> bool:
-        """Whether a job of these tasks reads a state that a job of one of these versions writes."""
-        return any(job.before is not None and job.before.version in versions for task in tasks for job in task.jobs)
-
-    def _keeps(self, version: int) -> bool:
-        """Whether a checkpoint needs the broadcast of a version: not all of its jobs have been used."""
-        return self.checkpoints is not None and self._has_jobs_ahead(version)
-
-    def _has_jobs_ahead(self, version: int) -> bool:
-        """Whether not all jobs of a version have been used, also by updates after the last one of this run."""
-        return any((job.target or 0) > self.round for job in self.timeline.of_version(version))
-
-    def _tasks_of(self, version: int) -> list[BlockTask]:
+    def _blocks_of(self, version: int) -> list[Block]:
         """The blocks of a version's jobs, without those whose jobs are not used by any update to come."""
         jobs = sorted(self.timeline.of_version(version), key=lambda job: (job.client, job.refill))
         if not jobs:
             return []
-        clients = np.array([job.client for job in jobs], dtype=np.int64)
-        steps = np.array([job.steps for job in jobs], dtype=np.int64)
-        sizes, local = self.data.client_index.sizes_of(clients), self.federation.local
-        whole = self.timeline.fleet.parts.work.whole
-        plan = plan_tasks(np.arange(len(jobs)), sizes, local, self.planner.block, None if whole else steps)
-        shape = self.waiting.shapes[version] = TreeShape([len(task.cuts) for task in plan])
-        found = []
+        sizes = self.data.client_index.sizes_of(np.array([job.client for job in jobs], dtype=np.int64))
+        steps = None if self._whole else np.array([job.steps for job in jobs], dtype=np.int64)
+        plan = plan_tasks(np.arange(len(jobs)), sizes, self.federation.local, self.planner.block, steps)
+        depth, found = TreeShape([len(task.cuts) for task in plan]).depth, []
         for task in plan:
-            for block, (begin, end) in enumerate(zip((0, *task.cuts), task.cuts, strict=False)):
+            for place, (begin, end) in enumerate(zip((0, *task.cuts), task.cuts, strict=False)):
                 own = [jobs[position] for position in task.clients[begin:end].tolist()]
-                if any(self._is_ahead(job) for job in own):
-                    node = TreeNode(0, (task.index << shape.depth) + block)
-                    found.append(BlockTask(version, node, own, self._task(version, own, None if whole else steps)))
+                if targets := [job.target or 0 for job in own if self._is_ahead(job)]:
+                    due = min(*targets, version + VERSIONS - 2)  # late enough, but the version must give way to others
+                    found.append(Block(due, (task.index << depth) + place, own))
         return found
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every client does all of its local work."""
+        return self.timeline.fleet.parts.work.whole
 
     def _is_ahead(self, job: Job) -> bool:
         """Whether an update of this run that is yet to come uses the job."""
         ahead = job.target is not None and self.round < job.target <= self.last_round
         return ahead and job.client not in self.removed
 
-    def _task(self, version: int, jobs: list[Job], steps: np.ndarray | None) -> TrainingTask:
-        """One block as a task; its index, its place and the rows to write are not known yet."""
-        clients = np.array([job.client for job in jobs], dtype=np.int64)
-        targets = np.array([job.target if self._is_ahead(job) else UNUSED for job in jobs], dtype=np.int64)
-        read = np.array([self._row(job) if self._is_ahead(job) else -1 for job in jobs], dtype=np.int64)
-        weights = np.array([self._weight(job) for job in jobs])
-        visits = np.array([job.visit for job in jobs], dtype=np.int64)
-        taken = None if steps is None else np.array([job.steps for job in jobs], dtype=np.int64)
-        task = ClientTask(0, clients, (len(jobs),))
-        columns = (visits, weights, read, np.full(len(jobs), -1), np.arange(len(jobs)))
-        return TrainingTask(task, version + 1, False, *columns, None, taken, targets)
+    # --- running blocks -----------------------------------------------------------------------------------------------
+    def _wait_for(self, jobs: list[Job]) -> None:
+        """Keep results as they come until those of all these jobs are there."""
+        waiting = self.waiting
+        missing = {job for job in jobs if job not in waiting.results and job not in waiting.dropped}
+        while missing:
+            if self.running is None:
+                self.running = self._begin_phase()
+            missing.difference_update(self._next(self.running))
 
-    def _weight(self, job: Job) -> float:
-        """The weight with which the job's update adds its result; 1 if no update to come uses it."""
-        return self.asynchronous.weights(job.target or 0)[job].added if self._is_ahead(job) else 1.0
+    def _begin_phase(self) -> Running:
+        self.version += 1
+        running = Running(self.version)
+        tasks = self._more(running, 1 if self.pool.takes_more else MOST_TASKS)
+        assert tasks
+        more = partial(self._more, running)
+        phase = Phase("train", tasks, running.broadcast, tree_shape(tasks), with_sums=True, more=more)
+        running.results = self.retry.run(phase)
+        return running
+
+    def _next(self, running: Running) -> list[Job]:
+        """Keep the next result. Returns the jobs of its block; none if the phase has ended."""
+        result = next(running.results, None)
+        if result is None:
+            self.running = None
+            return []
+        assert isinstance(result, TaskResult)
+        group, rows = running.given.pop(result.index)
+        self._keep(group, rows, result)
+        return group.jobs
+
+    def _end_phase(self) -> None:
+        """Let the tasks under way end, and begin no others."""
+        running = self.running
+        if running is not None:
+            running.ending = True
+            while self.running is not None:
+                self._next(running)
+
+    def _run(self, call: Any, tasks: list[Any], state: Any, meanwhile: Callable[[], Any] | None = None) -> RoundTotals:
+        """Another phase, such as an evaluation: a pool runs one at a time."""
+        self._end_phase()
+        return super()._run(call, tasks, state, meanwhile)
+
+    def _more(self, running: Running, count: int) -> list[TrainingTask]:
+        """Up to `count` tasks that can run now, those that are due first."""
+        groups = self.waiting.groups
+        tasks: list[TrainingTask] = []
+        later: list[Group] = []
+        while not running.ending and groups and len(tasks) < count:
+            group = heapq.heappop(groups)
+            place = self._place(running, group.version) if all(map(self._has_state, group.jobs)) else None
+            if place is None:
+                later.append(group)
+            else:
+                tasks.append(self._task(running, group, place))
+        for group in later:
+            heapq.heappush(groups, group)
+        return tasks
+
+    def _place(self, running: Running, version: int) -> int | None:
+        """The place of a version's public state in the broadcast. None if all places have versions whose blocks have
+        not all run."""
+        versions, leaves = running.versions, self.waiting.broadcasts[version]
+        if version in versions:
+            return versions.index(version)
+        if len(versions) < VERSIONS:
+            versions.append(version)
+            running.broadcast.leaves.extend(leaves)
+            return len(versions) - 1
+        for place, other in enumerate(versions):
+            if not self.waiting.unfinished.get(other):
+                versions[place] = version
+                running.broadcast.leaves[place * len(leaves) : (place + 1) * len(leaves)] = leaves
+                return place
+        return None
+
+    def _has_state(self, job: Job) -> bool:
+        """Whether the state with which the job's client begins is known: the result that it comes from is there."""
+        before = job.before
+        return (
+            before is None
+            or (before.target or 0) <= self.round
+            or before in self.waiting.results
+            or before in self.waiting.dropped
+            or not self._is_ahead(job)
+        )
 
     def _row(self, job: Job) -> int:
         """The row of a client's state as it is when the job is dispatched: that of its last result, which may still
         wait for its update."""
-        before = self.waiting.results.get(job.before) if job.before is not None else None
-        return int(self.table.row[job.client]) if before is None else before.row
+        before = job.before
+        while before is not None and before in self.waiting.dropped:
+            before = before.before
+        found = None if before is None else self.waiting.results.get(before)
+        return int(self.table.row[job.client]) if found is None else found.row
 
-    def _run_tasks(self, blocks: list[BlockTask]) -> None:
-        """Run blocks of several versions at the same time, and keep their sums."""
-        for begin in range(0, len(blocks), MOST_TASKS):
-            self._run_phase(blocks[begin : begin + MOST_TASKS])
+    def _task(self, running: Running, group: Group, place: int) -> TrainingTask:
+        """The task of some blocks. place: of their version's public state in the broadcast."""
+        jobs = group.jobs
+        count, cuts = len(jobs), tuple(np.cumsum([len(block.jobs) for block in group.blocks]).tolist())
+        ahead = [self._is_ahead(job) for job in jobs]
+        targets = [job.target if used else UNUSED for job, used in zip(jobs, ahead, strict=True)]
+        weights = [self._weight(job) if used else 1.0 for job, used in zip(jobs, ahead, strict=True)]
+        read = [self._row(job) if used else -1 for job, used in zip(jobs, ahead, strict=True)]
+        write = self.table.reserve_waiting(count)
+        task = ClientTask(running.count, np.array([job.client for job in jobs], dtype=np.int64), cuts)
+        running.given[running.count] = group, write
+        running.count += 1
+        visits, steps = (np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("visit", "steps"))
+        columns = (visits, np.array(weights), np.array(read, dtype=np.int64), write, np.arange(count))
+        taken, used_by = None if self._whole else steps, np.array(targets, dtype=np.int64)
+        return TrainingTask(task, group.version + 1, False, *columns, None, taken, used_by, place)
 
-    def _run_phase(self, blocks: list[BlockTask]) -> None:
-        versions = sorted({block.version for block in blocks})
-        rows = self.table.reserve_waiting(sum(len(block.jobs) for block in blocks))
-        tasks, at, given = [], 0, {}
-        for index, block in enumerate(blocks):
-            write = rows[at : at + len(block.jobs)]
-            at += len(block.jobs)
-            given |= dict(zip(block.jobs, write.tolist(), strict=True))
-            own = block.task._replace(task=block.task.task._replace(index=index), write=write)
-            tasks.append(own._replace(place=versions.index(block.version)))
-        self.version += 1
-        leaves = [leaf for version in versions for leaf in self.waiting.broadcasts[version]]
-        phase = Phase("train", tasks, Broadcast(self.version, leaves), tree_shape(tasks), with_sums=True)
-        for result in self.retry.run(phase, partial(self._prepare, self.round + 1)):
-            assert isinstance(result, TaskResult)
-            self._keep(blocks[result.index], result, given)
-        unused = [row for job, row in given.items() if job not in self.waiting.results]
-        self.table.release_waiting(np.array(unused, dtype=np.int64))
+    def _weight(self, job: Job) -> float:
+        """The weight with which the job's update adds its result."""
+        return self.asynchronous.weights(job.target or 0)[job].added
 
-    def _prepare(self, number: int) -> None:
-        """While workers train, work out the timeline a little further."""
-        if number < self.last_round:
-            self.timeline.of_version(number)
-
-    def _keep(self, block: BlockTask, result: TaskResult, given: dict[Job, int]) -> None:
-        """Keep the result of a block until its updates. given: the row of each job's new state."""
-        waiting, jobs = self.waiting, {job.client: job for job in block.jobs}
-        for target, leaves in sums_by_target(result).items():
-            facts = [result.facts[f"{name}/{target}"] for name in FACTS]
-            by_version = waiting.sums.setdefault(target, {}).setdefault(block.version, {})
-            by_version[block.node] = BlockSum([np.array(leaf) for leaf in leaves], facts)
-        digests, found = result.clients.get("digest"), result.clients
-        for position, client in enumerate(found.get("id", np.zeros(0)).tolist()):
-            job = jobs[client] if self.pace.once else block.jobs[position]
-            if self._is_ahead(job):
-                numbers = (float(found[name][position]) for name in ("loss", "norm2", "steps"))
-                loss, norm2, steps = numbers
+    def _keep(self, group: Group, rows: np.ndarray, result: TaskResult) -> None:
+        """Keep the result of a task until its updates. rows: of its clients' new states."""
+        waiting, found, jobs = self.waiting, result.clients, group.jobs
+        waiting.unfinished[group.version] -= 1
+        for (block, update), leaves in sums_by_target(result).items():
+            facts = [result.facts[f"{name}/{block}/{update}"] for name in FACTS]
+            of_version = waiting.sums.setdefault(update, {}).setdefault(group.version, {})
+            of_version[group.blocks[block].number] = BlockSum([np.array(leaf) for leaf in leaves], facts)
+        trained, digests = found.get("id", np.zeros(0, np.int64)).tolist(), found.get("digest")
+        numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if trained else []
+        at = {job.client: place for place, job in enumerate(jobs)}
+        free = set(range(len(rows)))
+        for position, (client, (loss, norm2, steps)) in enumerate(zip(trained, numbers, strict=True)):
+            place = position if len(trained) == len(rows) else at[client]
+            if self._is_ahead(job := jobs[place]):
                 digest = None if digests is None else digests[position]
-                waiting.results[job] = ClientResult(given[job], digest, loss, norm2, int(steps))
+                waiting.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
+                free.discard(place)
+        if free:
+            self.table.release_waiting(rows[sorted(free)])
+        waiting.dropped.update(jobs[at[client]] for client in result.dropped)
         self._tell_notes(self.round + 1, result.facts)
-        waiting.dropped.update(jobs[client] for client in result.dropped)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)
 
@@ -329,17 +438,28 @@ class AsynchronousDriver(Driver):
     def _forget(self) -> None:
         """Drop what no later update needs."""
         waiting, number = self.waiting, self.round
-        for version in waiting.sums.pop(number, {}):
-            if not any(version in by_version for by_version in waiting.sums.values()):
-                waiting.shapes.pop(version, None)
+        waiting.sums.pop(number, None)
         for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
             del waiting.origins[version]
-        for version in [v for v in waiting.broadcasts if v < waiting.ran and not self._keeps(v)]:
+        for version in [v for v in waiting.broadcasts if not waiting.unfinished[v] and not self._keeps(v)]:
             del waiting.broadcasts[version]
         while self.settled < number and not self._has_jobs_ahead(self.settled):
             self.asynchronous.forget(self.settled)
+            waiting.last_use.pop(self.settled, None)
+            waiting.unfinished.pop(self.settled, None)
             self.settled += 1
         waiting.dropped = {job for job in waiting.dropped if (job.target or 0) > number}
+
+    def _keeps(self, version: int) -> bool:
+        """Whether a checkpoint needs the broadcast of a version: not all of its jobs have been used."""
+        return self.checkpoints is not None and self._has_jobs_ahead(version)
+
+    def _has_jobs_ahead(self, version: int) -> bool:
+        """Whether not all jobs of a version have been used, also by updates after the last one of this run."""
+        last_use = self.waiting.last_use
+        if version not in last_use:
+            last_use[version] = max((job.target or 0 for job in self.timeline.of_version(version)), default=0)
+        return last_use[version] > self.round
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
     def _leaves_in_flight(self) -> list[Tensor]:
@@ -359,7 +479,7 @@ class AsynchronousDriver(Driver):
         """The inverse of `_leaves_in_flight`, after the server's state is that of the checkpoint. The timeline goes on
         from its beginning, and jobs that had run run again when an update needs them."""
         self.asynchronous.restart()
-        self.waiting, self.settled = Waiting(), 0
+        self._forget_results()
         self.timeline.update(self.round)
         count, rest = self.state_spec.public_spec.num_leaves, list(leaves)
         for version in self._versions_in_flight():
@@ -367,13 +487,6 @@ class AsynchronousDriver(Driver):
             del rest[:count]
             if self.pace.base == "current":
                 self.waiting.origins[version] = rest.pop(0).to(self.run_spec.device)
-
-
-def blocks_of(shape: TreeShape) -> Iterable[TreeNode]:
-    """The nodes of all blocks of a tree."""
-    for index, count in enumerate(shape.blocks):
-        for block in range(count):
-            yield TreeNode(0, (index << shape.depth) + block)
 
 
 def without_repeats(jobs: list[Job]) -> list[list[Job]]:

@@ -13,6 +13,7 @@ import torch
 
 from ..config.differences import differences
 from ..config.run_spec import RunSpec
+from ..config.schema import Asynchronous
 from ..errors import ConfigError, StoreFull
 from ..methods.state_spec import StateSpec
 from ..storage.atomic_write import release, reserve
@@ -33,6 +34,9 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
     """
     experiment, federation, directory = run_spec.experiment, run_spec.experiment.federation, run_spec.directory
     fresh = max(federation.clients if warm_start else 0, federation.largest_cohort)
+    if isinstance(federation.pace, Asynchronous):
+        in_flight = federation.cohort if federation.pace.starts == "slots" else federation.clients
+        fresh = max(fresh, in_flight + federation.pace.buffer)  # results in the buffer wait too
     checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if experiment.checkpoint.every else 0)
     if directory is not None and run_spec.resume:
         checkpoints = max(checkpoints, 1 + len(written(directory)))  # all of them may pin rows

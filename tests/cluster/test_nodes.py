@@ -13,7 +13,7 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 
-from ..faults.runs import METHODS, plan, processes, rule, setting, small, visitor
+from ..faults.runs import METHODS, asynchronous, plan, processes, rule, setting, small, visitor
 from ..tune.commands import until
 from .conftest import STORE, ended
 
@@ -43,6 +43,14 @@ def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
     result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
     same(tmp_path / "out", result, run(small(faults, method)))
     assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_an_asynchronous_run_on_two_nodes(start, tmp_path):
+    """A client may begin with a state that its last visit has written on the other node, before its update."""
+    faults = tmp_path / "faults"
+    result = ended(start(asynchronous(faults, **ON_TWO, patience=60.0)))
+    same(tmp_path / "out", result, run(experiment(asynchronous(faults))))
+    assert sum(pq.read_table(tmp_path / "out" / "rounds.parquet")["node/results"].to_pylist()) > 0
 
 
 def test_a_node_adds_up_what_it_has(start, tmp_path):

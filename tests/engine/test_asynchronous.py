@@ -23,7 +23,7 @@ from fedfleet.workloads import counted
 from fedfleet.workloads.base import ClientIndex, Split
 from fedfleet.workloads.quadratic import Quadratic
 
-from ..reference.asynchronous import Reference, scalar_descent
+from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
 
 EQUAL = {"devices": {"name": "equal"}}
 UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
@@ -134,7 +134,7 @@ def test_the_reference_has_the_golden_timeline(slots, buffer, options, events, m
     found = [(clock, [job[:3] for job in jobs]) for clock, jobs in reference.updates]
     if events is not None:
         assert found[: len(events)] == events
-    computed = scalar_descent(reference.updates, polynomial, start=4.0, lr=0.5, **options)
+    computed = scalar_descent(reference.updates, polynomial, start=4.0, lr=lambda version: 0.5, **options)
     assert computed == pytest.approx(models, abs=1e-6)
 
 
@@ -163,12 +163,12 @@ class Line(Quadratic):
         return whole._replace(train=train, client_index=ClientIndex.equal(np.arange(clients), clients))
 
 
-def line(pace, systems, updates=9, **federation):
+def line(pace, systems, updates=9, method=None, **federation):
     plan = {"clients": 6, "cohort": 4, "rounds": updates, "local": {"steps": 1, "batch": 1}, "pace": pace, **federation}
     return experiment(
         {
             "workload": Line(dim=1, start=4.0),
-            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
+            "method": method or {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.5}},
             "federation": plan,
             "systems": systems,
             "engine": {"backend": "local", "dtype": "float64", "block": 2},
@@ -197,8 +197,9 @@ def driver_of(made: Experiment) -> AsynchronousDriver:
     ],
 )
 def test_models_are_the_references(pace, options):
-    """The reference goes through the same jobs one by one, in float64."""
-    driver = driver_of(line(pace, UNEQUAL))
+    """The reference goes through the same jobs one by one, in float64. The step size changes with the version."""
+    rate = {"schedule": "exponential", "start": 0.5, "decay": 0.8}
+    driver = driver_of(line(pace, UNEQUAL, method={"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}))
     try:
         found, updates = [], []
         for number in range(1, 10):
@@ -209,7 +210,43 @@ def test_models_are_the_references(pace, options):
     finally:
         driver.close()
     weight = (lambda tau: 1.0) if driver.pace.weight == "constant" else polynomial
-    assert found == pytest.approx(scalar_descent(updates, weight, start=4.0, lr=0.5, **options), abs=1e-12)
+    computed = scalar_descent(updates, weight, start=4.0, lr=lambda version: 0.5 * 0.8**version, **options)
+    assert found == pytest.approx(computed, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pace", "options"),
+    [
+        ({"name": "buffered", "buffer": 3}, {}),
+        ({"name": "buffered", "buffer": 3, "divide": "weights"}, {"divide": "weights"}),
+        ({"name": "fedasync", "buffer": 2, "weight": "polynomial"}, {"current": True, "divide": "none", "mix": 0.6}),
+    ],
+)
+def test_fednova_takes_the_mean_of_the_steps_over_the_buffer(pace, options):
+    """Visits are cut short at random; the reference goes through the same jobs one by one."""
+    systems = UNEQUAL | {"work": {"name": "uniform", "p": 0.7}}
+    method = {"name": "fednova", "rule": {"name": "sgd", "lr": 0.1}}
+    driver = driver_of(line(pace, systems, method=method, local={"steps": 5, "batch": 1}))
+    try:
+        found, updates = [], []
+        for number in range(1, 10):
+            jobs = driver.timeline.update(number).jobs
+            updates.append([(job.client, job.version, job.staleness, job.steps) for job in jobs])
+            record = driver.first_round()
+            found.append(float(driver.model().flat))
+            stale = [options.get("mix", 1.0) * polynomial(job.staleness) for job in jobs]
+            assert record["async/weight"] == pytest.approx(sum(stale) / len(jobs))
+    finally:
+        driver.close()
+    assert len({job[3] for jobs in updates for job in jobs}) > 2
+    assert found == pytest.approx(scalar_fednova(updates, polynomial, start=4.0, lr=0.1, **options), abs=1e-12)
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    rule = {"name": "sgd", "lr": 0.1}
+    pace = {"name": "buffered", "buffer": 3}
+    one, other = (run(digits(pace, {"name": name, "rule": rule}, 4, UNEQUAL)) for name in ("fednova", "fedavg"))
+    assert same(one, other)
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -305,11 +342,23 @@ def test_more_updates_than_at_first_go_on_to_the_same_bits(tmp_path):
     assert same(run(digits(pace, SCAFFOLD, 7, UNEQUAL)), longer)
 
 
+def test_evaluations_between_updates_change_nothing():
+    """All tasks under way end before an evaluation, and a new phase begins after it."""
+    never, always = (
+        run(digits({"name": "buffered", "buffer": 2}, SCAFFOLD, 8, UNEQUAL, evaluate={"every": every}))
+        for every in (0, 1)
+    )
+    assert same(never, always)
+    assert sum("eval/accuracy" in row for row in always.rows) == 8
+
+
 @pytest.mark.long
-def test_processes_on_ray_have_the_bits_of_one_process():
-    pace = {"name": "buffered", "buffer": 3}
-    here = run(digits(pace, SCAFFOLD, 6, UNEQUAL))
-    there = run(digits(pace, SCAFFOLD, 6, UNEQUAL, engine={"backend": "ray", "workers": 2}))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_on_ray_have_the_bits_of_one_process(workers):
+    """With evaluations, and with many more versions than places in the broadcast."""
+    pace, every = {"name": "buffered", "buffer": 3}, {"evaluate": {"every": 10}}
+    here = run(digits(pace, SCAFFOLD, 30, UNEQUAL, **every))
+    there = run(digits(pace, SCAFFOLD, 30, UNEQUAL, engine={"backend": "ray", "workers": workers}, **every))
     assert same(here, there)
     for name in ("train/loss", "system/clock", "async/staleness", "client/norm2"):
         assert [row[name] for row in here.rows] == [row[name] for row in there.rows]
@@ -338,6 +387,10 @@ BUFFERED = {"name": "buffered", "buffer": 3}
             ["buffer", "carry=average"],
         ),
         ({"method": {"name": "fedmud", "layers": "all", "nearest": True}}, ["no asynchronous form"]),
+        (
+            {"engine": {"pending": 10**4}},  # 64 x 8 + 8 + 8 x 10 + 10 parameters and the squared norm, in float64
+            ["engine.pending", "(6 clients in flight", "x 4,888 bytes of a message", "39,104", "got 10,000"],
+        ),
     ],
 )
 def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, words):
@@ -346,6 +399,12 @@ def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, wor
         prepare(digits(**made), "refused")
     for word in words:
         assert word in str(error.value), str(error.value)
+
+
+def test_results_that_could_fill_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("fedfleet.engine.fleet.asynchronous.available_memory", lambda: 50_000)
+    with pytest.raises(ConfigError, match=r"^engine\.pending must be at least 39,104, .*, got 25,000; raise it"):
+        driver_of(digits(BUFFERED, systems=UNEQUAL))
 
 
 def test_a_run_that_cannot_go_on_says_why():

@@ -8,7 +8,15 @@ import pytest
 
 from fedfleet.engine.cohorts.tasks import ClientTask, TrainingTask, tree_shape
 from fedfleet.engine.reduction.round_totals import reduce_in_order
-from fedfleet.engine.reduction.tree import PartialSum, TaskResult, TreeNode, TreeReducer, TreeShape
+from fedfleet.engine.reduction.tree import (
+    PartialSum,
+    TaskResult,
+    TreeNode,
+    TreeReducer,
+    TreeShape,
+    add_leaves,
+    add_sparse,
+)
 
 
 def recursive(values: list) -> np.ndarray:
@@ -99,3 +107,20 @@ def test_sums_that_are_no_neighbours_stay_apart():
     fold.put(TreeNode(0, 3), third)
     assert list(fold.parts) == [TreeNode(0, 0), TreeNode(1, 1)]
     assert fold.parts[TreeNode(1, 1)].tobytes() == (other + third).tobytes()
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+def test_blocks_that_are_not_there_are_left_out(blocks):
+    """The sum over some blocks is that of the whole tree in which the others have no clients."""
+    draw, shape = np.random.default_rng(3), TreeShape(blocks)
+    places = [(task << shape.depth) + block for task, count in enumerate(blocks) for block in range(count)]
+    for share in (0.2, 0.5, 0.9):
+        there = {
+            place: [value] for place, value in zip(places, values(len(places)), strict=True) if draw.random() < share
+        }
+        there = there or {places[-1]: values(1)}
+        whole = TreeReducer(shape, lambda left, right: add_leaves([*map(np.array, left)], right))
+        for place in places:
+            whole.put(TreeNode(0, place), there.get(place, []))
+        found = add_sparse(there, lambda left, right: [left[0] + right[0]])
+        np.testing.assert_array_equal(found[0], whole.total()[0])

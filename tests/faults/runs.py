@@ -63,6 +63,13 @@ def small(faults: Path, method: str = "scaffold", rounds: int = 6, **more: Any) 
     return experiment(setting(faults, method, rounds, **more))
 
 
+def asynchronous(faults: Path, rounds: int = 6, **more: Any) -> dict[str, Any]:
+    """The plain data of the same with SCAFFOLD as an asynchronous run, whose updates have four results each."""
+    data = setting(faults, "scaffold", rounds, **more)
+    data["federation"]["pace"] = {"name": "buffered", "buffer": 4}
+    return data | {"systems": {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}}
+
+
 def row_at(out: Path, row: int, method: str = "scaffold") -> tuple[Path, int, int]:
     """(file of a row of a run's client states, the row's offset in it, its number of bytes)."""
     run_spec = RunSpec.of("width", small(out, method))

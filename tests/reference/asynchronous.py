@@ -104,19 +104,51 @@ def scalar_descent(
     weight: Callable[[int], float],
     *,
     start: float,
-    lr: float,
+    lr: Callable[[int], float],
     divide: str = "buffer",
     current: bool = False,
     mix: float = 1.0,
 ) -> list[float]:
-    """The server's model after each update of F_i(x) = (x - i)^2 / 2, with one local step of size lr per visit."""
+    """The server's model after each update of F_i(x) = (x - i)^2 / 2, with one local step per visit. lr: the step
+    size of the clients that are dispatched from a version."""
     models = [start]
     for _, jobs in updates:
         x, total = models[-1], 0.0
         for client, version, staleness, _ in jobs:
             old = models[version]
-            change = -lr * (old - client)
+            change = -lr(version) * (old - client)
             total += mix * weight(staleness) * (change + old - x if current else change)
+        divisor = {
+            "buffer": float(len(jobs)),
+            "weights": math.fsum(mix * weight(job[2]) for job in jobs),
+            "none": 1.0,
+        }[divide]
+        models.append(x + total / divisor)
+    return models[1:]
+
+
+def scalar_fednova(
+    updates: Sequence[Sequence[tuple[int, int, int, int]]],
+    weight: Callable[[int], float],
+    *,
+    start: float,
+    lr: float,
+    divide: str = "buffer",
+    current: bool = False,
+    mix: float = 1.0,
+) -> list[float]:
+    """The same for FedNova with plain local descent. updates: [(client, version, staleness, local steps), …] of each
+    update. tau is the mean number of local steps of the buffer, and a client moves tau times its mean local step."""
+    models = [start]
+    for jobs in updates:
+        x, total = models[-1], 0.0
+        tau = sum(steps for *_, steps in jobs) / len(jobs)
+        for client, version, staleness, steps in jobs:
+            y = models[version]
+            for _ in range(steps):
+                y -= lr * (y - client)
+            change = tau * (y - models[version]) / steps
+            total += mix * weight(staleness) * (change + models[version] - x if current else change)
         divisor = {
             "buffer": float(len(jobs)),
             "weights": math.fsum(mix * weight(job[2]) for job in jobs),

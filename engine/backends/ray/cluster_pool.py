@@ -295,7 +295,7 @@ class ClusterPool(Pool):
         for agent in self._takers():
             self._begin(agent)
         workers = sum(agent.workers for agent in self.agents)
-        for task in phase.tasks if phase.repeated else split_tasks(phase.tasks, workers, self.steps):
+        for task in phase.tasks if alone else split_tasks(phase.tasks, workers, self.steps):
             self._put(progress, task)
         self._hand_out(progress)
         return self._outcomes(progress)

@@ -17,6 +17,7 @@ from ....workloads.base import Columns
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
+from ...config.schema import Asynchronous
 from ...devices.memory import bounded_memory
 from ...devices.settings import applied
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
@@ -46,13 +47,17 @@ CLOSE_SECONDS = 60
 """How long a driver that was asked to stop may take for its checkpoint."""
 BEGIN_SECONDS = 2
 """The same before the driver has reported its first event."""
+EVENT_SECONDS = 0.05
+"""The least time between two messages with events of an asynchronous run. One for each update would cost more than the
+update itself."""
 
 
 class DriverProcess:
     """The driver's actor. One thread runs the rounds; calls in other threads read the events or stop the run."""
 
     def __init__(self, run_spec: RunSpec) -> None:
-        self.run_spec, self.events = run_spec, EventLog()
+        updates = isinstance(run_spec.experiment.federation.pace, Asynchronous)  # which may come in quick succession
+        self.run_spec, self.events = run_spec, EventLog(gap=EVENT_SECONDS if updates else 0.0)
         self.signal = 0
 
     def run(self) -> dict[str, Tensor]:

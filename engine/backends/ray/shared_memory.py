@@ -116,8 +116,16 @@ class SharedMemory:
         return self._write(self.head, arrays)
 
     def posted(self, specs: tuple[Spec, ...]) -> list[np.ndarray]:
-        """Copies of the arrays of the broadcast."""
-        return [view.copy() for view in self._views(self.head, specs)]
+        """Views of the arrays of the broadcast, valid as long as a task that reads them is under way."""
+        return self._views(self.head, specs)
+
+    def post_changes(self, arrays: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> tuple[Spec, ...]:
+        """The same as `post` where the memory holds the arrays `before`: what is the same array is not written."""
+        specs = tuple(map(Spec.of, arrays))
+        for index, (view, array) in enumerate(zip(self._views(self.head, specs), arrays, strict=True)):
+            if index >= len(before) or array is not before[index]:
+                view[...] = array
+        return specs
 
     # --- tasks ------------------------------------------------------------------------------------------------------
     def open(self, slots: Sequence[int], order: int) -> None:
@@ -143,6 +151,10 @@ class SharedMemory:
             yield
         finally:
             fcntl.flock(self.handle, fcntl.LOCK_UN)
+
+    def unclaimed(self) -> int:
+        """The number of slots that are open."""
+        return int((self.owners <= FIRST_OPEN).sum())
 
     def withdraw(self, slots: Sequence[int], order: int) -> None:
         """Close the slots of an order that no worker has claimed. Workers finish the tasks that they have claimed."""

@@ -9,6 +9,7 @@ given up instead, and its task runs elsewhere.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import ray
@@ -35,7 +36,7 @@ from ..base import Call, Failure, Outcome, Phase, Pool
 from .placement import Placement
 from .shared_memory import SharedMemory, nameless
 from .wakeup import WakeUp, wait_for
-from .worker_process import MemorySizes, Order, Signs, WorkerProcess, memory_sizes, order_address
+from .worker_process import SIZE_BITS, MemorySizes, Order, Signs, WorkerProcess, memory_sizes, order_address
 
 LOOK_SECONDS = 0.5
 """How often workers are checked for hanging while no result comes."""
@@ -47,6 +48,13 @@ START_SECONDS = 120.0
 """The seconds that a worker may take to start, if engine.patience is less."""
 NUMBERS = 4096
 """The number of places for the workers' signs of life; numbers of workers are used again."""
+AHEAD_SECONDS, MOST_AHEAD = 0.02, 16
+"""If a phase has more tasks (`Phase.more`), each worker has unclaimed tasks for at least these seconds, but never more
+than MOST_AHEAD: the process that has the pool may be busy with something else when a worker ends a task."""
+MOST_ORDERS = 8
+"""The most orders that a worker has at once."""
+ORDERS_BYTES = 1 << 24
+"""Where the memory of the orders is used again from its begin, if the orders there are done."""
 
 
 class Hooks(NamedTuple):
@@ -126,6 +134,12 @@ class IssuedOrder:
     address: int
     slots: tuple[int, ...]
 
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """The first byte of the order in the memory of the orders, and the one after its last."""
+        begin, size = divmod(self.address, 1 << SIZE_BITS)
+        return begin, begin + size
+
 
 class Woken(NamedTuple):
     """A worker that was woken to claim tasks of an order, and the time (time.monotonic)."""
@@ -145,6 +159,8 @@ class Finished(NamedTuple):
 
 class WorkerPool(Pool):
     """Workers on the node of the process that makes the pool."""
+
+    takes_more: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -168,13 +184,16 @@ class WorkerPool(Pool):
         self.beats = np.memmap(self.beats_path, np.float64, "r+", shape=(NUMBERS,))
         self.orders_handle, self.orders_path = nameless("fedfleet-orders")
         self.orders_end = self.orders_made = 0
+        self.posted: list[np.ndarray] = []  # the broadcast as it is in the shared memory
+        self.more: Callable[[int], Sequence[Any]] | None = None  # of the phase, see `Phase`
+        self.task_seconds = 0.0  # that the last task of local training took
         self.memory = SharedMemory.make(*(sizes or memory_sizes(run_spec)))
         self.made, self.deaths = 0, 0
         self.waiting: deque[Any] = deque()  # tasks that are in no order yet
         self.under_way: dict[int, Any] = {}  # slot -> task
         self.orders: list[IssuedOrder] = []  # those with tasks that may be unclaimed
         self.held: set[int] = set()  # slots whose results may still be read
-        self.working: dict[WakeUp, Woken] = {}
+        self.working: dict[WakeUp, deque[Woken]] = {}  # the orders that each worker has, the current one first
         self.finished: deque[Finished] = deque()
         self.workers = [self._start_worker(worker_request) for worker_request in worker_requests]
         try:
@@ -249,19 +268,38 @@ class WorkerPool(Pool):
     # --- phases -----------------------------------------------------------------------------------------------------
     def run_phase(self, phase: Phase) -> Iterator[Outcome]:
         self.begin(phase.call, phase.broadcast, release=not phase.repeated)
+        self.more = phase.more
         self.add(phase.tasks)
-        return self._outcomes(release=phase.repeated)
+        return self._outcomes(phase.repeated or phase.with_sums, phase.broadcast.leaves)
 
-    def _outcomes(self, release: bool) -> Iterator[Outcome]:
+    def _outcomes(self, release: bool, leaves: Sequence[np.ndarray] = ()) -> Iterator[Outcome]:
         """The outcomes of a phase. release: whether the memory of a result may be used again when the next outcome is
-        asked for."""
+        asked for. leaves: of the broadcast."""
+        self._ask_for_more(leaves)
         while self.busy:
             for finished in self.take():
                 yield finished.outcome
                 if release:
                     self.release(finished)
+                self._ask_for_more(leaves)
             if self.waiting or self.under_way:  # otherwise nothing will come, and listening would only cost time
                 self.listen()
+                self._ask_for_more(leaves)
+
+    def _ask_for_more(self, leaves: Sequence[np.ndarray]) -> None:
+        """Take more tasks of the phase if the workers would soon be without one."""
+        if self.more is None:
+            return
+        each = min(MOST_AHEAD, math.ceil(AHEAD_SECONDS / self.task_seconds)) if self.task_seconds else 1
+        ahead, unclaimed = each * len(self.workers), self.memory.unclaimed() + len(self.waiting)
+        room = MOST_TASKS - len(self.under_way) - len(self.held) - len(self.waiting)
+        if unclaimed > ahead or room <= 0:
+            return
+        tasks = self.more(min(2 * ahead - unclaimed, room))
+        if tasks:
+            self.specs = self.memory.post_changes(leaves, self.posted)
+            self.posted = list(leaves)
+            self.add(tasks)
 
     def begin(self, call: Call, broadcast: Broadcast, release: bool = True) -> None:
         """Begin a phase, after all outcomes of the one before. release: whether the memory of the earlier results may
@@ -273,7 +311,8 @@ class WorkerPool(Pool):
         if release:
             self.held.clear()
         self.orders_end = 0
-        self.specs = self.memory.post(broadcast.leaves)
+        self.more = None
+        self.specs, self.posted = self.memory.post(broadcast.leaves), list(broadcast.leaves)
 
     def add(self, tasks: Sequence[Any]) -> None:
         """Have the workers run these tasks too."""
@@ -324,17 +363,32 @@ class WorkerPool(Pool):
         self.memory.open(slots, number)
         packed = PackedTasks.of(tasks) if self.call == "train" else tasks
         order = pickle.dumps(Order(number, self.call, slots, packed, self.version, self.specs), protocol=5)
-        os.pwrite(self.orders_handle, order, self.orders_end)
-        issued = IssuedOrder(number, order_address(self.orders_end, len(order)), slots)
-        self.orders_end += len(order)
+        begin = self._place_of_order(len(order))
+        os.pwrite(self.orders_handle, order, begin)
+        issued = IssuedOrder(number, order_address(begin, len(order)), slots)
+        self.orders_end = begin + len(order)
         self.orders.append(issued)
         idle = [worker for worker in self.workers if worker.wakeup not in self.working]
         for worker in idle[:count]:
             self._wake(worker, issued)
+        if self.more is not None:  # the others go on with this order without waiting for an answer
+            for worker in self.workers:
+                if worker not in idle and len(self.working[worker.wakeup]) < MOST_ORDERS:
+                    self._wake(worker, issued)
+
+    def _place_of_order(self, size: int) -> int:
+        """The first byte of an order of `size` bytes: behind the last one or at the begin of the memory, but never over
+        an order that a worker may still read."""
+        begin = self.orders_end if self.orders_end < ORDERS_BYTES else 0
+        held = {woken.order.bytes for orders in self.working.values() for woken in orders}
+        for first, end in sorted(held | {order.bytes for order in self.orders}):
+            if first < begin + size and begin < end:
+                begin = end
+        return begin
 
     def _wake(self, worker: Handle, order: IssuedOrder) -> None:
         worker.wakeup.wake(order.address)
-        self.working[worker.wakeup] = Woken(worker, order, time.monotonic())
+        self.working.setdefault(worker.wakeup, deque()).append(Woken(worker, order, time.monotonic()))
 
     def _collect(self) -> None:
         """Take the finished results out of the shared memory."""
@@ -351,6 +405,7 @@ class WorkerPool(Pool):
                 continue
             self.deaths = 0
             if isinstance(reply, TaskResult):
+                self.task_seconds = reply.facts.get("seconds", self.task_seconds)
                 if leaves:
                     self.held.add(slot)
                 self.finished.append(Finished(task, reply._replace(leaves=leaves), slot if leaves else None))
@@ -362,13 +417,16 @@ class WorkerPool(Pool):
 
     def _returned(self, wakeup: WakeUp) -> None:
         """A worker has found nothing more to claim in its order, or is gone."""
-        woken = self.working.pop(wakeup)
+        woken = self.working[wakeup].popleft()
         if wakeup.answer():
             if woken.order in self.orders:
                 self.orders.remove(woken.order)
-            if self.orders:
-                self._wake(woken.worker, self.orders[0])
+            if not self.working[wakeup]:
+                del self.working[wakeup]
+                if self.orders:
+                    self._wake(woken.worker, self.orders[0])
             return
+        del self.working[wakeup]
         try:
             ray.get(woken.worker.end)
         except RayTaskError as error:
@@ -398,7 +456,7 @@ class WorkerPool(Pool):
 
     def _look_for_hanging(self) -> None:
         patience = self.run_spec.experiment.engine.patience
-        for woken in list(self.working.values()):
+        for woken in [orders[0] for orders in self.working.values()]:
             worker = woken.worker
             last = max(float(self.beats[worker.number]), woken.at)
             try:

@@ -20,7 +20,7 @@ from ....workloads.base import ClientIndex
 from ...aggregation.planning import collects, result_bytes
 from ...aggregation.vectors import vector_leaves
 from ...clients.worker import Data, Worker
-from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks
+from ...cohorts.tasks import MOST_TASKS, VERSIONS, Broadcast, PackedTasks, most_blocks
 from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
 from ...devices import settings
@@ -90,7 +90,7 @@ class WorkerProcess(Worker):
         address: Address,
     ) -> None:
         self.number = signs.number
-        self.shared_memory, self.broadcast = SharedMemory(address), Broadcast(-1, [])
+        self.shared_memory = SharedMemory(address)
         self.slot = -1  # of the task under way
         beats = np.memmap(signs.beats, np.float64, "r+")
 
@@ -132,14 +132,13 @@ class WorkerProcess(Worker):
 
     def _work(self, order: Order) -> None:
         """Claim and run tasks until none of the order is left."""
-        if self.broadcast.version != order.version:
-            self.broadcast = Broadcast(order.version, self.shared_memory.posted(order.specs))
+        broadcast = Broadcast(order.version, self.shared_memory.posted(order.specs))
         claim = partial(self.shared_memory.claim, order.slots, order.number, self.number)
         while not self.unfit and (place := claim()) is not None:
             self.slot = order.slots[place]
             self.beat()
             try:
-                outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], self.broadcast)
+                outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], broadcast)
             except Exception as error:  # whatever a method, a workload or a plug-in raises
                 lost = is_device_lost(error)
                 where = f"worker {self.number}, process {os.getpid()}"
@@ -188,7 +187,8 @@ def memory_sizes(run_spec: RunSpec) -> MemorySizes:
     plan = run_spec.experiment.federation
     if isinstance(plan.pace, Asynchronous):
         public *= VERSIONS
-        sums *= run_spec.block(x.flat.numel())  # each client of a block may belong to another update
+        block = run_spec.block(x.flat.numel())  # each of whose clients may belong to another update
+        sums *= block * most_blocks(specs[0].sum_bytes * block)
     clients = plan.clients if len(methods) > 1 else plan.largest_cohort
     rows = run_spec.experiment.evaluate.batch  # whose columns may be wanted, or clients with one each
     failure = 8192 + 4 * LONGEST_TRACEBACK  # bytes of a traceback in UTF-8
