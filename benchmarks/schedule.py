@@ -21,6 +21,7 @@ import argparse
 import heapq
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.backends.ray import cluster_pool
-from fedfleet.engine.backends.ray.node_agent import Add, News, Until
+from fedfleet.engine.backends.ray.node_agent import Add, News
 from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerRequest
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks, steps_of
@@ -149,26 +150,22 @@ class Remote:
     def __init__(self, call: Any) -> None:
         self.remote = call
 
-    def options(self, num_returns: int) -> Remote:
-        """The same with several references, the first of which is the result's."""
-        others = [None] * (num_returns - 1)
-        return Remote(lambda *given: [self.remote(*given), *others] if others else self.remote(*given))
-
 
 class SimulatedAgent:
-    """Replaces the agent of a node and its workers, each of which takes the recorded times of its blocks."""
+    """Replaces the agent of a node, its connection, and its workers, each of which takes the recorded times of its
+    blocks."""
 
     def __init__(self, clock: Clock, cluster: Any, local: Any) -> None:
         self.clock, self.cluster, self.local = clock, cluster, local
         self.free = [0.0] * cluster.workers
         self.leaves = [np.zeros(tuple(leaf.shape)) for leaf in pytree.tree_leaves(cluster.state_spec.message)]
         self.finished: list[tuple[float, TaskResult]] = []
-        for name in ("work", "add", "news", "sums", "read", "write"):
+        self.version = self.left = 0
+        for name in ("add", "read", "write"):
             setattr(self, name, Remote(getattr(self, f"_{name}")))
 
-    def _work(self, add: Add, until: Until, *arguments: Any) -> Reference:
-        self._add(add, *arguments)
-        return self._news(add.version, until)
+    def send(self, add: Add) -> None:
+        self._add(add)
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
         return rows
@@ -176,9 +173,9 @@ class SimulatedAgent:
     def _write(self, rows: np.ndarray, packed: np.ndarray) -> Reference:
         return Reference(self.clock.now + 2 * CALL + len(rows) * self.cluster.row_bytes / BANDWIDTH, None)
 
-    def _add(self, add: Add, *arguments: Any) -> Reference:
-        """arguments: the broadcast where a phase begins, else references to rows that are on their way."""
-        moves = arguments if add.begin is None else ()
+    def _add(self, add: Add, *moves: Reference) -> Reference:
+        """moves: references to rows that are on their way."""
+        self.version, self.left = add.version, add.left
         if add.begin is not None:
             self.reducer = TreeReducer(add.begin.shape, lambda left, right: left)
         began, clock = time.process_time(), self.clock
@@ -197,23 +194,20 @@ class SimulatedAgent:
         clock.spent += time.process_time() - began
         return Reference(there, None)
 
-    def _news(self, number: int, until: Until) -> Reference:
-        """The results of all tasks that have ended. They are there once at most `until.left` tasks are under way."""
+    def end(self) -> float:
+        """The time at which the next news are there: once at most `Add.left` tasks are under way."""
+        ends = sorted(item[0] for item in self.finished)
+        return ends[max(0, len(ends) - self.left - 1)] + CALL if ends else float("inf")
 
-        def end() -> float:
-            ends = sorted(item[0] for item in self.finished)
-            return ends[max(0, len(ends) - until.left - 1)] + CALL
-
-        def news() -> News:
-            found = []
-            while self.finished and self.finished[0][0] + CALL <= self.clock.now:
-                found.append(heapq.heappop(self.finished)[-1])
-            return News([], found, self.cluster.workers)
-
-        return Reference(end, news)
-
-    def _sums(self) -> Reference:
-        return Reference(self.clock.now, [PartialSum(*item) for item in self.reducer.parts.items()])
+    def receive(self) -> News:
+        """The results of all tasks that have ended, and the sums if these are all."""
+        found, sums = [], []
+        while self.finished and self.finished[0][0] + CALL <= self.clock.now:
+            found.append(heapq.heappop(self.finished)[-1])
+        if not self.finished:
+            sums = [PartialSum(*item) for item in self.reducer.parts.items()]
+            self.reducer.parts.clear()
+        return News(self.version, [], found, self.cluster.workers, sums)
 
     def _result(self, task: TrainingTask) -> TaskResult:
         count = len(task.clients)
@@ -223,6 +217,18 @@ class SimulatedAgent:
         return TaskResult(task.index, None, facts, clients, branch=task.branch)
 
 
+class SimulatedBell:
+    """Replaces the bell that rings when Ray has answered. `answered`: returns what has been answered."""
+
+    def __init__(self, answered: Callable[[], list[Any]]) -> None:
+        self.answered = answered
+
+    def watch(self, reference: Any) -> None: ...
+
+    def rang(self) -> bool:
+        return bool(self.answered())
+
+
 class SimulatedPool(cluster_pool.ClusterPool):
     """The pool of several nodes with simulated agents, and nodes that neither join nor leave."""
 
@@ -230,15 +236,22 @@ class SimulatedPool(cluster_pool.ClusterPool):
         local = run_spec.experiment.federation.local
         steps = steps_of(cluster.sizes, local)
         super().__init__(run_spec, [], table, Hooks(lambda: None, lambda line: None), steps, None)
+        self.clock = clock
         group = self.groups[0]
         for node in range(cluster.nodes):
             worker_requests = [WorkerRequest(group, None)] * cluster.workers
-            actor = SimulatedAgent(clock, cluster, local)
-            self.agents.append(
-                cluster_pool.Agent(
-                    str(node), str(node), self.locations.add(), group, worker_requests, actor, None, cluster.workers
-                )
-            )
+            actor: Any = SimulatedAgent(clock, cluster, local)
+            names = str(node), str(node), self.locations.add()
+            agent = cluster_pool.Agent(*names, group, worker_requests, actor, cluster.workers, node)
+            agent.link, agent.alive = actor, Reference(float("inf"), None)
+            self.agents.append(agent)
+        self.bell: Any = SimulatedBell(lambda: self.clock.wait([*self.moving])[0])
+
+    def _wait(self) -> list[Any]:
+        """The agents with news, and the bell if rows have moved, once there is one of them."""
+        sources = [*self.moving, *(agent.link for agent in self.agents)]
+        ready = self.clock.wait(sources, timeout=1)[0]
+        return [*ready, self.bell]
 
     def _grow(self) -> None: ...
 

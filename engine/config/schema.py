@@ -361,6 +361,8 @@ class Engine(Section):
     updates, at least 1 (default: half of the memory that is free when the run starts).
     `placement`: on a cluster, `pack` (default) puts workers on as few nodes as possible, `spread` on all nodes.
     `wait`: the seconds to wait for resources of the cluster that other jobs hold, more than 0 (default 60).
+    `port`: the port at which the driver of a run on several nodes listens for these nodes, up to 65535; 0 for any free
+    one (default 0).
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -383,6 +385,7 @@ class Engine(Section):
     pending: int | None = Field(default=None, ge=1)
     placement: Literal["pack", "spread"] = "pack"
     wait: float = Field(default=60.0, gt=0)
+    port: int = Field(default=0, ge=0, le=65535)
 
     @field_validator("device")
     @classmethod

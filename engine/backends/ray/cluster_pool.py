@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from ...aggregation.planning import row_files
 from ...aggregation.staged import StagedMessages
@@ -29,8 +30,8 @@ from ...methods.state_spec import StateSpec
 from ...reduction.tree import PartialSum, TaskResult
 from ...state.table import Table
 from ..base import Failure, Outcome, Phase, Pool
-from .node_agent import Add, Begin, News, NodeAgent, Until
-from .pieces import as_arguments, joined, pieces_for
+from .links import ANSWER_SECONDS, Bell, Link, Listener, readable
+from .node_agent import Add, Begin, News, NodeAgent
 from .placement import Node, Placement, Spot, cluster, on_node, placed, wanted
 from .row_locations import DRIVER, RowLocations
 from .scheduler import AHEAD, Key, Scheduler, key_of, rows_read
@@ -38,17 +39,10 @@ from .task_splitting import split_tasks
 from .worker_pool import DEATHS, LOOK_SECONDS, Hooks, WorkerRequest, last_error_line, start_seconds
 from .worker_process import memory_sizes
 
-NEWS_SECONDS = 5.0
-"""The time after which an agent answers even if there is no outcome."""
 CHUNK = 256
 """The number of rows that a checkpoint copies to the driver's node at a time."""
 CLOSE_SECONDS = 10.0
 """The time in which the agents must have closed."""
-PARTS = 4
-"""The largest number of sums of a node that come with its last news. A node has more if its tasks are not neighbours in
-the tree."""
-ANSWER_SECONDS = 120.0
-"""The time after which the node of an agent that does not answer counts as lost."""
 
 
 @dataclass(eq=False)
@@ -56,10 +50,10 @@ class Agent:
     """The workers of one group on one node, as the driver sees them.
 
     id: Ray's id of the node. node: the run's number of the node, see RowLocations. workers: the number of workers.
-    started: the reference to the answer of `start`. speed: the local steps per second of one worker. given: the tasks
-    that the agent has not finished. unsent: those of them that have not been sent to it. begun: whether it knows of the
-    phase. asked: the reference to the agent's news, while the driver waits for them. pieces: the references to the sums
-    that may come with the news. sums: the sums of all its results, if they came with the news.
+    number: of this agent in the run. started: the reference to the answer of `start`. alive: a reference that fails if
+    the agent dies. link: the connection, once the agent has started. speed: the local steps per second of one worker.
+    given: the tasks that the agent has not finished. unsent: those of them that have not been sent to it. begun:
+    whether it knows of the phase. sums: the sums of its results that have come.
     """
 
     id: str
@@ -68,15 +62,16 @@ class Agent:
     group: WorkerGroup
     worker_requests: Sequence[WorkerRequest]
     actor: Any
-    started: Any
     workers: int
+    number: int
+    started: Any = None
+    alive: Any = None
+    link: Link | None = None
     speed: float = 1.0
     given: dict[Key, Any] = field(default_factory=dict)
     unsent: list[Any] = field(default_factory=list)
     begun: bool = False
-    asked: Any = None
-    pieces: list[Any] = field(default_factory=list)
-    sums: list[PartialSum] | None = None
+    sums: list[PartialSum] = field(default_factory=list)
 
 
 @dataclass
@@ -125,8 +120,9 @@ class ClusterPool(Pool):
         self.moving: dict[Any, tuple[Agent, Any, np.ndarray]] = {}  # reference -> agent, task, rows on their way
         self.progress: Progress | None = None
         self.phases = self.deaths = 0
-        self.broadcast: tuple[Any, ...] = ()  # of the phase, see `as_arguments`
-        self.room = 0  # pieces of sums that may come with an agent's last news of the phase
+        self.listener: Listener | None = None
+        self.bell = Bell()
+        self.made = count()  # numbers of agents
         self.here: tuple[bool, StagedMessages] | None = None  # for passes by the driver, with whether of the warm start
         self.unfit: dict[str, str] = {}  # Ray's ids of nodes whose workers were given up -> why
         self.counts = dict.fromkeys(("rows", "results", "sums", "bytes"), 0)  # since the last call of `facts`
@@ -136,6 +132,14 @@ class ClusterPool(Pool):
     # --- agents -----------------------------------------------------------------------------------------------------
     def open(self) -> None:
         """Start the agents and their workers, and wait for them."""
+        port = self.run_spec.experiment.engine.port
+        try:
+            self.listener = Listener(ray.util.get_node_ip_address(), port)
+        except OSError as error:
+            raise NoRoom(
+                f"engine.port: the driver cannot listen at port {port} ({error.strerror}); choose another port, or 0 "
+                "for any"
+            ) from None
         nodes = cluster()  # the driver's node is the first
         if all(spot.node != nodes[0].id for spot in self.placement.spots):
             self._start_agent(nodes[0], self.groups[0], [])  # for the rows that are there
@@ -189,10 +193,13 @@ class ClusterPool(Pool):
         makes = number != DRIVER and beside is None
         made = None if beside is None else beside.actor.answers.remote()  # Ray waits for it: then the files are there
         actor = remote.remote(self.run_spec, self.data, layout, self.sample, self.sizes, makes, made, self.messages)
-        started = actor.start.remote(list(worker_requests))
-        self.coming.append(
-            Agent(node.id, node.name, number, group, worker_requests, actor, started, len(worker_requests))
-        )
+        assert self.listener is not None
+        agent = Agent(node.id, node.name, number, group, worker_requests, actor, len(worker_requests), next(self.made))
+        agent.started = actor.start.remote(list(worker_requests), self.listener.address, agent.number)
+        agent.alive = actor.until_closed.remote()
+        self.bell.watch(agent.started)
+        self.bell.watch(agent.alive)
+        self.coming.append(agent)
 
     def _welcome(self, first: bool = False) -> None:
         """Let the agents whose workers have started take part. first: whether an agent that cannot start ends the
@@ -200,10 +207,12 @@ class ClusterPool(Pool):
         for agent in list(self.coming):
             if not ray.wait([agent.started], timeout=0)[0]:
                 continue
+            assert self.listener is not None
             self.coming.remove(agent)
             try:
                 ray.get(agent.started)
-            except RayError as error:
+                agent.link = self.listener.link(agent.number)
+            except (RayError, WorkersLost) as error:
                 cause = cause_of(error)
                 if isinstance(cause, WorkersUnfit):
                     self._give_up(agent, cause)
@@ -223,10 +232,8 @@ class ClusterPool(Pool):
         """Go on without an agent's workers, because their environment cannot run clients. No worker starts on its node
         again. The agent stays for the rows of its node and for the sums of its workers' results.
         """
-        for line in ray.get(agent.actor.lines.remote()):
-            self.hooks.log(f"node {agent.name}: {line}")
         self.unfit[agent.id] = str(cause)
-        agent.workers, agent.asked = 0, None
+        agent.workers = 0
         for task in agent.given.values():
             self.scheduler.put(task)
         agent.given.clear()
@@ -290,8 +297,6 @@ class ClusterPool(Pool):
         alone = phase.repeated or phase.with_sums
         sum_bytes = 0 if alone else 2 * sum(leaf.nbytes for leaf in phase.broadcast.leaves)  # about: float64
         self.scheduler.begin(phase.shape, self.table.width, sum_bytes)
-        self.broadcast = as_arguments(phase.broadcast.leaves)
-        self.room = 0 if alone or phase.call != "train" else pieces_for(PARTS * sum_bytes)
         for agent in self._takers():
             self._begin(agent)
         workers = sum(agent.workers for agent in self.agents)
@@ -319,7 +324,7 @@ class ClusterPool(Pool):
         """Tell the agent of the phase; its first tasks come in the same message."""
         agent.given.clear()
         agent.unsent.clear()
-        agent.begun, agent.asked, agent.sums = False, None, None
+        agent.begun, agent.sums = False, []
 
     def _put(self, progress: Progress, task: Any) -> None:
         progress.open.add(key_of(task))
@@ -331,7 +336,7 @@ class ClusterPool(Pool):
             yield from self._step(progress)
             alone = progress.phase.repeated or progress.phase.with_sums
             if not progress.open and progress.phase.call == "train" and not alone:
-                sums = self._ask_for_sums(progress)  # tasks whose sums are lost are open again
+                sums = self._sums(progress)
         self.earlier.update(progress.done)
         if progress.phase.call == "train" and self.table.layout.messages:
             self._gather_messages(progress)
@@ -359,52 +364,61 @@ class ClusterPool(Pool):
     def _step(self, progress: Progress) -> list[Outcome]:
         """Hand out tasks, wait for news, and return the outcomes that the driver has not had."""
         self._hand_out(progress)
-        for agent in self.agents:
-            if agent.given and agent.asked is None:
-                self._ask(agent, agent.actor.news, progress.number)
-        waiting = [agent.asked for agent in self.agents if agent.asked is not None]
-        waiting += [*self.moving, *(agent.started for agent in self.coming)]
-        if not waiting:
+        if not (self.moving or self.coming or any(agent.given for agent in self.agents)):
             self._grow()
             if not self.coming:
                 raise self._none_left()
             return []
-        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        if not ready:
-            ready, _ = ray.wait(waiting, timeout=LOOK_SECONDS)
+        ready = self._wait()
         self.hooks.check()
+        if self.bell in ready and self.bell.rang():
+            self._answered(progress)
+        outcomes: list[Outcome] = []
+        for agent in [agent for agent in self.agents if agent.link in ready]:
+            outcomes += self._hear(progress, agent)
+        return outcomes
+
+    def _wait(self) -> Sequence[Link | Bell]:
+        """Wait for a message of an agent or an answer of Ray. Returns where there is one."""
+        return readable([self.bell, *filter(None, (agent.link for agent in self.agents))], LOOK_SECONDS)
+
+    def _answered(self, progress: Progress) -> None:
+        """Ray has answered something: an agent has started or is gone, or rows have moved."""
         before = len(self.agents)
         self._welcome()
         for agent in self.agents[before:]:
             self._begin(agent)
-        for reference in [reference for reference in ready if reference in self.moving]:
+        for reference in self._answers(self.moving):
             self._moved(progress, reference)
-        outcomes: list[Outcome] = []
-        for agent in [agent for agent in self.agents if agent.asked in ready]:
-            outcomes += self._hear(progress, agent)
-        return outcomes
+        for reference in self._answers([agent.alive for agent in self.agents]):
+            for agent in [agent for agent in self.agents if agent.alive == reference]:
+                self._lost_node(agent)
+
+    def _answers(self, references: Iterable[Any]) -> list[Any]:
+        """Those of the references whose answers are there, or cannot come any more."""
+        waiting = list(references)
+        return ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if waiting else []
 
     def _hear(self, progress: Progress, agent: Agent) -> list[Outcome]:
         """Take an agent's news, and return its outcomes."""
         if agent not in self.agents:  # it was lost with another agent of its node
             return []
-        asked, agent.asked = agent.asked, None
-        pieces, agent.pieces = agent.pieces, []
+        assert agent.link is not None
         try:
-            news: News = ray.get(asked)
-            agent.sums = joined(ray.get(pieces[: news.pieces])) if news.pieces else None
-        except RayTaskError as error:
-            cause = cause_of(error)
-            if not isinstance(cause, WorkersUnfit):
-                raise cause from cause.__cause__
-            self._give_up(agent, cause)
-            return []
-        except RayError:
+            news: News = agent.link.receive()
+        except (OSError, EOFError):
             self._lost_node(agent)
             return []
         agent.workers = news.workers
         for line in news.log:
             self.hooks.log(f"node {agent.name}: {line}")
+        if isinstance(news.error, WorkersUnfit):
+            self._give_up(agent, news.error)
+        elif news.error is not None:
+            raise news.error
+        if news.version != progress.number:
+            return []
+        agent.sums += news.sums
         outcomes = (self._ended(progress, agent, outcome) for outcome in news.outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
 
@@ -429,24 +443,13 @@ class ClusterPool(Pool):
                     self._set_speeds()
         return None if known else outcome
 
-    def _ask_for_sums(self, progress: Progress) -> list[PartialSum]:
-        """The sums of all results. Those of an agent that is lost meanwhile are missing; its tasks are open again."""
+    def _sums(self, progress: Progress) -> list[PartialSum]:
+        """The sums of all results. An agent has sent its sums with the outcome of its last task."""
         agents = [agent for agent in self.agents if any(agent is has for _, has in progress.done.values())]
-        asked = {agent: agent.actor.sums.remote() for agent in agents if agent.sums is None}
-        found: list[PartialSum] = []
-        crossed: list[PartialSum] = []
-        for agent in agents:
-            try:
-                theirs: list[PartialSum] = ray.get(asked[agent]) if agent.sums is None else agent.sums
-            except RayError:
-                self._lost_node(agent)
-                continue
-            found += theirs
-            crossed += theirs if agent.node != DRIVER else []
-        if not progress.open:
-            self.counts["sums"] += len(crossed)
-            self.counts["bytes"] += sum(leaf.nbytes for part in crossed for leaf in part.leaves)
-        return found
+        crossed = [part for agent in agents if agent.node != DRIVER for part in agent.sums]
+        self.counts["sums"] += len(crossed)
+        self.counts["bytes"] += sum(leaf.nbytes for part in crossed for leaf in part.leaves)
+        return [part for agent in agents for part in agent.sums]
 
     # --- tasks and the rows that they read --------------------------------------------------------------------------
     def _hand_out(self, progress: Progress) -> None:
@@ -455,25 +458,21 @@ class ClusterPool(Pool):
         self.scheduler.hand_out(takers, self._give)
         phase, number = progress.phase, progress.number
         for agent in takers:
-            if agent.begun and not agent.unsent:
+            if agent not in self.agents or (agent.begun and not agent.unsent):
                 continue
             with_sums = phase.repeated or phase.with_sums or phase.call == "aggregate"
-            begin = None if agent.begun else Begin(phase.call, phase.shape, with_sums)
-            add = Add(number, agent.unsent, begin)
-            broadcast = () if agent.begun else self.broadcast
-            if agent.asked is None and agent.given:
-                self._ask(agent, agent.actor.work, add, *broadcast)
-            else:
-                agent.actor.add.remote(add, *broadcast)
+            begin = Begin(phase.call, phase.shape, with_sums, phase.broadcast.leaves)
+            add = Add(number, agent.unsent, self._left(agent), None if agent.begun else begin)
             agent.begun, agent.unsent = True, []
+            assert agent.link is not None
+            try:
+                agent.link.send(add)
+            except OSError:
+                self._lost_node(agent)
 
-    def _ask(self, agent: Agent, method: Any, first: Any, *others: Any) -> None:
-        """Call `work` or `news` of an agent. While no task waits, it is asked for news less often. The last news of a
-        phase come with the sums."""
-        last = not len(self.scheduler)
-        until = Until(NEWS_SECONDS, 0 if last else AHEAD * agent.workers, self.room if last else 0)
-        told = method.options(num_returns=1 + until.room).remote(first, until, *others)
-        agent.asked, *agent.pieces = told if until.room else [told]
+    def _left(self, agent: Agent) -> int:
+        """At how many unfinished tasks an agent sends its outcomes: before its workers are idle, if tasks wait."""
+        return AHEAD * agent.workers if len(self.scheduler) else 0
 
     def _give(self, agent: Agent, task: Any) -> None:
         """Have an agent run a task, and have other nodes send the rows that the task reads and the agent's node lacks.
@@ -482,15 +481,15 @@ class ClusterPool(Pool):
         """
         assert self.progress is not None
         agent.given[key_of(task)] = task
-        agent.sums = None
         moves = []
         for source, rows in self.locations.missing(agent.node, rows_read(task)) if self.table.layout.folder else []:
             packed = self._on(source).actor.read.remote(rows)
             moves.append(agent.actor.write.remote(rows, packed))
             self.counts["rows"] += len(rows)
         if moves:
-            added = agent.actor.add.remote(Add(self.progress.number, [task]), *moves)
+            added = agent.actor.add.remote(Add(self.progress.number, [task], self._left(agent)), *moves)
             self.moving[added] = (agent, task, rows_read(task))
+            self.bell.watch(added)
         else:
             agent.unsent.append(task)
 
@@ -545,6 +544,8 @@ class ClusterPool(Pool):
         self.coming = [agent for agent in self.coming if agent.node != lost.node]
         for agent in gone:
             ray.kill(agent.actor)
+            if agent.link is not None:
+                agent.link.close()
         self._died("the node is lost")
         on_driver = lost.node == DRIVER  # its rows are in the run's own files
         if not on_driver:
@@ -590,7 +591,6 @@ class ClusterPool(Pool):
         for agent in self.agents:
             agent.given.clear()
             agent.unsent.clear()
-            agent.asked = None
 
     # --- the end ----------------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, float]:
@@ -616,10 +616,15 @@ class ClusterPool(Pool):
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for agent in agents:
             ray.kill(agent.actor)
+            if agent.link is not None:
+                agent.link.close()
+        if self.listener is not None:
+            self.listener.close()
+        self.bell.close()
         self.placement.leave()
 
 
-def cause_of(error: RayError) -> Exception:
+def cause_of(error: Exception) -> Exception:
     """The exception that was raised in the other process, if Ray has it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error

@@ -1,11 +1,12 @@
 """The agent of a node of a cluster: it has the node's rows of client states, its workers, and the sums of their
-results. The driver gives an agent tasks and gets news of their results. The sums stay with the agent, which adds
-neighbours in the tree as they come, until the driver takes the remaining sums at the end of the phase.
+results. The driver gives an agent tasks, and the agent sends news of their results. The sums stay with the agent, which
+adds neighbours in the tree as they come, and sends what remains when no task is left.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -13,72 +14,62 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import ray
 from torch.utils import _pytree as pytree
 
 from ...aggregation.message_rows import read_rows, write_rows
 from ...clients.worker import keep_freed_memory
 from ...cohorts.tasks import Broadcast
 from ...config.run_spec import RunSpec
+from ...errors import WorkersLost, type_and_first_line
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
 from ..base import Call, Failure
-from .pieces import cut, from_arguments
+from .links import Address, Link
 from .scheduler import AHEAD
 from .worker_pool import Finished, Hooks, WorkerPool, WorkerRequest
 from .worker_process import MemorySizes
 
 
 class News(NamedTuple):
-    """An agent's message to the driver: lines for the log, outcomes of tasks, and the number of its workers. pieces:
-    how many of the call's other results are the sums of all results of the phase, see `pieces.cut`. It is 0 while tasks
-    are under way, if the sums come with the results, and if they need more pieces than the call may return.
+    """An agent's message to the driver: lines for the log, outcomes of tasks of the phase `version`, and the number of
+    its workers. sums: those of the results since the last sums; they come when the agent has no task left, unless they
+    come with the results. error: why the agent cannot serve its workers any more.
     """
 
+    version: int
     log: list[str]
     outcomes: list[TaskResult | Failure]
     workers: int
-    pieces: int = 0
+    sums: list[PartialSum]
+    error: Exception | None = None
 
 
 class Begin(NamedTuple):
-    """The description of a phase, see Phase."""
+    """The description of a phase, see Phase. leaves: of its broadcast. with_sums: every result comes with its sums."""
 
     call: Call
     shape: TreeShape
-    repeated: bool
+    with_sums: bool
+    leaves: Leaves
 
 
 class Add(NamedTuple):
-    """Tasks of the phase with the number `version`. begin: the phase begins with them."""
+    """Tasks of the phase with the number `version`. left: the agent sends its outcomes as soon as at most so many tasks
+    are without one, or a task has failed. begin: the phase begins with these tasks."""
 
     version: int
     tasks: Sequence[Any]
-    begin: Begin | None = None
-
-
-class Until(NamedTuple):
-    """When an agent sends its news: as soon as at most `left` tasks are without an outcome or a task has failed, and
-    after `seconds` at the latest. room: the largest number of pieces of sums in the news."""
-
-    seconds: float
     left: int
-    room: int
+    begin: Begin | None = None
 
 
 class Drop(NamedTuple):
     done: threading.Event
 
 
-Told = News | tuple[News | bytes, ...]
-"""News, followed by `Until.room` pieces of sums if that is not 0."""
-
-Request = tuple[Add, Leaves] | Drop
-"""Tasks, and the leaves of the broadcast if a phase begins with these tasks."""
-
-
 class NodeAgent:
-    """A Ray actor. One thread serves the workers, and the driver's calls run in other threads."""
+    """A Ray actor. One thread serves the workers, one takes the messages of the driver, and the calls of Ray run in
+    others."""
 
     def __init__(
         self,
@@ -110,95 +101,49 @@ class NodeAgent:
         self.rows = RowFiles(layout, sample) if keeps_state else None
         self.reading, self.writing = os.pipe()  # wakes the thread that serves the workers
         os.set_blocking(self.reading, False)
+        self.requests: deque[Add | Drop] = deque()
+        self.closed = threading.Event()
+        # What follows belongs to the thread that serves the workers.
         self.version = -1  # of the phase, which is that of its broadcast
-        self.changed = threading.Condition()
         self.log: list[str] = []
-        self.requests: deque[Request] = deque()
-        self.doing = False  # whether requests are just being done
-        self.early: list[tuple[Add, Leaves]] = []  # tasks that came before their phase has begun
-        self.outcomes: deque[TaskResult | Failure] = deque()
-        self.unfinished = 0  # tasks of the phase that are without an outcome
-        self.error: BaseException | None = None
-        self.ended = False
+        self.early: list[Add] = []  # tasks that came before their phase has begun
+        self.outcomes: list[TaskResult | Failure] = []  # that were not sent yet
+        self.unfinished = self.left = 0  # tasks of the phase that are without an outcome; see `Add`
 
     # --- the workers ------------------------------------------------------------------------------------------------
-    def start(self, worker_requests: Sequence[WorkerRequest]) -> str:
-        """Start the workers and wait for them. Returns the node's id. Raises WorkersLost."""
-        self.pool = WorkerPool(
-            self.run_spec,
-            self.data,
-            self.layout,
-            Hooks(self._check, self.log.append),
-            worker_requests,
-            sizes=self.sizes,
-        )
+    def start(self, worker_requests: Sequence[WorkerRequest], address: Address, name: int) -> None:
+        """Connect to the driver, start the workers and wait for them. name: of this agent. Raises WorkersLost."""
+        try:
+            self.link = Link.to(address, name)
+        except (OSError, EOFError) as error:
+            raise WorkersLost(
+                f"engine.port: the driver at {address.host}, port {address.port}, cannot be reached from this node "
+                f"({error}); let the nodes connect to each other, or set engine.port to a port that is open"
+            ) from None
+        hooks = Hooks(self._check, self.log.append)
+        self.pool = WorkerPool(self.run_spec, self.data, self.layout, hooks, worker_requests, sizes=self.sizes)
         self.thread = threading.Thread(target=self._serve, name="workers", daemon=True)
         self.thread.start()
-        return ray.get_runtime_context().get_node_id()
+        threading.Thread(target=self._listen, name="driver", daemon=True).start()
 
     def _check(self) -> None:
         """The pool's check while it waits: it does nothing, because the driver ends an agent by killing it."""
 
-    def work(self, add: Add, until: Until, *arguments: Any) -> Told:
-        """Do what `add` and `news` do, in one call."""
-        self.add(add, *arguments)
-        return self.news(add.version, until)
+    def _listen(self) -> None:
+        """The thread that takes the driver's messages, also while the other thread sends, so that neither side waits
+        for the other one for ever."""
+        with suppress(OSError, EOFError):
+            while True:
+                self._ask(self.link.receive())
 
-    def add(self, add: Add, *arguments: Any) -> None:
-        """Have the workers run these tasks of a phase. Ray may have this run before the phase has begun.
+    def add(self, add: Add, *moved: int) -> None:
+        """Have the workers run these tasks of a phase, which has perhaps not begun yet. moved: results of `write`, for
+        which Ray waits, so that the rows that the tasks read are on this node."""
+        self._ask(add)
 
-        If a phase begins, tasks of the phase before that are still under way are finished, and their results are
-        dropped; the arguments are the leaves of the broadcast, see `pieces.as_arguments`. Otherwise the arguments are
-        results of `write`, for which Ray waits, so that the rows that the tasks read are on this node.
-        """
-        self._ask((add, from_arguments(arguments) if add.begin is not None else []))
-
-    def _ask(self, request: Request) -> None:
-        with self.changed:
-            if self.error is not None:
-                raise self.error
-            self.requests.append(request)
+    def _ask(self, request: Add | Drop) -> None:
+        self.requests.append(request)
         os.write(self.writing, b"\n")
-
-    def news(self, version: int, until: Until) -> Told:
-        """The outcomes of a phase since the last call. A driver without further tasks gets the outcomes of all tasks in
-        one call."""
-        with self.changed:
-            self.changed.wait_for(
-                lambda: (self.version == version and self._worth_telling(until.left)) or self.error is not None,
-                until.seconds,
-            )
-            if self.error is not None:
-                raise self.error
-            current = self.version == version
-            outcomes = list(self.outcomes) if current else []
-            done = current and not self.unfinished and not self.repeated
-            pieces = cut(self._parts(), until.room) if done and until.room else None
-            news = News(list(self.log), outcomes, len(self.pool.workers), len(pieces or []))
-            self.log.clear()
-            if current:
-                self.outcomes.clear()
-        return (news, *(pieces or []), *[b""] * (until.room - news.pieces)) if until.room else news
-
-    def _worth_telling(self, left: int) -> bool:
-        if not self.outcomes or self.requests or self.doing:
-            return False
-        return self.unfinished <= left or any(isinstance(outcome, Failure) for outcome in self.outcomes)
-
-    def lines(self) -> list[str]:
-        """The lines for the log that `news` has not returned yet; the driver asks for them when it gives up the
-        workers."""
-        with self.changed:
-            lines, self.log[:] = list(self.log), []
-        return lines
-
-    def sums(self) -> list[PartialSum]:
-        """The sums of the phase's results, added as far as they are neighbours in the tree."""
-        with self.changed:
-            return self._parts()
-
-    def _parts(self) -> list[PartialSum]:
-        return [PartialSum(*item) for item in self.reducer.parts.items()]
 
     def drop(self) -> None:
         """Give up the phase, and wait until the workers are idle."""
@@ -207,80 +152,96 @@ class NodeAgent:
         request.done.wait()
 
     def _serve(self) -> None:
-        """The thread of the workers: do what the driver asks, pass on results."""
+        """The thread of the workers: do what the driver asks, add up results, send news."""
         try:
-            while not self.ended:
+            while not self.closed.is_set():
                 self.pool.listen(self.reading)
                 with suppress(BlockingIOError):  # emptied first: a later request writes again
                     os.read(self.reading, 1 << 16)
-                with self.changed:
-                    requests = list(self.requests)
-                    self.requests.clear()
-                    self.doing = bool(requests)
-                for request in requests:
-                    self._do(request)
-                with self.changed:
-                    self.doing = False
-                    self.changed.notify_all()
-                finished = list(self.pool.take())
-                if finished:
-                    self._pass_on(finished)
-        except BaseException as error:
-            with self.changed:
-                self.error = error
-                self.changed.notify_all()
+                while self.requests:
+                    self._do(self.requests.popleft())
+                self._add_up(list(self.pool.take()))
+                self._tell()
+        except OSError as error:
+            if not self.closed.is_set():
+                self._end(error)
+        except Exception as error:
+            self._end(error)
 
-    def _do(self, request: Request) -> None:
+    def _do(self, request: Add | Drop) -> None:
         if isinstance(request, Drop):
             self.pool.drop()
             self.version = -1
             request.done.set()
             return
-        add, leaves = request
-        if add.begin is not None:
-            self._begin(add.version, add.begin, leaves)
-        if add.version > self.version:
+        if request.begin is not None:
+            self._begin(request.version, request.begin)
+        if request.version > self.version:
             self.early.append(request)
-        elif add.version == self.version:
-            with self.changed:
-                self.unfinished += len(add.tasks)
+        elif request.version == self.version:
+            tasks, self.left = request.tasks, request.left
+            self.unfinished += len(tasks)
             # Workers report when an order is finished. The last tasks form a separate order, so that the driver gets
             # the other results, and sends new tasks, while the last ones run.
-            last = min(len(add.tasks), AHEAD * len(self.pool.workers))
-            for part in (add.tasks[: len(add.tasks) - last], add.tasks[len(add.tasks) - last :]):
+            last = min(len(tasks), AHEAD * len(self.pool.workers))
+            for part in (tasks[: len(tasks) - last], tasks[len(tasks) - last :]):
                 if part:
                     self.pool.add(part)
-        if add.begin is not None:
+        if request.begin is not None:
             early, self.early = self.early, []
             for each in early:
                 self._do(each)
 
-    def _begin(self, version: int, begin: Begin, leaves: Leaves) -> None:
+    def _begin(self, version: int, begin: Begin) -> None:
+        """Tasks of the phase before that are still under way are finished, and their results are dropped."""
         self.pool.drop()
-        with self.changed:
-            self.outcomes.clear()
-            self.unfinished = 0
-            self.reducer, self.repeated = TreeReducer(begin.shape, add_leaves), begin.repeated
-            self.version = version
-        self.pool.begin(begin.call, Broadcast(version, leaves))
+        self.outcomes.clear()
+        self.unfinished = 0
+        self.reducer, self.with_sums = TreeReducer(begin.shape, add_leaves), begin.with_sums
+        self.version = version
+        self.pool.begin(begin.call, Broadcast(version, begin.leaves))
 
-    def _pass_on(self, finished: Sequence[Finished]) -> None:
-        """Add up the sums of the results, and pass everything else to the driver."""
-        passed = []
+    def _add_up(self, finished: Sequence[Finished]) -> None:
+        """Add up the sums of the results, and keep everything else for the driver."""
         for each in finished:
             outcome = each.outcome
             if isinstance(outcome, TaskResult) and outcome.leaves:
-                leaves = [np.array(leaf) for leaf in outcome.leaves]
-                outcome = outcome._replace(leaves=leaves if self.repeated else None)
-                if not self.repeated:
-                    with self.changed:
-                        self.reducer.put(self.reducer.shape.node_of(outcome), leaves)
+                if self.with_sums:
+                    outcome = outcome._replace(leaves=[np.array(leaf) for leaf in outcome.leaves])
+                else:
+                    self.reducer.put(self.reducer.shape.node_of(outcome), outcome.leaves)
+                    outcome = outcome._replace(leaves=None)
+            self.outcomes.append(outcome)
+        # Sums that were not added to others yet are still in the memory of the workers, which is used again.
+        for at, leaves in self.reducer.parts.items() if finished else ():
+            self.reducer.parts[at] = [leaf if leaf.flags.owndata else np.array(leaf) for leaf in leaves]
+        for each in finished:
             self.pool.release(each)
-            passed.append(outcome)
-        with self.changed:
-            self.outcomes.extend(passed)
-            self.unfinished -= len(passed)
-            self.changed.notify_all()
+        self.unfinished -= len(finished)
+
+    def _tell(self) -> None:
+        """Send the driver what it should know by now."""
+        few = self.unfinished <= self.left or any(isinstance(outcome, Failure) for outcome in self.outcomes)
+        due = bool(self.outcomes) and few and not self.requests
+        if not due and not self.log:
+            return
+        lines, self.log[:] = list(self.log), []
+        outcomes, sums = [], []
+        if due:
+            outcomes, self.outcomes = self.outcomes, []
+            if not self.unfinished:
+                sums = [PartialSum(*item) for item in self.reducer.parts.items()]
+                self.reducer.parts.clear()
+        self.link.send(News(self.version, lines, outcomes, len(self.pool.workers), sums))
+
+    def _end(self, error: Exception) -> None:
+        """Tell the driver why this agent cannot go on."""
+        try:
+            pickle.dumps(error)
+        except Exception:
+            error = WorkersLost(type_and_first_line(error))
+        with suppress(OSError):
+            self.link.send(News(self.version, self.log, [], 0, [], error))
 
     # --- the rows ---------------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -306,10 +267,15 @@ class NodeAgent:
         """Whether the agent is alive."""
         return True
 
+    def until_closed(self) -> None:
+        """Return when the agent is closed. Before that, an error of Ray means that the agent or its node is gone."""
+        self.closed.wait()
+
     def close(self) -> None:
         """Stop the workers, and remove the files that were made here."""
-        self.ended = True
-        if hasattr(self, "pool"):
+        self.closed.set()
+        if hasattr(self, "thread"):
+            self.link.close()
             os.write(self.writing, b"\n")
             self.thread.join()
             self.pool.close()

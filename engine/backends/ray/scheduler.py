@@ -13,7 +13,7 @@ from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TreeNode, TreeShape
 from .row_locations import RowLocations
 
-AHEAD = 2
+AHEAD = 1
 """The number of tasks per worker that a node has while there are many tasks, so that workers do not wait for the
 driver."""
 ALIKE = 0.9
@@ -24,7 +24,7 @@ SMALL = 1 / 4
 PORTION = 3 / 4
 """The share of its fair part of the waiting steps that a node gets at once. Portions shrink towards the end of a phase,
 so that few messages are needed and nodes still end together."""
-LEAST = 1 / 16
+LEAST = 1 / 10
 """The smallest share of its part of the whole phase that a node gets at once."""
 SEVERAL = -1
 """In place of a node's number: tasks below a branch of the tree have gone to several nodes."""

@@ -15,7 +15,7 @@ import numpy as np
 from ...cohorts.tasks import TrainingTask
 from ...reduction.tree import TreeNode, TreeShape
 
-FINE = 16
+FINE = 10
 """A task with more than 1/FINE of a worker's share of the phase is split into branches of about this size."""
 
 
