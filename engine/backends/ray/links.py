@@ -152,8 +152,8 @@ class Listener:
             link.close()
 
 
-def proof(token: bytes, challenge: bytes) -> bytes:
-    """What only someone who has the token can answer."""
+def proof(token: bytes, challenge: bytes | bytearray) -> bytes:
+    """The answer to a challenge of someone who has the token."""
     return hmac.digest(token, bytes(challenge), "sha256")
 
 

@@ -1,16 +1,17 @@
-"""Measures what it costs to send a model to two Ray nodes, and to bring the sums of its clients back.
+"""Measures what it costs to send a model to the agents of two nodes, and to bring the sums of their clients back.
 
-    python benchmarks/ray_calls.py
-    python benchmarks/ray_calls.py --parameters 10000
+    python benchmarks/links.py
+    python benchmarks/links.py --parameters 10000
 
-The model goes once through Ray's shared memory, and once in pieces that travel with the call, see
-engine/backends/ray/pieces.py. Each line gives the median and the 90th percentile of the time of a call to both nodes at
-once, and the processor time that all processes of this machine took for the call.
+Both go once by calls of Ray, and once by the sockets of engine/backends/ray/links.py. Each line gives the median and
+the 90th percentile of the time for both nodes at once, and the processor time that all processes of this machine took
+for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from collections.abc import Callable
 from statistics import median, quantiles
@@ -22,7 +23,7 @@ import psutil
 import ray
 
 from fedfleet.engine.backends.ray.connect import QUIET
-from fedfleet.engine.backends.ray.pieces import as_arguments, cut, from_arguments, joined, pieces_for
+from fedfleet.engine.backends.ray.links import Address, Link, Listener
 from fedfleet.engine.backends.ray.placement import on_node
 
 
@@ -34,16 +35,17 @@ class Echo:
 
     def take(self, model: Any) -> None: ...
 
-    def take_pieces(self, *pieces: Any) -> None:
-        from_arguments(pieces)
-
     def sum(self) -> list[np.ndarray]:
         return self.sums
 
-    def sum_in_pieces(self, room: int) -> Any:
-        pieces = cut(self.sums, room)
-        assert pieces is not None
-        return (*pieces, *[b""] * (room - len(pieces)))
+    def connect(self, address: Address, name: int) -> None:
+        self.link = Link.to(address, name)
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        """Answer a model by a short message, and anything else by sums."""
+        while True:
+            self.link.send("taken" if isinstance(self.link.receive(), list) else self.sums)
 
 
 def processor_seconds() -> float:
@@ -74,28 +76,29 @@ def main() -> None:
             remote.options(scheduling_strategy=on_node(node["NodeID"])).remote(asked.parameters) for node in ray.nodes()
         ]
         model = [np.zeros(asked.parameters, dtype=np.float32)]
-        room = pieces_for(8 * asked.parameters + 1000)
+        listener = Listener(ray.util.get_node_ip_address())
+        ray.get([actor.connect.remote(listener.address, name) for name, actor in enumerate(actors)])
+        links = [listener.link(name) for name in range(len(actors))]
 
         def put() -> None:
             reference = ray.put(model)
             ray.get([actor.take.remote(reference) for actor in actors])
 
-        def send() -> None:
-            arguments = as_arguments(model)
-            ray.get([actor.take_pieces.remote(*arguments) for actor in actors])
-
         def fetch() -> None:
             ray.get([actor.sum.remote() for actor in actors])
 
-        def fetch_pieces() -> None:
-            for told in [actor.sum_in_pieces.options(num_returns=room).remote(room) for actor in actors]:
-                joined(ray.get(told))
+        def exchange(message: Any) -> None:
+            for link in links:
+                link.send(message)
+            for link in links:
+                link.receive()
 
         print(f"{asked.parameters:,} parameters, two nodes{'':13} median     90 %  processor ms")
-        measure("model, Ray's shared memory", put, asked.times)
-        measure("model, in pieces", send, asked.times)
-        measure("sums, Ray's shared memory", fetch, asked.times)
-        measure("sums, in pieces", fetch_pieces, asked.times)
+        measure("model, calls of Ray", put, asked.times)
+        measure("model, sockets", lambda: exchange(model), asked.times)
+        measure("sums, calls of Ray", fetch, asked.times)
+        measure("sums, sockets", lambda: exchange("sums"), asked.times)
+        listener.close()
         ray.shutdown()
 
 
