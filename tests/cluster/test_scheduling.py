@@ -10,13 +10,13 @@ import pytest
 from torch.utils import _pytree as pytree
 
 from fedfleet.engine.api import prepare
-from fedfleet.engine.backends.ray.placement import Node, placed
+from fedfleet.engine.backends.ray.placement import Node, placed, wanted
 from fedfleet.engine.backends.ray.row_locations import RowLocations
 from fedfleet.engine.backends.ray.scheduler import Scheduler, key_of
 from fedfleet.engine.backends.ray.task_splitting import branches_of, split_tasks
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of
-from fedfleet.engine.config.schema import WorkerGroup
+from fedfleet.engine.config.schema import Engine, WorkerGroup
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.reduction.tree import TaskResult, TreeReducer, TreeShape, add_results
 from fedfleet.engine.state.table import Table
@@ -198,3 +198,13 @@ def test_groups_go_where_there_is_room():
     assert [spot.node for spot in placed([WorkerGroup(count=1, cpus=1, labels={"zone": "east"})], nodes)[0]] == ["b"]
     assert placed([WorkerGroup(count=1, cpus=1, labels={"zone": "west"})], nodes)[1]
     assert placed([WorkerGroup(count=1, cpus=1, resources={"disk": 1.0})], nodes)[1]
+
+
+def test_by_default_every_processor_of_a_cluster_gets_a_worker_of_a_group_that_the_run_starts():
+    nodes = [Node("a", "a", {"CPU": 3.0}, {}), Node("b", "b", {"CPU": 2.5}, {})]
+    engine = Engine(address="10.0.0.1:6379", cpus=1.0)
+    assert wanted(engine, nodes) == [*engine.groups()] * 5
+    spots, left = placed(wanted(engine, nodes), nodes)
+    assert [spot.node for spot in spots] == ["a", "a", "a", "b", "b"]
+    assert not left
+    assert all(spot.group in engine.groups() for spot in spots)

@@ -215,6 +215,7 @@ class ClusterPool(Pool):
             except (RayError, WorkersLost) as error:
                 cause = cause_of(error)
                 if isinstance(cause, WorkersUnfit):
+                    self._log(agent, ray.get(agent.actor.lines.remote()))
                     self._give_up(agent, cause)
                     self.agents.append(agent)  # for the rows of its node
                     continue
@@ -238,6 +239,10 @@ class ClusterPool(Pool):
             self.scheduler.put(task)
         agent.given.clear()
         agent.unsent.clear()
+
+    def _log(self, agent: Agent, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.hooks.log(f"node {agent.name}: {line}")
 
     def _none_left(self) -> WorkersLost:
         known = list(self.unfit.values())
@@ -307,18 +312,22 @@ class ClusterPool(Pool):
 
     def _pass_here(self, phase: Phase) -> Iterator[Outcome]:
         """Run a pass over the messages in the driver itself, if its node has the messages but no worker."""
-        if self.here is None or self.here[0] != (phase.tasks[0].round == 0):
-            warm_start = phase.tasks[0].round == 0
-            method, x = self.run_spec.method(), self.run_spec.initial_model()
-            algorithm = method.warm_start if warm_start else method
-            assert algorithm is not None
-            staged = StagedMessages(self.run_spec, StateSpec(algorithm, x).message, self.table.layout.messages)
-            self.here = (warm_start, staged)
+        round = phase.tasks[0].round
+        if self.here is None or self.here[0] != (round == 0):
+            staged = StagedMessages(self.run_spec, self._message_of(round), self.table.layout.messages)
+            self.here = (round == 0, staged)
         staged = self.here[1]
         assert staged.files is not None
         for task in phase.tasks:
             self.hooks.check()
             yield task.run(staged.files, staged.parts)
+
+    def _message_of(self, round: int) -> Any:
+        """A sample of the messages of a round, of which round 0 is the warm start."""
+        method, x = self.run_spec.method(), self.run_spec.initial_model()
+        algorithm = method.warm_start if round == 0 else method
+        assert algorithm is not None
+        return StateSpec(algorithm, x).message
 
     def _begin(self, agent: Agent) -> None:
         """Tell the agent of the phase; its first tasks come in the same message."""
@@ -347,10 +356,7 @@ class ClusterPool(Pool):
         if not progress.done:
             return
         round = next(task.round for task, _ in progress.done.values())
-        method, x = self.run_spec.method(), self.run_spec.initial_model()
-        algorithm = method.warm_start if round == 0 else method
-        assert algorithm is not None
-        width = sum(leaf.numel() * leaf.element_size() for leaf in vector_leaves(StateSpec(algorithm, x).message))
+        width = sum(leaf.numel() * leaf.element_size() for leaf in vector_leaves(self._message_of(round)))
         try:
             for task, agent in progress.done.values():
                 for begin in range(0, len(task.position) if agent.node != DRIVER else 0, CHUNK):
@@ -410,8 +416,7 @@ class ClusterPool(Pool):
             self._lost_node(agent)
             return []
         agent.workers = news.workers
-        for line in news.log:
-            self.hooks.log(f"node {agent.name}: {line}")
+        self._log(agent, news.log)
         if isinstance(news.error, WorkersUnfit):
             self._give_up(agent, news.error)
         elif news.error is not None:

@@ -109,7 +109,8 @@ class Listener:
 
     def __init__(self, host: str, port: int = 0) -> None:
         """port: 0 for any. Raises OSError."""
-        self.socket = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.create_server((host, port), family=family)
         self.address = Address(host, self.socket.getsockname()[1], secrets.token_bytes(TOKEN))
         self.links: dict[int, Link] = {}  # by the agents' names
         self.changed = threading.Condition()

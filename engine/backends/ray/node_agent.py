@@ -263,6 +263,10 @@ class NodeAgent:
         """Store what another node's `read_messages` returned. Returns the number of bytes."""
         return write_rows(self.layout.messages, rows, packed)
 
+    def lines(self) -> list[str]:
+        """The lines for the log of an agent whose workers could not start, and which therefore sends no news."""
+        return self.log
+
     def answers(self) -> bool:
         """Whether the agent is alive."""
         return True

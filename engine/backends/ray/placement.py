@@ -76,8 +76,8 @@ def wanted(engine: Engine, nodes: Sequence[Node]) -> list[WorkerGroup]:
     """The group of each worker. With workers=auto on an existing cluster, all nodes are filled with workers."""
     if engine.workers != "auto" or not engine.address:
         return [group for group in engine.groups() for _ in range(group.count)]
-    one = WorkerGroup(count=1, cpus=engine.cpus, gpus=engine.gpus)
-    return [one] * sum(node.fits(one) for node in nodes)
+    (group,) = engine.groups()
+    return [group] * sum(node.fits(group) for node in nodes)
 
 
 def placed(
