@@ -130,6 +130,8 @@ class Tree:
         if not isinstance(factor, PerGroup):
             return factor
         primal, dual = both(factor)
+        if self.layout.sides == (False, True) and any(isinstance(number, Tensor) for number in (primal, dual)):
+            return self._spread(*(torch.as_tensor(number, dtype=self.flat.dtype) for number in (primal, dual)))
         if self.layout.sides == (False, True) and primal != dual:
             return self._spread(*(self.flat.new_full((), number) for number in (primal, dual)))
         return both(factor)[self.layout.sides[0]]
@@ -143,14 +145,14 @@ class Tree:
 
     def add(self, other: Tree, scale: Number) -> Tree:
         """self + scale * other, in one kernel."""
-        factor = self._factor(scale)
-        if isinstance(factor, Tensor):
-            return self._with(torch.addcmul(self.flat, factor, other.flat))
-        return self._with(self.flat.add(other.flat, alpha=factor))
+        return self._with(plus(self.flat, other.flat, self._factor(scale)))
 
     def lerp(self, other: Tree, weight: Number) -> Tree:
         """(1 - weight) * self + weight * other."""
-        return self._with(self.flat.lerp(other.flat, self._factor(weight)))
+        factor = self._factor(weight)
+        if isinstance(factor, Tensor):
+            factor = factor.to(self.flat.dtype)
+        return self._with(self.flat.lerp(other.flat, factor))
 
     def sqrt(self) -> Tree:
         return self._with(self.flat.sqrt())
@@ -186,6 +188,13 @@ class Tree:
     def __repr__(self) -> str:
         leaves = ", ".join(f"{n}{list(s)}" for n, s in zip(self.layout.names, self.layout.shapes, strict=True))
         return f"Tree({leaves})"
+
+
+def plus(x: Tensor, y: Tensor, scale: float | Tensor) -> Tensor:
+    """x + scale * y in one kernel, with the same rounding whether `scale` is a number or a tensor."""
+    if isinstance(scale, Tensor):
+        return torch.addcmul(x, scale.to(x.dtype), y)
+    return x.add(y, alpha=scale)
 
 
 pytree.register_pytree_node(

@@ -40,7 +40,7 @@ def run(
     Raises ConfigError if the experiment cannot run, Diverged if the model is not finite or becomes far too large,
     Interrupted if the run was ended by a signal (with a checkpoint, if the run has a folder), and other FedFleetErrors.
     """
-    run_spec, directory = _new(experiment, out, run_id, initial_model)
+    run_spec, directory = new_run(experiment, out, run_id, initial_model)
     return execute(run_spec, directory, observers_of(observers), stop)
 
 
@@ -81,11 +81,11 @@ def resume(
     if not isinstance(experiment, Experiment):
         if directory is not None:
             raise ConfigError(f"experiment must be an Experiment, got {experiment!r}; or give the run's folder alone")
-        run_spec, run_directory = _old(None, experiment)
+        run_spec, run_directory = old_run(None, experiment)
     elif directory is None:
         raise ConfigError("directory is missing; give the run's folder")
     else:
-        run_spec, run_directory = _old(experiment, directory)
+        run_spec, run_directory = old_run(experiment, directory)
     return execute(run_spec, run_directory, observers_of(observers), stop)
 
 
@@ -109,16 +109,19 @@ def rounds(
     ConfigError at once if the experiment cannot run; see `Rounds` for the end of the run.
     """
     if not resume:
-        run_spec, directory = _new(experiment, out, run_id, initial_model)
+        run_spec, directory = new_run(experiment, out, run_id, initial_model)
     elif out is None or run_id is not None or initial_model is not None:
         raise ConfigError("resume=True continues the run in the folder out; give out, and no run_id or initial_model")
     else:
-        run_spec, directory = _old(experiment, out)
+        run_spec, directory = old_run(experiment, out)
     return Rounds(run_spec, directory, observers_of(observers))
 
 
-def _new(
-    experiment: Experiment, out: str | Path | None, run_id: str | None, initial_model: Mapping[str, Any] | None
+def new_run(
+    experiment: Experiment,
+    out: str | Path | None,
+    run_id: str | None,
+    initial_model: Mapping[str, Any] | None = None,
 ) -> tuple[RunSpec, Any]:
     """The specification of a new run, and its RunDirectory or None."""
     from .runs.run_directory import RunDirectory
@@ -130,7 +133,7 @@ def _new(
     return prepare(experiment, run_id or new_run_id(), path, initial_model=initial_model), directory
 
 
-def _old(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, Any]:
+def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, Any]:
     """The specification that continues the run in a folder, and its RunDirectory. experiment: None for the folder's."""
     from .runs.run_directory import RunDirectory
 

@@ -19,18 +19,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
 from ..local import Rule
 from ..tree import Tree
-from .checks import nonnegative, one_of, positive
+from .checks import nonnegative, nonzero, one_of, positive
 
 Mode = Literal["coordinate", "norm"]
 Threshold = Annotated[float, "may be infinite"]
 """A setting that may be .inf; the configuration refuses infinite numbers everywhere else."""
 
 
-def biclip(z: Tree, d: float, u: float, mode: Mode) -> Tree:
+def biclip(z: Tree, d: Any, u: Any, mode: Mode) -> Tree:
     """z with its magnitudes, or its norm, kept between d and u."""
+    if isinstance(d, Tensor) or isinstance(u, Tensor):  # thresholds of several runs; `clamp` takes no mixture
+        d, u = (torch.as_tensor(number, dtype=z.flat.dtype) for number in (d, u))
     if mode == "coordinate":
         return z.sign() * Tree(z.flat.abs().clamp(d, u), z.layout)
     size = z.norm()
@@ -63,4 +66,4 @@ class BiClip(Rule):
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
         y = y.add(biclip(v, self.d, self.u, self.mode), -self.lr)
-        return y * (1 - self.lr * self.weight_decay) if self.weight_decay else y, state
+        return y * (1 - self.lr * self.weight_decay) if nonzero(self.weight_decay) else y, state

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..local import Rule
-from ..tree import Layout, Tree
-from .checks import nonnegative, one_of, positive, refuse
+from ..tree import Layout, Tree, plus
+from .checks import nonnegative, nonzero, one_of, positive, refuse
 from .groups import Number, at
 from .orthogonal import SCHEMES, newton_schulz, svd
 from .renamed import renamed
@@ -137,8 +137,8 @@ class Spectral(Rule):
                 moves = self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names]))
             for name, move in zip(names, moves, strict=True):
                 lr = at(self.lr, name)
-                w = ys[name] * (1 - lr * self.weight_decay) if self.weight_decay else ys[name]
-                leaves[name] = w.add(move.reshape(w.shape), alpha=-lr * SCALES[self.scale](*shape))
+                w = ys[name] * (1 - lr * self.weight_decay) if nonzero(self.weight_decay) else ys[name]
+                leaves[name] = plus(w, move.reshape(w.shape), -lr * SCALES[self.scale](*shape))
         if vectors:
             rest, state = self.vector_rule.step(y.pick(vectors), v.pick(vectors), state)
             leaves.update(rest.items())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..local import Rule
 from ..tree import Tree
-from .checks import fraction, nonnegative, one_of, positive
+from .checks import fraction, nonnegative, nonzero, one_of, positive
 from .groups import Number, PerGroup
 
 
@@ -84,7 +84,7 @@ class Adam(Rule):
         first, second = state.first.lerp(v, 1 - b1), state.second.lerp(v * v, 1 - b2)
         scale = second.flat.sqrt() / (1 - b2**count).sqrt() + self.eps
         move = first.flat / (1 - b1**count) / scale
-        y = y * (1 - self.lr * self.weight_decay) if self.weight_decay else y
+        y = y * (1 - self.lr * self.weight_decay) if nonzero(self.weight_decay) else y
         return y.add(Tree(move, y.layout), -self.lr), Moments(first, second, count)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -114,6 +115,10 @@ class Pool(ABC):
         the arrays of a result are valid until the next outcome is asked for, otherwise until the next phase that is not
         repeated.
         """
+
+    def clock(self) -> float:
+        """Seconds since some moment, without those in which other runs of the process have the turn."""
+        return time.perf_counter()
 
     def facts(self) -> dict[str, float]:
         """Columns for the round's record, counted since the last call."""

@@ -167,7 +167,7 @@ class LocalTrainer:
         self.state_spec, self.device = StateSpec(algorithm, x), x.flat.device
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
-        self.gradients = 0
+        self.x, self.gradients = x, 0
 
     def loss(self, point: Tree, batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
@@ -227,11 +227,8 @@ class LocalTrainer:
 
         steps: (c,) numbers of local steps, which may differ, in the processor's memory.
         """
-        # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
-        begin = vmap(lambda key, client: self.algorithm.client_begin(public, client))
-        finish = vmap(lambda client, local: self.finish(public, client, local))
         shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
-        local = begin(steps, client)
+        local = self._begin_block(public, client, steps)
         shape = (len(steps), 3) if self.with_rms else (len(steps),)
         loss_sum = torch.zeros(shape, dtype=torch.float64, device=self.device)
         if self.recorder is not None:
@@ -244,9 +241,14 @@ class LocalTrainer:
                     active = steps > k
                     after, loss = select(active, (after, loss.to(loss_sum)), (local, loss_sum.new_zeros(())))
                 local, loss_sum = after, loss_sum + loss.to(loss_sum)
-        message, client = finish(client, local)
+        message, client = self._finish_block(public, client, local)
         loss, rms = self._of_visit(loss_sum, steps)
         return LocalResult(message, client, loss, self.gradients, rms)
+
+    def _begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
+        """The local states of a block before the first step."""
+        # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
+        return vmap(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
@@ -256,6 +258,10 @@ class LocalTrainer:
                 BatchOracle(Gradient.apply, self, batch, done), public, client, local
             )
         )
+
+    def _finish_block(self, public: Any, client: Any, local: Any) -> tuple[Any, Any]:
+        """(the decoded messages, the new client states) of a block."""
+        return vmap(lambda client, local: self.finish(public, client, local))(client, local)
 
     def _recorded(self, inputs: Any, local: Any) -> Any:
         """A local step of a block as `StepRecorder` takes it.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,27 @@ class TaskBatches(NamedTuple):
         return TaskBatches(drawn, *placed, to_device(drawn.keys, device), weight)
 
 
+@dataclass
+class TaskUnderWay:
+    """A task whose blocks are being trained. `unwritten`: writes of new states that wait for the end of the task, see
+    `Worker._save_states`."""
+
+    task: TrainingTask
+    trainer: LocalTrainer
+    public: Any
+    batches: TaskBatches
+    accumulator: AnyAccumulator
+    started: float
+    unwritten: list[Callable[[RowFiles], np.ndarray]] = field(default_factory=list)
+
+    def blocks(self) -> Iterator[slice]:
+        """The positions of the clients of each block."""
+        begin = 0
+        for end in self.task.cuts:
+            yield slice(begin, end)
+            begin = end
+
+
 class Worker:
     """Runs the tasks of one run in one process: local training and evaluation."""
 
@@ -136,7 +158,6 @@ class Worker:
         """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
-        self.unwritten: list[Callable[[RowFiles], np.ndarray]] = []  # writes of new states, see `_save_states`
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
@@ -150,32 +171,45 @@ class Worker:
     def train(self, task: TrainingTask, broadcast: Broadcast) -> TaskResult:
         """The local training of a task's clients. Returns the sums of their messages; their new states are written to
         fresh rows."""
+        under_way = self.begin(task, broadcast)
+        with kernels_without_form() as without_form:
+            for block in under_way.blocks():
+                self.train_block(under_way, block)
+        return self.end(under_way, without_form)
+
+    def begin(self, task: TrainingTask, broadcast: Broadcast, drawn: Stream | None = None) -> TaskUnderWay:
+        """Everything before the first block of a task. drawn: the batches of its clients, if they are known already."""
         started = time.perf_counter()
         trainer = self._trainer_for(task.round, task.warm_start)
         public = self._public_state(broadcast, trainer.algorithm, task)
-        local = self.run_spec.experiment.federation.local
-        if task.warm_start:
-            local = Local(epochs=1, batch=local.batch)
-        self.gather_seconds, self.unwritten, began = 0.0, [], time.perf_counter()
-        seed, native = self.run_spec.experiment.seed, self.kernels in COMPILED
-        drawn = stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
-        batches = TaskBatches.of(drawn, self.columns)
+        self.gather_seconds, began = 0.0, time.perf_counter()
+        batches = TaskBatches.of(drawn or self.draw(task), self.columns)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         if task.targets is None:
             accumulator = Accumulator(added_up, len(task.cuts), self.kernels, self.memory, self.device)
         else:
             accumulator = AccumulatorByTarget(added_up, task.targets, task.cuts, self.memory, self.device)
-        begin = 0
-        with kernels_without_form() as without_form:
-            for end in task.cuts:
-                self._train_block(trainer, public, task, batches, slice(begin, end), accumulator)
-                begin = end
-        self._write_kept_states(accumulator)
-        accumulator.times["data"] = stream_seconds + self.gather_seconds
+        accumulator.times["data"] = stream_seconds
+        return TaskUnderWay(task, trainer, public, batches, accumulator, started)
+
+    def draw(self, task: TrainingTask) -> Stream:
+        """The batches of a task's clients."""
+        local = self.run_spec.experiment.federation.local
+        if task.warm_start:
+            local = Local(epochs=1, batch=local.batch)
+        seed, native = self.run_spec.experiment.seed, self.kernels in COMPILED
+        return stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
+
+    def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
+        """The result of a task whose blocks have all been trained. without_form: names of kernels that ran and have no
+        deterministic form."""
+        task, accumulator = under_way.task, under_way.accumulator
+        self._write_kept_states(under_way)
+        accumulator.times["data"] += self.gather_seconds
         leaves, facts, clients = accumulator.result()
-        facts.update(as_facts(self._notes(trainer, without_form)))
-        seconds = time.perf_counter() - started
+        facts.update(as_facts(self._notes(under_way.trainer, without_form)))
+        seconds = time.perf_counter() - under_way.started
         return TaskResult(
             task.index,
             [leaf.numpy() for leaf in leaves],
@@ -185,7 +219,7 @@ class Worker:
             targets=accumulator.targets,
         )
 
-    def _notes(self, trainer: LocalTrainer, without_form: set[str]) -> list[str]:
+    def _notes(self, trainer: LocalTrainer, without_form: Collection[str]) -> list[str]:
         """Sentences for the log. without_form: names of kernels that ran and have no deterministic form."""
         notes = [
             f"{name} on {self.device} has no deterministic form: this run may not repeat to the bit"
@@ -204,65 +238,56 @@ class Worker:
             self.trusted = trusted_examples(self.run_spec, self.data.train, clients)
         return self.trusted
 
-    def _train_block(
-        self,
-        trainer: LocalTrainer,
-        public: Any,
-        task: TrainingTask,
-        batches: TaskBatches,
-        block: slice,
-        accumulator: AnyAccumulator,
-    ) -> None:
+    def train_block(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block, at once or one after another. block: their positions in the task."""
         count = block.stop - block.start
         if self.vectorise and count > 1:
-            self._train_at_once(trainer, public, task, batches, block, accumulator)
-        else:
-            for position in range(block.start, block.stop):
-                self._train_client(trainer, public, task, batches, position, accumulator, only_client=count == 1)
-        accumulator.end_block()
+            self._train_at_once(under_way, block)
+            return
+        for position in range(block.start, block.stop):
+            self._train_client(under_way, position, only_client=count == 1)
+        under_way.accumulator.end_block()
 
-    def _train_at_once(
-        self,
-        trainer: LocalTrainer,
-        public: Any,
-        task: TrainingTask,
-        batches: TaskBatches,
-        block: slice,
-        accumulator: AnyAccumulator,
-    ) -> None:
+    def _train_at_once(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block at once, vectorised."""
-        began = time.perf_counter()
-        clients = self._load_states(trainer.algorithm, public, torch.from_numpy(task.read[block]))
-        accumulator.times["state"] += time.perf_counter() - began
+        clients, batches = self.load_block(under_way, block), under_way.batches
         steps = batches.drawn.steps[block]
-        result = trainer.train_block(public, clients, steps, lambda k: self._block_batch(batches, block, k))
+        result = under_way.trainer.train_block(
+            under_way.public, clients, steps, lambda k: self._block_batch(batches, block, k)
+        )
+        self.put_block(under_way, block, result)
+
+    def load_block(self, under_way: TaskUnderWay, block: slice) -> Any:
+        """The states of the clients of a block, stacked."""
+        began = time.perf_counter()
+        read = torch.from_numpy(under_way.task.read[block])
+        clients = self._load_states(under_way.trainer.algorithm, under_way.public, read)
+        under_way.accumulator.times["state"] += time.perf_counter() - began
+        return clients
+
+    def put_block(self, under_way: TaskUnderWay, block: slice, result: LocalResult) -> None:
+        """Add the messages of a block whose clients ran at once, write their new states, and end the block."""
+        task, accumulator, steps = under_way.task, under_way.accumulator, under_way.batches.drawn.steps[block]
         result = self._staged(result, task, block, accumulator)
         accumulator.add_block(result, steps.numpy(), task.weights[block])
-        self._save_states(accumulator, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
+        self._save_states(under_way, lambda rows: rows.write(torch.from_numpy(task.write[block]), result.client))
+        accumulator.end_block()
 
-    def _train_client(
-        self,
-        trainer: LocalTrainer,
-        public: Any,
-        task: TrainingTask,
-        batches: TaskBatches,
-        position: int,
-        accumulator: AnyAccumulator,
-        only_client: bool,
-    ) -> None:
+    def _train_client(self, under_way: TaskUnderWay, position: int, only_client: bool) -> None:
         """One client of a block. position: of the client in the task. only_client: whether the block has no other."""
+        task, accumulator, batches = under_way.task, under_way.accumulator, under_way.batches
         began, row = time.perf_counter(), int(task.read[position])
         if row < 0 or self.rows is None:
-            client = self._initial_state(trainer.algorithm, public)
+            client = self._initial_state(under_way.trainer.algorithm, under_way.public)
         else:
             client = self.rows.read_one(row)
         accumulator.times["state"] += time.perf_counter() - began
         steps = batches.drawn.steps[position : position + 1].numpy()
-        result = trainer.train_client(public, client, int(steps[0]), StreamedBatches(self, batches, position))
+        local_batches = StreamedBatches(self, batches, position)
+        result = under_way.trainer.train_client(under_way.public, client, int(steps[0]), local_batches)
         result = self._staged(result, task, position, accumulator)
         accumulator.add_one(result, steps, task.weights[position : position + 1], only_client)
-        self._save_states(accumulator, lambda rows: rows.write_one(int(task.write[position]), result.client))
+        self._save_states(under_way, lambda rows: rows.write_one(int(task.write[position]), result.client))
 
     # --- client states --------------------------------------------------------------------------------------------
     def _load_states(self, algorithm: Algorithm, public: Any, read: Tensor) -> Any:
@@ -278,7 +303,7 @@ class Worker:
             self.initial = public, algorithm.client_init(public)
         return self.initial[1]
 
-    def _save_states(self, accumulator: AnyAccumulator, write: Callable[[RowFiles], np.ndarray]) -> None:
+    def _save_states(self, under_way: TaskUnderWay, write: Callable[[RowFiles], np.ndarray]) -> None:
         """Write new states. write: writes them to their fresh rows, and returns the digests of the rows.
 
         On a device other than the processor they are written when the task ends, because the processor would have to
@@ -287,16 +312,15 @@ class Worker:
         if self.rows is None:
             return
         if self.device.type == "cpu":
-            self._write_states(accumulator, self.rows, write)
+            self._write_states(under_way.accumulator, self.rows, write)
         else:
-            self.unwritten.append(write)
+            under_way.unwritten.append(write)
 
-    def _write_kept_states(self, accumulator: AnyAccumulator) -> None:
+    def _write_kept_states(self, under_way: TaskUnderWay) -> None:
         """Write the new states of a task that has ended, as far as they are not written."""
-        writes, self.unwritten = self.unwritten, []
-        for write in writes:
+        for write in under_way.unwritten:
             assert self.rows is not None
-            self._write_states(accumulator, self.rows, write)
+            self._write_states(under_way.accumulator, self.rows, write)
 
     def _write_states(
         self, accumulator: AnyAccumulator, rows: RowFiles, write: Callable[[RowFiles], np.ndarray]

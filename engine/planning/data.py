@@ -11,12 +11,13 @@ from ..records.partition_file import write_partition
 from .trial_step import try_step
 
 
-def checked_split(run_spec: RunSpec) -> Split:
+def checked_split(run_spec: RunSpec, split: Split | None = None) -> Split:
     """The data and the rows of every client. Raises ConfigError if workload or method break a rule on this data.
 
-    The partition is written to the folder of the run, if it has one and is not resumed.
+    The partition is written to the folder of the run, if it has one and is not resumed. split: what `RunSpec.split`
+    returns for this run, if that is known already.
     """
-    split = run_spec.split()
+    split = split or run_spec.split()
     if run_spec.directory is not None and not run_spec.resume:
         write_partition(split.client_index, Path(run_spec.directory))
     check_draws(run_spec.workload, run_spec.checked_initial_model(), split)

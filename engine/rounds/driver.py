@@ -4,7 +4,6 @@ and commits."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -201,7 +200,7 @@ class Driver:
         method = self.method.warm_start
         if method is None:
             return {}
-        started = time.perf_counter()
+        started = self.pool.clock()
         plan, state_spec = self.planner.everyone(), StateSpec(method, self.model())
         mean, totals, round = self._train(method, state_spec, 0, plan)
         mean = mean.mean
@@ -213,7 +212,7 @@ class Driver:
         return {
             **traffic_columns(state_spec, plan.selected),
             **gradients,
-            "time/seconds": time.perf_counter() - started,
+            "time/seconds": self.pool.clock() - started,
         }
 
     def first_round(self) -> Record:
@@ -226,13 +225,13 @@ class Driver:
 
         Everything that can fail or be interrupted comes before the commit, so that no record can be missing.
         """
-        started, number = time.perf_counter(), self.round + 1
+        started, number = self.pool.clock(), self.round + 1
         if self.run_spec.method_has_schedule:
             self.method = self.run_spec.method(number)
         plan = self.planner.plan(number, self.plan_state, self.visits, partial(self._losses, number))
-        planned, sampled = time.perf_counter() - started, plan.clients
+        planned, sampled = self.pool.clock() - started, plan.clients
         aggregated, totals, round = self._train(self.method, self.state_spec, number, plan)
-        trained, mean, count = time.perf_counter(), aggregated.mean, round.cohort
+        trained, mean, count = self.pool.clock(), aggregated.mean, round.cohort
         if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
             round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
@@ -246,7 +245,7 @@ class Driver:
                 raise
             detail = f"{liars} of {len(sampled)} messages were Byzantine; {error.detail}"
             raise Diverged(number, detail, "choose a rule with aggregate that tolerates them") from None
-        updated = time.perf_counter()
+        updated = self.pool.clock()
         record = {
             "round": number,
             **totals.record(count, trained - started, self.run_spec.workers),
@@ -263,8 +262,8 @@ class Driver:
         plan_state = self.planner.told(self.plan_state, plan, totals.clients)
         if self._evaluates(number, plan_state):
             record.update(self._evaluate(model))
-            record["time/evaluate"] = time.perf_counter() - updated
-        record["time/seconds"] = time.perf_counter() - started
+            record["time/evaluate"] = self.pool.clock() - updated
+        record["time/seconds"] = self.pool.clock() - started
         for column, value in warm_start.items():
             record[column] += value
         self._commit(server, aggregated.state, plan_state, sampled, totals, record)

@@ -17,7 +17,6 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
 from ...workloads.base import Classification, Workload
 from ..aggregation.planning import check_stage
-from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config import memory_errors
 from ..config.held_out import unused_rows
@@ -31,9 +30,8 @@ from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
 from ..kernels.library import NoKernels, library
 from ..methods.state_spec import StateSpec
-from ..planning.autotune import measure
 from ..planning.data import checked_split
-from ..planning.execution_plan import plan_execution, why_no_chain
+from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
 from ..rounds.asynchronous import driver_of
 from ..rounds.driver import DataSummary
@@ -41,6 +39,7 @@ from ..state.checkpoint import written
 from ..state.retention import discard
 from ..stopping import stopping
 from ..user_code import plugin_errors
+from .host import Host
 from .observer import Observer
 from .result import Result
 
@@ -160,15 +159,19 @@ def check_kernels(run_spec: RunSpec) -> None:
 
 
 def execute(
-    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int] | None = None
+    run_spec: RunSpec,
+    directory: Any,
+    observers: list[Observer],
+    stop: Callable[[], int] | None = None,
+    host: Host | None = None,
 ) -> Result:
     """Run all rounds and write the result, while no other process runs in the folder.
 
     directory: the RunDirectory, or None. stop: returns the number of a signal that shall end the run, or 0; None to
-    handle the signals that this process receives.
+    handle the signals that this process receives. host: of a run in this process that shares it with others.
     """
     with stopping() if stop is None else nullcontext(stop) as stop_signal:
-        rounds = play(run_spec, directory, observers, stop_signal)
+        rounds = play(run_spec, directory, observers, stop_signal, host)
         while True:
             try:
                 next(rounds)
@@ -177,7 +180,7 @@ def execute(
 
 
 def play(
-    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int], host: Host | None = None
 ) -> Generator[Record, None, Result]:
     """The same as `execute`, round by round: yields the record of each round, and returns the result.
 
@@ -186,7 +189,7 @@ def play(
     """
     with directory.exclusive(run_spec.resume) if directory is not None else nullcontext():
         try:
-            return (yield from _play(run_spec, directory, observers, stop))
+            return (yield from _play(run_spec, directory, observers, stop, host or Host()))
         except Interrupted as error:
             raise Interrupted(error.signal, how_to_continue(run_spec)) from None
 
@@ -203,7 +206,7 @@ def how_to_continue(run_spec: RunSpec) -> str:
 
 
 def _play(
-    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int]
+    run_spec: RunSpec, directory: Any, observers: list[Observer], stop: Callable[[], int], host: Host
 ) -> Generator[Record, None, Result]:
     if directory is not None:
         observers.insert(0, directory)
@@ -225,7 +228,7 @@ def _play(
                 rows.replace(row)
         else:
             with memory_errors.memory_errors(run_spec):
-                model = yield from _play_rounds(run_spec, observers, rows, stop)
+                model = yield from _play_rounds(run_spec, observers, rows, stop, host)
         result = Result(
             run_spec.run_id,
             run_spec.experiment,
@@ -245,14 +248,14 @@ def _play(
 
 
 def _play_rounds(
-    run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int]
+    run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int], host: Host
 ) -> Generator[Record, None, dict[str, Tensor]]:
     """Run all rounds, collect their records in `rows`, report every event to the observers, and yield every record.
 
     Returns the final model's tensors.
     """
     on_ray = run_spec.experiment.engine.backend == "ray"
-    events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop)
+    events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop, host)
     with closing(events):  # end the run now if an observer raises, not when its exception is garbage-collected
         while True:
             try:
@@ -284,24 +287,25 @@ def _on_ray(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None
     return play(run_spec, stop)
 
 
-def in_process(run_spec: RunSpec, stop: Callable[[], int] = lambda: 0) -> Generator[Event, None, dict[str, Tensor]]:
+def in_process(
+    run_spec: RunSpec, stop: Callable[[], int] = lambda: 0, host: Host | None = None
+) -> Generator[Event, None, dict[str, Tensor]]:
     """Run in this process. Yields the events of the driver, and returns the final model's tensors."""
-
     device, gpus = run_spec.device, run_spec.experiment.engine.gpus
     with settings.applied(device, run_spec.tf32), bounded_memory(device, gpus):
-        return (yield from _in_process(run_spec, stop))
+        return (yield from _in_process(run_spec, stop, host or Host()))
 
 
-def _in_process(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
+def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Generator[Event, None, dict[str, Tensor]]:
     """The same, with the settings of the run's device."""
 
     def beat() -> None:
         if stop():
             raise Interrupted(stop())
 
-    split = checked_split(run_spec)
+    split = checked_split(run_spec, host.split(run_spec))
     beat()
-    run_spec, plan_line = plan_execution(run_spec, split, measure)
+    run_spec, plan_line = host.plan(run_spec, split)
     beat()
     data = Data.of(split.train, split.test, split.client_index)
     summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
@@ -313,7 +317,7 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, 
     if unused := unused_rows(split):
         driver.log(unused)
     try:
-        driver.start(lambda table: LocalPool(run_spec, data, table.layout, beat))
+        driver.start(lambda table: host.pool(run_spec, data, table.layout, beat))
         yield from driver.rounds()
         return driver.tensors()
     finally:

@@ -108,7 +108,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path, cache: Path, monkeypa
     def chosen(run_spec, split, candidates):
         return {ExecutionPlan(5, "torch"): 1.0}
 
-    monkeypatch.setattr("fedfleet.engine.runs.launch.measure", chosen)
+    monkeypatch.setattr("fedfleet.engine.runs.host.measure", chosen)
     whole = run(experiment)
 
     class Stop(Log):

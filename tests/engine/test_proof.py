@@ -162,7 +162,7 @@ def worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def own_ones(run_spec: RunSpec, split: Any, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
         return {candidates[-1]: 1.0}  # torch's kernels come first
 
-    monkeypatch.setattr("fedfleet.engine.runs.launch.measure", own_ones)
+    monkeypatch.setattr("fedfleet.engine.runs.host.measure", own_ones)
 
 
 def flat(model: dict[str, Tensor]) -> Tensor:

@@ -1,8 +1,10 @@
-"""The executor of many runs, which searches and studies share. It runs on Ray Tune.
+"""The executor of many runs, which searches and studies share: in processes that runs share, or on Ray Tune.
 
-source      the interface of what hands out the runs, and what is exchanged with it
-executor    connects to Ray and computes how many runs fit
-trials      the driver's side: the runs as trials of Ray Tune
-run_actor   the actor that executes runs, one after the other
-progress    the number of runs that have ended, on standard error
+source         the interface of what hands out the runs, and what is exchanged with it
+executor       connects to Ray and computes how many runs fit
+requested_run  a run as its process executes it
+jobs, job      processes of this machine that several runs share: the driver's side, and such a process
+trials         the driver's side on Ray: the runs as trials of Ray Tune
+run_actor      the actor that executes runs, one after the other
+progress       the number of runs that have ended, on standard error
 """

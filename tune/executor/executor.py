@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ...engine.config.schema import Engine
 from ...engine.errors import ConfigError
+from .jobs import Jobs
 from .source import Source
+
+WANTED = Literal["auto"] | bool
+"""Whether runs share processes: auto where that is possible."""
+
+
+def why_not_together(engine: Engine, workers: int = 0) -> str:
+    """Why runs with these settings cannot share processes; "" if they can. workers: see `Executor`."""
+    if engine.address:
+        return f"engine.address={engine.address} names a cluster"
+    if workers:
+        return f"each of them has {workers} worker processes"
+    if engine.gpus or engine.device not in ("auto", "cpu"):
+        return "they run on GPUs"
+    return ""
+
+
+def check_together(key: str, wanted: WANTED, why_not: str) -> bool:
+    """Whether runs share processes. wanted: the setting, whose name is `key`. why_not: why they cannot, or "".
+
+    Raises ConfigError if they must and cannot. Says on standard error why they do not where that was left open.
+    """
+    if wanted is True and why_not:
+        raise ConfigError(f"{key}: runs cannot share processes, got true: {why_not}; choose auto")
+    if wanted == "auto" and why_not:
+        print(f"every run has a process of its own: {why_not}", file=sys.stderr)
+    return bool(wanted) and not why_not
+
+
+def processes_here(engine: Engine) -> int:
+    """The number of runs that the processors of this machine can execute at the same time, at least 1."""
+    return max(1, int(len(os.sched_getaffinity(0)) / engine.cpus + 1e-9))
 
 
 class Executor:
     """Executes the runs that sources hand out. A context manager: at its end it stops Ray if it has started it."""
 
     def __init__(
-        self, engine: Engine, stop: Callable[[], Any], at_once: int | None = None, workers: int = 0, share: bool = False
+        self,
+        engine: Engine,
+        stop: Callable[[], Any],
+        at_once: int | None = None,
+        workers: int = 0,
+        share: bool = False,
+        jobs: Jobs | None = None,
     ) -> None:
         """Does not connect to Ray yet.
 
@@ -23,8 +63,10 @@ class Executor:
         returns something true, no further run begins, and those under way write a checkpoint and end. at_once: largest
         number of simultaneous runs; None: as many as fit. workers: worker processes of a run beside its own process;
         0: a run takes place in its own process only. share: with `at_once`, whether runs share the processors if there
-        are fewer than all of them would reserve.
+        are fewer than all of them would reserve. jobs: the processes of this machine that runs share, without Ray; None
+        for a process of Ray for each run.
         """
+        self.jobs = jobs
         self.engine = engine.model_copy(update={"backend": "ray", "workers": max(1, workers)})
         self.stop, self.at_once, self.workers, self.share = stop, at_once, workers, share
         self.ours = self.started = False
@@ -52,7 +94,10 @@ class Executor:
 
     def run(self, source: Source) -> Any:
         """Execute the source's runs, until it has none left or `stop` asks to end; returns Tune's results, a
-        `ray.tune.ResultGrid`, when no run is under way."""
+        `ray.tune.ResultGrid`, when no run is under way, or None if runs share processes."""
+        if self.jobs is not None:
+            self.jobs.run(source, self.stop)
+            return None
         self.start()
         from .trials import execute
 

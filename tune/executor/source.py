@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...engine.rounds.driver import Record
+if TYPE_CHECKING:
+    from ...engine.records.history import Record
+
+HEARTBEAT_SECONDS = 0.5
+"""The longest time until a process answers the driver, and the time between reports of a run without columns."""
 
 
 class RunRequest(NamedTuple):
@@ -16,7 +20,8 @@ class RunRequest(NamedTuple):
     on a file system that all nodes share. run_id: a new id if None. columns: the run reports after each round whose
     record has all of these columns, and then waits for the source's answer; if None, it reports about twice a second
     and does not wait. keep_model: whether the final model stays in the folder. params: the values that were chosen for
-    this run, by dotted key, for Tune's own results.
+    this run, by dotted key, for Tune's own results. may_end: whether an answer may end the run; if not, a run that
+    shares its process with others does not wait for answers.
     """
 
     key: str
@@ -26,6 +31,7 @@ class RunRequest(NamedTuple):
     columns: tuple[str, ...] | None = None
     keep_model: bool = False
     params: dict[str, Any] = {}  # noqa: RUF012 nobody changes it
+    may_end: bool = True
 
 
 class Report(NamedTuple):
@@ -49,6 +55,11 @@ class Source:
 
     def on_report(self, key: str, report: Report) -> bool:
         """A run has reported; returns whether to end it. The status of a run's last report is not `running`."""
+        raise NotImplementedError
+
+    @property
+    def left(self) -> int:
+        """About how many runs are still to be handed out, so that processes get equal shares of them."""
         raise NotImplementedError
 
     def on_process_death(self, key: str) -> None:

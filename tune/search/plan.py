@@ -33,7 +33,11 @@ class Search(Section):
     (default).
     `grace`: the number of rounds of a trial before it may be pruned, at least 1 (default 1).
     `reduction`: with asha, the best of every so many trials continues at each rung, at least 2 (default 3).
-    `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit.
+    `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit, and with `together` all trials of
+    a grid or of random, and a quarter of them with samplers that learn from earlier ones.
+    `together`: whether trials share processes of this machine, and with them the data, and train their clients
+    together: true, false (default) or `auto`, which is true without worker processes, GPUs and a cluster, and if no
+    objective is `seconds`. There are no results of Ray Tune then.
     `workers`: the number of worker processes of a trial; 0 (default): a trial runs in its own process, on `engine.cpus`
     and `engine.gpus`.
     `storage`: Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search.
@@ -53,6 +57,7 @@ class Search(Section):
     grace: int = Field(default=1, ge=1)
     reduction: int = Field(default=3, ge=2)
     concurrent: int | Literal["auto"] = "auto"
+    together: Literal["auto"] | bool = False
     workers: int = Field(default=0, ge=0)
     storage: str = "auto"
     study: str = ""
@@ -107,6 +112,14 @@ class Plan:
             size = math.prod(len(r.values) for r in self.ranges)
             return min(size, self.settings.trials or size)
         return self.settings.trials or TRIALS
+
+    def at_once(self, processes: int) -> int:
+        """The number of simultaneous trials that share this number of processes."""
+        if self.settings.concurrent != "auto":
+            return self.settings.concurrent
+        if self.sampler in ("grid", "random"):
+            return self.trials
+        return max(processes, -(-self.trials // 4))
 
     @property
     def directions(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.lock import exclusive
-from ..executor.executor import Executor
+from ..executor.executor import Executor, check_together, processes_here, why_not_together
+from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
 from ..files import parse, read
 from .plan import TOTALS, Plan, plan
@@ -139,12 +140,13 @@ def search(
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
     wanted, path = plan(dict(data)), Path(folder).resolve()
     refuse(wanted, path, resume)
-    try_out(wanted, path)
-    with exclusive(path, LOCK):
-        refuse(wanted, path, resume)  # again, since another process may have used the folder
-        with nothing_left(path):
-            source = prepared(wanted, path, progress, parent)
-        return conducted(source)
+    with shared_processes(wanted) as jobs:  # they start while this process prepares the search
+        try_out(wanted, path)
+        with exclusive(path, LOCK):
+            refuse(wanted, path, resume)  # again, since another process may have used the folder
+            with nothing_left(path):
+                source = prepared(wanted, path, progress, parent)
+            return conducted(source, jobs)
 
 
 def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
@@ -181,14 +183,14 @@ def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent
     from .progress import Progress
     from .tracking import SearchTracker
 
-    tracking = wanted.experiment(next(corners(wanted.ranges))).tracking
+    tracking = first_experiment(wanted).tracking
     found: list[SearchObserver] = [Progress(wanted)] if progress else []
     if tracking.uri != "none" and tracking.name == "mlflow":
         found.append(SearchTracker(wanted, tracking, folder, search_id, parent))
     return found
 
 
-def conducted(source: TrialSource) -> Found:
+def conducted(source: TrialSource, jobs: Jobs | None) -> Found:
     """Run the trials that are left, and notify the observers."""
     status = "failed"
     with stopping() as stop:
@@ -198,7 +200,7 @@ def conducted(source: TrialSource) -> Found:
         results = None
         try:
             if source.store.open():
-                results = execute(source, stop)
+                results = execute(source, stop, jobs)
             if stop():
                 raise Interrupted(stop(), left(source))
             if source.broken:
@@ -215,17 +217,37 @@ def conducted(source: TrialSource) -> Found:
                 observer.ends(status)
 
 
-def execute(source: TrialSource, stop: Callable[[], int]) -> ResultGrid:
-    """Run trials until none is left or `stop` returns the number of a signal; returns Tune's results."""
+def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> ResultGrid | None:
+    """Run trials until none is left or `stop` returns the number of a signal; returns Tune's results, None if trials
+    share processes. jobs: these processes."""
     plan = source.plan
-    engine = plan.experiment(next(corners(plan.ranges))).engine
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
-    with Executor(engine, lambda: stop() or source.broken, at_once, plan.settings.workers) as executor:
-        try:
-            executor.start()
-        except ConfigError as error:
-            raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
+    engine, workers = first_experiment(plan).engine, plan.settings.workers
+    with Executor(engine, lambda: stop() or source.broken, at_once, workers, jobs=jobs) as executor:
+        if jobs is None:
+            try:
+                executor.start()
+            except ConfigError as error:
+                raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
         return executor.run(source)
+
+
+def shared_processes(plan: Plan) -> AbstractContextManager[Jobs | None]:
+    """The processes that trials share; None if each has its own. Raises ConfigError if they must share and cannot."""
+    engine = first_experiment(plan).engine
+    why_not = why_not_together(engine, plan.settings.workers)
+    if not why_not and "seconds" in plan.settings.objectives:
+        why_not = "seconds is an objective, and trials that share a process share its time"
+    if not check_together("search.together", plan.settings.together, why_not):
+        return nullcontext()
+    processes = processes_here(engine)
+    at_once = plan.at_once(processes)
+    return Jobs(min(processes, at_once), at_once)
+
+
+def first_experiment(plan: Plan) -> Experiment:
+    """The experiment with the first value of every range."""
+    return plan.experiment(next(corners(plan.ranges)))
 
 
 def left(source: TrialSource) -> str:
@@ -270,7 +292,7 @@ def try_out(wanted: Plan, folder: Path) -> None:
     """Resolve every name at both ends of all ranges, so that configuration errors are raised before anything starts."""
     for values in corners(wanted.ranges):
         prepare(wanted.experiment(values), "search", folder)
-    first = wanted.experiment(next(corners(wanted.ranges)))
+    first = first_experiment(wanted)
     for name in wanted.settings.objectives:
         check_column(name, "search.objectives", [first], TOTALS)
 
@@ -302,7 +324,7 @@ def report_again(folder: Path, page: Path) -> Path:
     return write_search_report(saved, store, page)
 
 
-FREE = ("trials", "concurrent", "workers", "keep_models")
+FREE = ("trials", "concurrent", "together", "workers", "keep_models")
 """Settings that may change when a search is resumed."""
 
 

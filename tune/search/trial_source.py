@@ -77,7 +77,12 @@ class TrialSource(Source):
             self.columns,
             self.plan.settings.keep_models,
             proposal.values,
+            may_end=self.plan.settings.pruner != "none",
         )
+
+    @property
+    def left(self) -> int:
+        return self.store.left
 
     def on_report(self, key: str, report: Report) -> bool:
         number, rows, lags = int(key), report.rows, False

@@ -106,9 +106,14 @@ class TrialStore:
             return None
         return Proposal(trial.number, {r.key: r.suggest(trial) for r in self.plan.ranges})
 
+    @property
+    def left(self) -> int:
+        """The number of trials that are left to run."""
+        return len(self.unfinished) + max(0, self.plan.trials - len(self.ids))
+
     def open(self) -> bool:
         """Whether a trial is left to run."""
-        return bool(self.unfinished) or len(self.ids) < self.plan.trials
+        return self.left > 0
 
     # --- reports --------------------------------------------------------------------------------------------------
     def report(self, number: int, round: int, value: float) -> bool:

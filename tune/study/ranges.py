@@ -62,7 +62,8 @@ def run_searches(study: Study, folder: Folder, jobs: int | None, quiet: bool = F
     for key, data in searches(study).items():
         if folder.searched(key) is not None:
             continue
-        settings = {**data["search"], "concurrent": jobs or "auto"}
+        together = study.tune.together
+        settings = {**data["search"], "together": together, "concurrent": "auto" if together else jobs or "auto"}
         try:
             search({**data, "search": settings}, folder.search_of(key), resume=True, progress=not quiet)
         except (ConfigError, Interrupted):

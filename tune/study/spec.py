@@ -39,6 +39,8 @@ class Tune(Section):
     `seeds`: the seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default:
     those of the study).
     `trials`: the number of trials for methods with ranges instead of grids, at least 1 (default 20).
+    `together`: whether cells and trials share processes of this machine, and with them the data, and train their
+    clients together: true, false (default) or `auto`, which is true without GPUs and a cluster.
     """
 
     each: Literal["none", "cell", "level", "once"] = "none"
@@ -47,6 +49,7 @@ class Tune(Section):
     rounds: int | None = Field(default=None, ge=1)
     seeds: tuple[int, ...] | None = None
     trials: int = Field(default=20, ge=1)
+    together: Literal["auto"] | bool = False
 
 
 class Report(Section):

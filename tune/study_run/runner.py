@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from ...engine.runs.run_directory import clear
 from ...engine.state.checkpoint import name_of
 from ...engine.stopping import stopping
 from ...engine.storage.lock import exclusive
-from ..executor.executor import Executor
+from ..executor.executor import Executor, check_together, why_not_together
+from ..executor.jobs import Jobs
 from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
 from ..report.page import write_report
 from ..study.cells import Cell, cells, fork_axis, trials
@@ -26,6 +28,9 @@ from ..study.ranges import run_searches, searches
 from ..study.spec import Study
 from .progress import Progress
 from .tracking import StudyTracker
+
+CELLS_OF_PROCESS = 16
+"""The most cells that share a process."""
 
 
 class Outcome(NamedTuple):
@@ -59,7 +64,9 @@ def run_study(
     check(study)
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else os.cpu_count() or 1)
-    with exclusive(path, ".study.lock"), stopping() as stop:
+    together = check_together("tune.together", study.tune.together, why_not_together(engine))
+    shared = Jobs(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
+    with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
         ended = "killed"
@@ -68,7 +75,7 @@ def run_study(
             reported = [Stage("cell", lambda: [cell for cell in folder.cells() if cell.fork is None], tracker)]
             if fork_axis(study):
                 reported.append(Stage("fork", lambda: [cell for cell in folder.cells() if cell.fork], tracker))
-            with Executor(engine, stop, jobs, share=not engine.address) as executor:
+            with Executor(engine, stop, jobs, share=not engine.address, jobs=processes) as executor:
 
                 def execute(*stages: Stage) -> None:
                     source = Cells(folder, progress, keep_models, stages)
@@ -79,7 +86,8 @@ def run_study(
                 if any(folder.searched(key) is None for key in searches(study)):
                     execute(tuning)
                     if not stop():
-                        executor.start()  # one Ray for all searches and the cells
+                        if processes is None:
+                            executor.start()  # one Ray for all searches and the cells
                         for failed in run_searches(study, folder, jobs, quiet):
                             print(f"search failed: {failed}", file=sys.stderr)
                     execute(*reported)
@@ -146,6 +154,10 @@ class Cells(Source):
             except (ConfigError, OSError) as error:
                 self._end(cell, FAILED, str(error))
         return RunRequest(cell.key, cell.data, str(self.folder.of(cell).resolve()), keep_model=self.keep_models)
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting)
 
     def on_report(self, key: str, report: Report) -> bool:
         cell = self.live[key]

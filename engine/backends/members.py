@@ -1,0 +1,248 @@
+"""Several runs in one process, whose local training is done together. Such runs are called members.
+
+Each member is a run as any other, with its own driver, records, checkpoints and folder, in a thread of its own. Threads
+take turns: a member has the turn until it needs a phase of local training, waits for somebody, or ends. When no member
+can go on, the phases that they need are run at once, see `clients.members`.
+
+That it computes the same is checked. The first round in which a member is trained with others is trained alone as well,
+and what is kept is the result of the run alone. If the two do not agree, the member is not trained with others. Nor is
+it if its method cannot have tensors as numbers under vmap, as a method that branches on the value of a number. Phases
+of other kinds, and local training that cannot be done together, are run by the member itself during its turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..clients.batches import Stream
+from ..clients.members import Part, can_be_joined, common_form, train_together
+from ..clients.worker import Data
+from ..cohorts.tasks import TrainingTask
+from ..config.run_spec import RunSpec
+from ..devices.notes import as_facts
+from ..errors import type_and_first_line
+from ..planning.kernel_proof import FACTOR, ROUNDINGS
+from ..reduction.tree import TaskResult
+from ..state.row_files import StateLayout
+from .base import Outcome, Phase
+from .local import LocalPool
+
+
+class Member:
+    """A run that takes turns with others. Its thread calls `enter` first, and `leave` at the end."""
+
+    def __init__(self, lockstep: Lockstep) -> None:
+        self.lockstep = lockstep
+        self.turn = threading.Semaphore(0)
+        self.phase: tuple[MemberPool, Phase] | None = None  # that it needs
+        self.results: list[TaskResult] = []  # of those tasks of the phase that were done
+        self.waits: Callable[[], bool] | None = None  # returns False when the member can go on
+        self.seconds = 0.0  # that its turns and its shares of phases have taken
+        self.since = 0.0  # when its turn began
+
+    def enter(self) -> None:
+        """Wait for the first turn."""
+        self.turn.acquire()
+
+    def leave(self) -> None:
+        """The run is over."""
+        self.lockstep.members.remove(self)
+        self.lockstep.given_back.release()
+
+    def wait_while(self, waits: Callable[[], bool]) -> None:
+        """Let the others go on until `waits` returns False."""
+        self.waits = waits
+        self._give_back()
+
+    def let_others(self) -> None:
+        """Let the others have a turn."""
+        self._give_back()
+
+    def trained(self, pool: MemberPool, phase: Phase) -> list[TaskResult] | None:
+        """The results of a phase of local training, done together with those of the others; None if the member must run
+        it by itself."""
+        self.phase, self.results = (pool, phase), []
+        self._give_back()
+        if len(self.results) < len(phase.tasks):
+            return None
+        return sorted(self.results, key=lambda result: result.index)
+
+    def _give_back(self) -> None:
+        self.lockstep.given_back.release()
+        self.turn.acquire()
+
+    def clock(self) -> float:
+        """The seconds of this member alone: those of its turns, and its shares of phases that were run together."""
+        return self.seconds + time.perf_counter() - self.since
+
+
+class Lockstep:
+    """The members of a process, one of which has the turn. Only one thread uses it, beside the one with the turn."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.given_back = threading.Semaphore(0)
+        self.refused: dict[Hashable, str] = {}  # common form -> why members of this form cannot be trained together
+
+    def join(self) -> Member:
+        """A new member, whose thread is about to start."""
+        member = Member(self)
+        self.members.append(member)
+        return member
+
+    def advance(self) -> bool:
+        """Give every member that can go on a turn, then run the phases that members need; returns whether any member
+        did anything."""
+        able = [m for m in self.members if m.phase is None and not (m.waits and m.waits())]
+        for member in able:
+            member.waits, member.since = None, time.perf_counter()
+            member.turn.release()
+            self.given_back.acquire()
+            member.seconds += time.perf_counter() - member.since
+        needing = [m for m in self.members if m.phase is not None]
+        if needing:
+            self._run_phases(needing)
+        return bool(able or needing)
+
+    @torch.no_grad()
+    def _run_phases(self, members: Sequence[Member]) -> None:
+        """Run the phases that these members need, and share the time among them."""
+        began = time.perf_counter()
+        parts: list[tuple[Member, Part]] = []
+        drawn: dict[Hashable, Stream] = {}
+        for member in members if len(members) > 1 else ():
+            assert member.phase is not None
+            parts += [(member, part) for part in member.phase[0].parts(member.phase[1], drawn)]
+        groups: dict[Hashable, list[tuple[Member, Part]]] = defaultdict(list)
+        for member, part in parts:
+            groups[common_form(part)].append((member, part))
+        alone = {id(member) for member in members}  # that have no task in common with another member
+        for group in groups.values():
+            if len(group_members := {id(member) for member, _ in group}) > 1:
+                alone -= group_members
+        for common, group in groups.items():
+            self._train(common, [(member, part) for member, part in group if id(member) not in alone])
+        for member in members:
+            member.phase = None
+            member.seconds += (time.perf_counter() - began) / len(members)
+
+    def _train(self, common: Hashable, group: list[tuple[Member, Part]]) -> None:
+        """Train the tasks of members that have a common form."""
+        pools = {id(member): member.phase[0] for member, _ in group if member.phase is not None}
+        if group and common not in self.refused:
+            torch.set_num_threads(next(iter(pools.values())).threads)
+            try:
+                results = train_together([part for _, part in group])
+            except Exception as error:  # whatever a method does with tensors as numbers, or a client's failure
+                self.refused[common] = f"to train them together raised {type_and_first_line(error)}"
+            else:
+                for (member, _), result in zip(group, results, strict=True):
+                    member.results.append(result)
+                return
+        for pool in pools.values():
+            pool.alone = self.refused[common]
+
+
+class MemberPool(LocalPool):
+    """The pool of a member."""
+
+    def __init__(
+        self, member: Member, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]
+    ) -> None:
+        super().__init__(run_spec, data, layout, beat)
+        self.member, self.threads = member, run_spec.experiment.engine.threads
+        self.proven = False  # whether the run has been trained with others and alone, to the same result
+        self.alone = ""  # why it is not trained with others; "" if it may be
+
+    def run_phase(self, phase: Phase) -> Iterator[Outcome]:
+        self.beat()
+        results = None
+        if phase.call == "train" and not phase.repeated and not self.alone and can_be_joined(self.worker, phase.tasks):
+            results = self.member.trained(self, phase)
+        elif phase.call == "train":
+            self.member.let_others()
+        if results is None:
+            notes = [f"trained without the other runs of this process: {self.alone}"] if self.alone else []
+            yield from self._noted(super().run_phase(phase), notes if phase.call == "train" else [])
+        elif self.proven:
+            yield from results
+        else:
+            yield from self._prove(phase, results)
+
+    def clock(self) -> float:
+        return self.member.clock()
+
+    def parts(self, phase: Phase, drawn: dict[Hashable, Stream]) -> list[Part]:
+        """The tasks of a phase, before their first blocks. drawn: the batches that other members of this process have
+        drawn in this round; they are used again where seed, data, clients and visits are the same."""
+        return [Part(self.worker, self._begun(task, phase, drawn)) for task in phase.tasks]
+
+    def _begun(self, task: TrainingTask, phase: Phase, drawn: dict[Hashable, Stream]) -> Any:
+        experiment = self.worker.run_spec.experiment
+        key = (
+            id(self.worker.data.client_index),
+            experiment.seed,
+            experiment.federation.local.model_dump_json(),
+            self.worker.kernels,
+            task.warm_start,
+            *(None if each is None else each.tobytes() for each in (task.clients, task.visits, task.steps)),
+        )
+        if key not in drawn:
+            drawn[key] = self.worker.draw(task)
+        return self.worker.begin(task, phase.broadcast, drawn[key])
+
+    def _prove(self, phase: Phase, together: list[TaskResult]) -> Iterator[Outcome]:
+        """Run a phase alone that was run together with others, and compare the results. Yields those of the run alone.
+
+        The rounding that is allowed is the difference between the two ways in which a run trains its clients, one after
+        another and in blocks, times `FACTOR`, and `ROUNDINGS` of a tensor's largest entry in any case.
+        """
+        self.worker.vectorise = False
+        try:
+            one_by_one = list(super().run_phase(phase))
+        finally:
+            self.worker.vectorise = True
+        outcomes = list(super().run_phase(phase))
+        if not all(isinstance(outcome, TaskResult) for outcome in (*one_by_one, *outcomes)):
+            yield from outcomes  # a client failed: the round is repeated, and so is the proof
+            return
+        alone: list[TaskResult] = outcomes  # pyright: ignore[reportAssignmentType]
+        exact, off = compared(alone, together, one_by_one)  # pyright: ignore[reportArgumentType]
+        self.proven = not off
+        if off:
+            self.alone = off
+            note = f"trained without the other runs of this process: {off}"
+        else:
+            how = "to the bit" if exact else "within rounding"
+            note = f"clients are trained together with those of other runs, {how} to the same result in this round"
+        yield from self._noted(outcomes, [note])
+
+    def _noted(self, outcomes: Any, notes: list[str]) -> Iterator[Outcome]:
+        """The outcomes, whose results have notes for the log."""
+        for outcome in outcomes:
+            if notes and isinstance(outcome, TaskResult):
+                outcome = outcome._replace(facts={**outcome.facts, **as_facts(notes)})
+            yield outcome
+
+
+def compared(
+    alone: Sequence[TaskResult], together: Sequence[TaskResult], one_by_one: Sequence[TaskResult]
+) -> tuple[bool, str]:
+    """(whether two results are equal to the bit, why they do not agree within rounding or ""). one_by_one: the result
+    of clients that were trained one after another."""
+    exact = True
+    for mine, theirs, other in zip(alone, together, one_by_one, strict=True):
+        for a, b, c in zip(mine.leaves or [], theirs.leaves or [], other.leaves or [], strict=True):
+            off = float(np.abs(a - b).max(initial=0.0))
+            allowed = FACTOR * float(np.abs(a - c).max(initial=0.0)) + ROUNDINGS * float(np.abs(a).max(initial=0.0))
+            exact = exact and off == 0.0
+            if not off <= allowed:
+                return False, f"its sums differ by {off:.1e}, where rounding explains {allowed:.1e}"
+    return exact, ""

@@ -1,0 +1,198 @@
+"""Trains the clients of several runs at once: runs of one process that differ in numbers, seeds or data.
+
+Such runs are called members. The clients of their blocks lie one after another along the clients' axis of one larger
+block. There the public state has that axis too, since every member has its own, and so have the numbers in which the
+members' methods differ. Everything else is as in a run alone: each member has its own batches and adds up its own
+messages, block by block. So the arithmetic of a client and the order of all sums are those of the run alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from ..cohorts.tasks import TrainingTask
+from ..devices.transfer import to_device
+from ..kernels.block_convolutions import parsed
+from ..methods.numbers import Path, differing, form, identity, with_numbers
+from ..reduction.tree import TaskResult
+from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
+from .worker import TaskUnderWay, Worker
+
+MOST_NUMBERS = 1 << 21
+"""The largest product of the clients in a block of several members and the parameters of their model, so that a vector
+of all of them stays in the cache of a processor."""
+
+
+class Part(NamedTuple):
+    """A task of one member."""
+
+    worker: Worker
+    under_way: TaskUnderWay
+
+    @property
+    def blocks(self) -> Iterator[tuple[Part, slice]]:
+        return ((self, block) for block in self.under_way.blocks())
+
+
+def can_be_joined(worker: Worker, tasks: Sequence[TrainingTask]) -> bool:
+    """Whether tasks may be trained together with those of other members: clients run at once, in blocks of two or more.
+    A client that is alone in its block runs without vmap, and other kernels add up its message."""
+    if not worker.vectorise or parsed(worker.kernels)[0] == "graph":
+        return False
+    plain = all(task.targets is None and not task.warm_start for task in tasks)
+    return plain and all(int(np.diff((0, *task.cuts)).min()) > 1 for task in tasks)
+
+
+def common_form(part: Part) -> Hashable:
+    """What parts must have in common to be trained together."""
+    trainer, batches = part.under_way.trainer, part.under_way.batches
+    columns = tuple((name, column.dtype, column.shape[1:]) for name, column in batches.columns.items())
+    shapes = (columns, batches.rows.shape[2], batches.weight is None)
+    workload = identity(trainer.workload, without=("partition",))
+    how = (
+        trainer.kernels,
+        trainer.precision,
+        trainer.with_rms,
+        trainer.x.layout,
+        trainer.x.flat.dtype,
+        str(trainer.device),
+    )
+    return (form(trainer.algorithm), workload, how, shapes)
+
+
+def train_together(parts: Sequence[Part]) -> list[TaskResult]:
+    """The results of the tasks of some parts that have a common form."""
+    began = time.perf_counter()
+    most = max(2, MOST_NUMBERS // parts[0].under_way.trainer.x.flat.numel())
+    group: list[tuple[Part, slice]] = []
+    for each in chain.from_iterable(part.blocks for part in parts):
+        if group and clients_in([*group, each]) > most:
+            _train_blocks(group)
+            group = []
+        group.append(each)
+    _train_blocks(group)
+    results = [part.worker.end(part.under_way) for part in parts]
+    each = (time.perf_counter() - began) / len(parts)
+    return [result._replace(facts={**result.facts, "seconds": each}) for result in results]
+
+
+def clients_in(blocks: Sequence[tuple[Part, slice]]) -> int:
+    return sum(block.stop - block.start for _, block in blocks)
+
+
+def _train_blocks(blocks: Sequence[tuple[Part, slice]]) -> None:
+    """Train the clients of some blocks at once, and put each block's result where the run alone would put it."""
+    counts = [block.stop - block.start for _, block in blocks]
+    of_block = torch.arange(len(blocks)).repeat_interleave(torch.tensor(counts))  # (c,) the block of each client
+    trainers = [part.under_way.trainer for part, _ in blocks]
+    numbers = differing([trainer.algorithm for trainer in trainers])
+    device = trainers[0].device
+    states = pytree.tree_map(
+        lambda *leaves: torch.cat([leaf.expand(c, *leaf.shape) for c, leaf in zip(counts, leaves, strict=True)]),
+        *(part.under_way.public for part, _ in blocks),
+    )
+    public = MembersPublic(states, tuple(to_device(value[of_block], device) for value in numbers.values()))
+    clients = [part.worker.load_block(part.under_way, block) for part, block in blocks]
+    client = pytree.tree_map(lambda *leaves: torch.cat(leaves), *clients)
+    steps = torch.cat([part.under_way.batches.drawn.steps[block] for part, block in blocks])
+    trainer = MembersTrainer(trainers[0], tuple(numbers))
+    result = trainer.train_block(public, client, steps, joined_batches(blocks))
+    begin = 0
+    for (part, block), count in zip(blocks, counts, strict=True):
+        own = slice(begin, begin + count)
+        message, state = pytree.tree_map(lambda leaf, own=own: leaf[own], (result.message, result.client))
+        rms = None if result.rms is None else result.rms[own]
+        own_result = LocalResult(message, state, result.loss[own], result.gradients, rms)
+        part.worker.put_block(part.under_way, block, own_result)
+        begin += count
+
+
+def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
+    """Local step -> the batches of the clients of all blocks, as `LocalTrainer.train_block` takes them. A client that
+    has no such step gets the batch of its block's last one."""
+    drawn = [part.under_way.batches for part, _ in blocks]
+    longest = max(batches.rows.shape[1] for batches in drawn)
+
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        """(c, K, …): tensors (c, k, …) of the blocks, one after another."""
+        own = [tensor[block] for tensor, (_, block) in zip(tensors, blocks, strict=True)]
+        missing = [longest - tensor.shape[1] for tensor in own]
+        return torch.cat(
+            [torch.cat([t, *[t[:, -1:]] * m], dim=1) if m else t for t, m in zip(own, missing, strict=True)]
+        )
+
+    rows, keys = joined([batches.rows for batches in drawn]), joined([batches.keys for batches in drawn])
+    dtype = blocks[0][0].under_way.trainer.x.flat.dtype
+    weight = None
+    if drawn[0].weight is not None:
+        weight = joined([batches.weight for batches in drawn if batches.weight is not None]).to(dtype)
+    counts = [block.stop - block.start for _, block in blocks]
+    device = keys.device
+
+    def column(name: str, step_rows: Tensor) -> Tensor:
+        """(c, B, …): a column at rows (c, B), one gather if all members have the same data."""
+        columns = [batches.columns[name] for batches in drawn]
+        if all(each.data_ptr() == columns[0].data_ptr() for each in columns):
+            found = columns[0].index_select(0, step_rows.reshape(-1))
+        else:
+            own = zip(columns, step_rows.split(counts), strict=True)
+            found = torch.cat([each.index_select(0, at.reshape(-1)) for each, at in own])
+        return to_device(found.view(*step_rows.shape, *found.shape[1:]), device)
+
+    def batches(k: int) -> dict[str, Tensor]:
+        batch = {name: column(name, rows[:, k]) for name in drawn[0].columns}
+        batch["key"] = keys[:, k]
+        return batch if weight is None else {**batch, "weight": weight[:, k]}
+
+    return batches
+
+
+class MembersPublic(NamedTuple):
+    """The public states of the members of a block, and the numbers in which their methods differ; the clients' axis is
+    the first one of every leaf."""
+
+    state: Any
+    numbers: tuple[Tensor, ...]  # (c,) each
+
+
+class MembersTrainer(LocalTrainer):
+    """Trains blocks with clients of several members. Its public states are `MembersPublic`."""
+
+    def __init__(self, one: LocalTrainer, paths: tuple[Path, ...]) -> None:
+        """one: a member's trainer. paths: of the numbers in which the members' methods differ."""
+        vars(self).update(vars(one))
+        self.method, self.paths = one.algorithm, paths
+
+    def _take(self, numbers: tuple[Tensor, ...]) -> None:
+        """Make the method that of one client under vmap."""
+        self.algorithm = with_numbers(self.method, dict(zip(self.paths, numbers, strict=True)))
+
+    def _begin_block(self, public: MembersPublic, client: Any, steps: Tensor) -> Any:
+        def begin(public: MembersPublic, client: Any) -> Any:
+            self._take(public.numbers)
+            return self.algorithm.client_begin(public.state, client)
+
+        return vmap(begin)(public, client)
+
+    def _block_step(self, public: MembersPublic) -> Callable[..., tuple[Any, Tensor]]:
+        def step(public: MembersPublic, client: Any, local: Any, batch: Batch, done: Tensor) -> tuple[Any, Tensor]:
+            self._take(public.numbers)
+            return self.step(BatchOracle(Gradient.apply, self, batch, done), public.state, client, local)
+
+        return lambda client, local, batch, done: vmap(step)(public, client, local, batch, done)
+
+    def _finish_block(self, public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
+        def finish(public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
+            self._take(public.numbers)
+            return self.finish(public.state, client, local)
+
+        return vmap(finish)(public, client, local)

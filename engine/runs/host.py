@@ -1,0 +1,30 @@
+"""What a run in this process gets from it: its data, its execution plan and its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...workloads.base import Split
+from ..backends.base import Pool
+from ..backends.local import LocalPool
+from ..clients.worker import Data
+from ..config.run_spec import RunSpec
+from ..planning.autotune import measure
+from ..planning.execution_plan import plan_execution
+from ..state.row_files import StateLayout
+
+
+class Host:
+    """A process with one run."""
+
+    def split(self, run_spec: RunSpec) -> Split:
+        """The data and the rows of every client, see `RunSpec.split`."""
+        return run_spec.split()
+
+    def plan(self, run_spec: RunSpec, split: Split) -> tuple[RunSpec, str]:
+        """The run specification with its execution plan, and a line for the log."""
+        return plan_execution(run_spec, split, measure)
+
+    def pool(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> Pool:
+        """The pool of the run."""
+        return LocalPool(run_spec, data, layout, beat)

@@ -1,0 +1,112 @@
+"""What the runs of one process share: data, proofs of kernels, and local training."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from ...workloads.base import Split
+from ..backends.base import Pool
+from ..backends.members import Lockstep, Member, MemberPool
+from ..clients.worker import Data
+from ..config.run_spec import RunSpec
+from ..methods.numbers import form
+from ..state.row_files import StateLayout
+from .host import Host
+from .launch import execute
+from .result import Result
+
+KEPT_BYTES = 1 << 30
+"""The data of earlier runs is kept for later ones up to this size, at least that of the last run."""
+
+
+class SharedHost:
+    """A process with several runs, which are called members."""
+
+    def __init__(self) -> None:
+        self.lockstep = Lockstep()
+        self.splits: OrderedDict[str, Split] = OrderedDict()
+        self.proofs: dict[Hashable, dict[str, Any]] = {}
+
+    def split(self, run_spec: RunSpec) -> Split:
+        """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
+        key = data_key(run_spec)
+        if key is None:
+            return run_spec.split()
+        if key not in self.splits:
+            self.splits[key] = run_spec.split()
+        self.splits.move_to_end(key)
+        while len(self.splits) > 1 and sum(map(byte_count, self.splits.values())) > KEPT_BYTES:
+            self.splits.popitem(last=False)
+        return self.splits[key]
+
+    def proofs_of(self, run_spec: RunSpec) -> dict[str, Any]:
+        """The proofs of kernels for all runs with the same data and model whose methods differ in numbers alone."""
+        experiment, key = run_spec.experiment, data_key(run_spec)
+        if key is None:
+            return {}
+        same = (key, form(run_spec.method()), experiment.federation.local.model_dump_json(), experiment.engine.threads)
+        return self.proofs.setdefault(same, {})
+
+
+class MemberHost(Host):
+    """The host of one member."""
+
+    def __init__(self, shared: SharedHost, member: Member, planned: Callable[[RunSpec], None]) -> None:
+        """planned: called when the run's execution plan is known."""
+        self.shared, self.member, self.planned = shared, member, planned
+
+    def split(self, run_spec: RunSpec) -> Split:
+        return self.shared.split(run_spec)
+
+    def plan(self, run_spec: RunSpec, split: Split) -> tuple[RunSpec, str]:
+        vars(run_spec)["proofs"] = self.shared.proofs_of(run_spec)
+        planned, line = super().plan(run_spec, split)
+        self.planned(planned)
+        return planned, line
+
+    def pool(self, run_spec: RunSpec, data: Data, layout: StateLayout, beat: Callable[[], None]) -> Pool:
+        return MemberPool(self.member, run_spec, data, layout, beat)
+
+
+def execute_together(runs: Sequence[tuple[RunSpec, Any]]) -> list[Result | BaseException]:
+    """Execute some runs in this process, together where that is possible.
+
+    runs: specifications, and the RunDirectory or None of each, as `launch.execute` takes them. Returns the result of
+    each run, or the exception that ended it.
+    """
+    shared, ended = SharedHost(), dict[int, Result | BaseException]()
+
+    def thread(number: int, member: Member) -> None:
+        member.enter()
+        try:
+            host = MemberHost(shared, member, lambda run_spec: None)
+            ended[number] = execute(*runs[number], [], lambda: 0, host)
+        except BaseException as error:
+            ended[number] = error
+        finally:
+            member.leave()
+
+    for number in range(len(runs)):
+        threading.Thread(target=thread, args=(number, shared.lockstep.join()), daemon=True).start()
+    while shared.lockstep.members:
+        shared.lockstep.advance()
+    return [ended[number] for number in range(len(runs))]
+
+
+def data_key(run_spec: RunSpec) -> str | None:
+    """What the data of a run depends on, as text; None if it cannot be compared."""
+    experiment = run_spec.experiment
+    if not isinstance(experiment.workload, str | dict) or not isinstance(experiment.attack, str | dict | None):
+        return None
+    evaluate, plugins = experiment.evaluate.model_dump(mode="json"), [plugin.module for plugin in run_spec.plugins]
+    where = [experiment.seed, experiment.federation.clients, experiment.engine.dtype]
+    return json.dumps([experiment.workload, experiment.attack, evaluate, plugins, where], sort_keys=True, default=repr)
+
+
+def byte_count(split: Split) -> int:
+    """The bytes of the columns of a split."""
+    return sum(column.nbytes for columns in (split.train, split.test) for column in columns.values())

@@ -1,0 +1,237 @@
+"""Members: runs of one process that train their clients together, against the same runs alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedfleet.algorithms.parts.rules import Sgd
+from fedfleet.algorithms.table import METHODS
+from fedfleet.engine.api import new_run, run
+from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
+from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.errors import ConfigError, Diverged
+from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
+from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.members import execute_together
+from fedfleet.engine.runs.result import Result
+
+from .setups import EPOCHS, STEPS, digits
+from .test_minimax import auc
+
+METHODS_OF_MEMBERS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{"name": "fedavg", "rule": {"name": "momentum", "lr": lr, "mu": mu}} for lr, mu in ((0.1, 0.9), (1, 0))],
+    "scaffold": [{"name": "scaffold", "rule": {"name": "sgd", "lr": lr}} for lr in (0.1, 0.5)],
+    "fedadam": [
+        {"name": "fedadam", "server_lr": server_lr, "rule": {"name": "adam", "lr": lr, "weight_decay": decay}}
+        for lr, server_lr, decay in ((0.01, 0.1, 0.01), (0.003, 0.01, 0.0))
+    ],
+    "local_muon": [{"name": "local_muon", "matrix_lr": lr, "vector_lr": 2 * lr} for lr in (0.1, 0.03)],
+    "schedule": [
+        {"name": "fedavg", "rule": {"name": "sgd", "lr": {"schedule": "exponential", "start": start, "decay": 0.5}}}
+        for start in (0.2, 0.4)
+    ],
+}
+
+
+def together(experiments: list[Experiment], folder: Path | None = None) -> list[Any]:
+    """The results of some experiments that run together, each with a folder of its own if `folder` is given."""
+    specs = [new_run(each, folder and folder / str(i), None) for i, each in enumerate(experiments)]
+    return execute_together(specs)
+
+
+def same(result: Any, alone: Result) -> bool:
+    """Whether a run has the same rounds and the same model as the run alone, to the bit."""
+    assert isinstance(result, Result), result
+    kept = [
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in each.rows] for each in (result, alone)
+    ]
+    return kept[0] == kept[1] and result.model_sha256 == alone.model_sha256
+
+
+def log(folder: Path, number: int) -> str:
+    return (folder / str(number) / "run.log").read_text()
+
+
+@pytest.mark.parametrize("name", METHODS_OF_MEMBERS)
+def test_members_have_the_bits_of_runs_alone(name, tmp_path):
+    local = EPOCHS if name in ("fedavg", "schedule") else STEPS
+    experiments = [digits(method, local) for method in METHODS_OF_MEMBERS[name]]
+    results = together(experiments, tmp_path)
+    assert "trained together" in log(tmp_path, 0)
+    assert [same(result, run(each)) for result, each in zip(results, experiments, strict=True)] == [True, True]
+
+
+def test_numbers_whose_arithmetic_python_does_in_float64(tmp_path):
+    """Adam's powers of beta are float32 in a run alone, and float64 if beta is a tensor: the first round agrees within
+    rounding, and so do the models after three rounds. Tolerance: Adam divides by averages that may be near 0, which
+    makes thousands of roundings of them."""
+    adam = {"name": "adam", "lr": 0.01}
+    methods = [{"name": "fedavg", "rule": {**adam, "betas": [b, 0.99]}} for b in (0.9, 0.5)]
+    experiments = [digits(method, STEPS) for method in methods]
+    results = together(experiments, tmp_path)
+    assert "within rounding" in log(tmp_path, 0)
+    for result, each in zip(results, experiments, strict=True):
+        alone = run(each).model
+        assert all(torch.allclose(result.model[name], alone[name], rtol=0, atol=1e-4) for name in alone)
+
+
+def test_a_min_max_method(tmp_path):
+    experiments = [auc("sagda"), auc("sagda").model_copy(update={"method": {"name": "sagda", "lr": 0.03}})]
+    faster = {"name": "sagda", "lr": {"primal": 0.03, "dual": 0.05}}
+    experiments.append(auc("sagda").model_copy(update={"method": faster}))
+    results = together(experiments, tmp_path)
+    assert "trained together" in log(tmp_path, 0)
+    assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
+
+
+def test_members_with_other_seeds_rounds_and_data(tmp_path):
+    base = digits("scaffold", EPOCHS)
+    other = base.model_copy(update={"seed": 1})
+    skewed: Any = {**base.workload, "partition": {"name": "dirichlet", "beta": 0.2}}  # pyright: ignore[reportGeneralTypeIssues]
+    longer = base.federation.model_copy(update={"rounds": 5})
+    experiments = [base, other, base.model_copy(update={"workload": skewed, "federation": longer})]
+    results = together(experiments, tmp_path)
+    assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
+    assert all("trained together" in log(tmp_path, number) for number in range(2))
+
+
+def test_methods_of_different_forms_go_on_beside_each_other():
+    experiments = [digits(name, STEPS) for name in ("fedavg", "scaffold", "fedavg", "local_muon")]
+    results = together(experiments)
+    assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
+
+
+def test_clients_that_are_alone_in_their_blocks():
+    experiments = [digits(method, STEPS, block=1) for method in METHODS_OF_MEMBERS["fedavg"]]
+    results = together(experiments)
+    assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
+
+
+def test_a_member_that_diverges_or_is_refused_does_not_touch_the_others():
+    experiments = [digits({"name": "fedavg", "rule": {"name": "sgd", "lr": lr}}, STEPS) for lr in (0.1, 1e30, 0.2)]
+    first, diverged, last = together(experiments)
+    assert isinstance(diverged, Diverged)
+    assert same(first, run(experiments[0]))
+    assert same(last, run(experiments[2]))
+
+
+@dataclass(frozen=True)
+class Choosy(Sgd):
+    """Sgd that branches on the value of its step size."""
+
+    def step(self, y, v, state):
+        return super().step(y, v, state) if self.lr < 1 else (y, state)
+
+
+@dataclass(frozen=True)
+class Wrong(Sgd):
+    """Sgd that computes something else with a tensor."""
+
+    def step(self, y, v, state):
+        return (y.add(v, -2 * self.lr) if isinstance(self.lr, torch.Tensor) else y.add(v, -self.lr)), state
+
+
+@pytest.mark.parametrize(("rule", "why"), [(Choosy, "raised"), (Wrong, "differ by")])
+def test_a_method_that_tensors_do_not_suit_steps_back(rule, why, tmp_path):
+    from fedfleet.algorithms.fedavg import fedavg
+
+    experiments = [digits(fedavg(rule(lr=lr)), STEPS) for lr in (0.1, 0.2)]
+    results = together(experiments, tmp_path)
+    assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
+    assert "trained without the other runs" in log(tmp_path, 1)
+    assert why in log(tmp_path, 1)
+
+
+def test_times_of_members_add_up():
+    """A member's seconds leave out those of the others, so that together they are at most those of the process."""
+    import time
+
+    experiments = [digits(method, STEPS, 4) for method in METHODS_OF_MEMBERS["fedavg"] * 3]
+    began = time.perf_counter()
+    results = together(experiments)
+    took = time.perf_counter() - began
+    assert sum(row["time/seconds"] for result in results for row in result.rows) < took
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+def test_numbers_and_forms():
+    first, second = (prepare(digits(m, STEPS), "test").method() for m in METHODS_OF_MEMBERS["fedavg"])
+    assert form(first) == form(second)
+    found = differing([first, second])
+    assert {path: value.tolist() for path, value in found.items()} == {
+        ("rule", "lr"): [0.1, 1.0],
+        ("rule", "mu"): [0.9, 0],
+    }
+    assert with_numbers(first, {path: value[1].item() for path, value in found.items()}) == second
+    assert form(first) != form(prepare(digits("local_muon", STEPS), "test").method())
+
+
+BRANCHES: set[tuple[str, str]] = set()
+"""(method, number) for each number on whose value a method branches, so that runs that differ in it are trained one by
+one."""
+
+
+@pytest.fixture(scope="module")
+def problem() -> Any:
+    """A workload, its model, and batches (c, B, …) for some steps."""
+    run_spec = prepare(digits("fedavg", STEPS), "test")
+    split = run_spec.split()
+    rows = np.arange(2 * 2 * 4).reshape(2, 2, 4)
+    batches = [
+        {name: torch.from_numpy(column[rows[k]]) for name, column in split.train.items()} | {"key": torch.arange(2)}
+        for k in range(2)
+    ]
+    return run_spec, batches
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_which_methods_branch_on_the_value_of_a_number(name, problem):
+    """Two clients whose methods differ in one number, against each of them with its own method, for all numbers.
+
+    Tolerance: 64 roundings of the message, and one of the weights for each of the two steps, since a displacement is a
+    difference of weights.
+    """
+    run_spec, batches = problem
+    spec = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"method": name}))
+    try:
+        method = spec.method()
+    except ConfigError:
+        pytest.skip("needs arguments")
+    x = spec.initial_model()
+    steps, off = torch.tensor([2, 2]), 2 * 2**-23 * float(x.flat.abs().max())
+    branches = set()
+    for path, value in numbers(method).items():
+        methods = [method, with_numbers(method, {path: 0.9 * value})]
+        trainers = [LocalTrainer(each, spec.workload, x) for each in methods]
+        with torch.no_grad():
+            publics = [each.unpack(each.broadcast(each.server_init(x))) for each in methods]
+            clients = [each.client_init(public) for each, public in zip(methods, publics, strict=True)]
+            stacked = [
+                torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *each) for each in (publics, clients)
+            ]
+            try:
+                found = MembersTrainer(trainers[0], (path,)).train_block(
+                    MembersPublic(stacked[0], (torch.tensor([value, 0.9 * value], dtype=torch.float64),)),
+                    stacked[1],
+                    steps,
+                    batches.__getitem__,
+                )
+            except Exception:
+                branches.add((name, path[-1]))
+                continue
+            for i, trainer in enumerate(trainers):
+                client = torch.utils._pytree.tree_map(lambda leaf, i=i: leaf[i : i + 1], stacked[1])
+                own = [{k: v[i : i + 1] for k, v in batch.items()} for batch in batches]
+                alone = trainer.train_block(publics[i], client, steps[:1], own.__getitem__)
+                for a, b in zip(
+                    *(torch.utils._pytree.tree_leaves(each.message) for each in (alone, found)), strict=True
+                ):
+                    assert torch.allclose(a[0], b[i], rtol=64 * 2**-23, atol=off + 64 * 2**-23 * float(a.abs().max()))
+    assert branches == {each for each in BRANCHES if each[0] == name}

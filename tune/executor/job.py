@@ -1,0 +1,137 @@
+"""A process that executes several runs at once, which share what runs can share. The driver starts it, see `jobs`.
+
+Each run has a thread of its own, and one of them has the turn; see `engine.backends.members`. Messages of the driver:
+
+    ("runs", [RunRequest, ...])  the runs to begin, which answers ("room", n)
+    ("answer", key, end)         to a report of the run with this key; end: whether to end it
+    ("stop",)                    all runs are to write checkpoints and end, and so does the process
+
+Messages to the driver:
+
+    ("room", n)                  n further runs may begin
+    ("report", key, Report)      of a run
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from ...engine.backends.members import Member
+from ...engine.config.run_spec import RunSpec
+from ...engine.memory import available_memory
+from ...engine.runs.members import MemberHost, SharedHost
+from .jobs import Start
+from .requested_run import RequestedRun
+from .source import HEARTBEAT_SECONDS, Report, RunRequest
+
+VECTORS = 12
+"""How many vectors of a model's length a client has, roughly, while it is trained in a block; for the use of memory."""
+
+
+class MemberRun(RequestedRun):
+    """A run among others."""
+
+    def __init__(self, job: Job, spec: RunRequest) -> None:
+        super().__init__(spec)
+        self.job, self.asked = job, signal.SIGTERM if job.ending else 0
+        self.unanswered = False  # whether it waits for the answer to its last report
+        self.member: Member = job.shared.lockstep.join()
+        self.host = MemberHost(job.shared, self.member, job.planned)
+        threading.Thread(target=self._run, name=spec.key, daemon=True).start()
+
+    def _run(self) -> None:
+        self.member.enter()
+        try:
+            self.execute()
+        finally:
+            del self.job.runs[self.spec.key]
+            self.member.leave()
+
+    def send(self, report: Report) -> None:
+        self.job.connection.send(("report", self.spec.key, report))
+        if report.status == "running" and self.spec.columns is not None and self.spec.may_end:
+            self.unanswered = True
+            self.member.wait_while(lambda: self.unanswered and not self.asked)
+
+
+class Job:
+    """The runs of this process."""
+
+    def __init__(self, connection: Connection, start: Start) -> None:
+        self.connection, self.start = connection, start
+        self.shared = SharedHost()
+        self.runs: dict[str, MemberRun] = {}
+        self.room = 1  # the most runs at once, until the plan of the first one is known
+        self.asked_for = 0  # runs that the driver has been asked for
+        self.waits = False  # whether the driver has not answered yet that it was asked
+        self.ending = False
+        self.inbox: queue.Queue[list[RunRequest]] = queue.Queue()
+        """What answers ("room", n), and [] when the threads of runs may be able to go on."""
+
+    def serve(self) -> None:
+        """Execute runs until the driver asks to stop, or is gone."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        while not self.ending or self.runs:
+            self._ask()
+            idle = not self.shared.lockstep.advance()
+            with suppress(queue.Empty):
+                while True:
+                    for spec in self.inbox.get(timeout=HEARTBEAT_SECONDS if idle or self.waits else 0.0):
+                        self.asked_for -= 1
+                        self.runs[spec.key] = MemberRun(self, spec)
+                    idle = False
+
+    def _listen(self) -> None:
+        """Receive the driver's messages, in a thread of its own: a run can then be asked to end within a round."""
+        while not self.ending:
+            try:
+                kind, *content = self.connection.recv()
+            except (EOFError, OSError):  # the driver was killed
+                kind, content = "stop", []
+            if kind == "answer":
+                key, end = content
+                if run := self.runs.get(key):
+                    run.unanswered, run.asked = False, signal.SIGTERM if end else run.asked
+            elif kind == "stop":
+                self.ending = True
+                for run in list(self.runs.values()):
+                    run.asked = signal.SIGTERM
+            self.waits = self.waits and kind == "answer"
+            self.inbox.put(content[0] if kind == "runs" else [])
+
+    def _ask(self) -> None:
+        """Ask the driver for as many runs as there is room for."""
+        missing = self.room - len(self.runs) - self.asked_for
+        if missing > 0 and not self.ending:
+            self.asked_for += missing
+            self.waits = True
+            self.connection.send(("room", missing))
+
+    def planned(self, run_spec: RunSpec) -> None:
+        """Find the room for runs, from the plan of a first one.
+
+        Clients that are trained one at a time gain nothing from others, so such runs follow one after another.
+        """
+        plan, cohort = run_spec.execution_plan, run_spec.experiment.federation.cohort
+        if plan is None or plan.block == 1 or not run_spec.experiment.engine.vectorise:
+            return
+        bytes_of_run = 4 * VECTORS * cohort * run_spec.initial_model().flat.numel()
+        memory = available_memory()
+        fitting = self.start.at_once if memory is None else int(self.start.share * memory / 2 / bytes_of_run)
+        self.room = max(1, min(self.start.at_once, fitting))
+
+
+def main(descriptor: int) -> None:
+    """Serve the driver at the other end of a connection."""
+    connection = Connection(descriptor)
+    start: Start = connection.recv()
+    os.chdir(start.cwd)
+    os.environ.update(start.variables)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when to stop
+    Job(connection, start).serve()
+    os._exit(0)
