@@ -53,9 +53,10 @@ class MemberRun(RequestedRun):
             self.member.leave()
 
     def send(self, report: Report) -> None:
+        self.unanswered = report.status == "running" and self.spec.columns is not None and self.spec.may_end
+        waits = self.unanswered  # the answer may come before `send` returns
         self.job.connection.send(("report", self.spec.key, report))
-        if report.status == "running" and self.spec.columns is not None and self.spec.may_end:
-            self.unanswered = True
+        if waits:
             self.member.wait_while(lambda: self.unanswered and not self.asked)
 
 
@@ -96,7 +97,8 @@ class Job:
             if kind == "answer":
                 key, end = content
                 if run := self.runs.get(key):
-                    run.unanswered, run.asked = False, signal.SIGTERM if end else run.asked
+                    run.asked = signal.SIGTERM if end else run.asked
+                    run.unanswered = False
             elif kind == "stop":
                 self.ending = True
                 for run in list(self.runs.values()):
