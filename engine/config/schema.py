@@ -50,7 +50,8 @@ class Section(BaseModel):
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
         """Refuse true and false for a number: to Python they are 1 and 0."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+        wanted = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and bool not in (wanted, *get_args(wanted)):
             raise ValueError(f"must not be {str(value).lower()}")
         return value
 

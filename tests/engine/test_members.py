@@ -15,12 +15,15 @@ from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import new_run, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
-from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.config.schema import Engine, Experiment
 from fedfleet.engine.errors import ConfigError, Diverged
 from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import execute_together
 from fedfleet.engine.runs.result import Result
+from fedfleet.tune.executor.executor import check_together, why_not_together
+from fedfleet.tune.search.plan import Search
+from fedfleet.tune.study.spec import Tune
 
 from .setups import EPOCHS, STEPS, digits
 from .test_minimax import auc
@@ -235,3 +238,26 @@ def test_which_methods_branch_on_the_value_of_a_number(name, problem):
                 ):
                     assert torch.allclose(a[0], b[i], rtol=64 * 2**-23, atol=off + 64 * 2**-23 * float(a.abs().max()))
     assert branches == {each for each in BRANCHES if each[0] == name}
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("section", [Search, Tune])
+def test_together_is_auto_true_or_false(section):
+    assert [section.model_validate({"together": value}).together for value in ("auto", True, False)] == [
+        "auto",
+        True,
+        False,
+    ]
+    with pytest.raises(ValueError, match="together"):
+        section.model_validate({"together": "sometimes"})
+    with pytest.raises(ValueError, match="trials"):
+        section.model_validate({"trials": True})
+
+
+def test_why_runs_do_not_share_processes(capsys):
+    assert check_together("search.together", "auto", "")
+    assert not check_together("search.together", False, "")
+    assert not check_together("search.together", "auto", why_not_together(Engine(), workers=2))
+    assert "a process of its own: each of them has 2 worker processes" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"^search\.together: .* got true: engine\.address=head:1 names a cluster"):
+        check_together("search.together", True, why_not_together(Engine(address="head:1")))
