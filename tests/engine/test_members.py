@@ -25,6 +25,7 @@ from fedfleet.tune.executor.executor import check_together, why_not_together
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Tune
 
+from ..test_conformance import spec as with_arguments
 from .setups import EPOCHS, STEPS, digits
 from .test_minimax import auc
 
@@ -176,9 +177,9 @@ def test_numbers_and_forms():
     assert form(first) != form(prepare(digits("local_muon", STEPS), "test").method())
 
 
-BRANCHES: set[tuple[str, str]] = set()
-"""(method, number) for each number on whose value a method branches, so that runs that differ in it are trained one by
-one."""
+BRANCHES = {("ef21_p", "ratio"), ("fedbat", 0), ("fedbat", 1)}
+"""(method, number, or its position in a tuple) for each number on whose value a method branches, so that runs that
+differ in it are trained one by one."""
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +203,8 @@ def test_which_methods_branch_on_the_value_of_a_number(name, problem):
     difference of weights.
     """
     run_spec, batches = problem
-    spec = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"method": name}))
-    try:
-        method = spec.method()
-    except ConfigError:
-        pytest.skip("needs arguments")
+    spec = replace(run_spec, experiment=run_spec.experiment.model_copy(update={"method": with_arguments(name)}))
+    method = spec.method()
     x = spec.initial_model()
     steps, off = torch.tensor([2, 2]), 2 * 2**-23 * float(x.flat.abs().max())
     branches = set()

@@ -31,7 +31,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDFLEET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(execution_plan, "WORTH", 0)
-        patch.setattr("fedfleet.engine.runs.launch.measure", lambda *_: {MEASURED: 1.0})
+        patch.setattr("fedfleet.engine.runs.host.measure", lambda *_: {MEASURED: 1.0})
         yield
 
 
