@@ -69,6 +69,8 @@ ray.shutdown()
 print(json.dumps(steps))
 """
 KILLED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore the signal
 fedfleet.run(experiment())
 own = psutil.Process()
 print(json.dumps([process.pid for process in own.children(recursive=True)]), flush=True)
