@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ..engine.errors import ConfigError, FedFleetError
-from .cluster.cli import COMMANDS, at, on_cluster, quiet
+from .cluster.cli import COMMANDS, at, json_result, on_cluster, quiet
 from .leftovers import Out
 from .outcome import report_errors, resumable, show_result
 
@@ -31,7 +31,7 @@ def main() -> None:
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--out", type=Out(), help="Folder for the run's files (default: runs/<run id>).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@json_result
 @at
 @click.option(
     "--detach", is_flag=True, help="Start the run on the cluster and return; `fedfleet attach` follows it later."
@@ -74,7 +74,7 @@ def run(
 @click.argument("run", metavar="DIRECTORY")
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--out", type=Out(), help="Local folder for the run's files; only if DIRECTORY is a URL.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@json_result
 @at
 @quiet
 @report_errors
@@ -120,7 +120,7 @@ def resume(
     help="Clients that are drawn but not used from there on (may be repeated); the key federation.without.",
 )
 @click.option("--out", type=Out(), help="Folder for the fork's files (default: runs/<run id>).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@json_result
 @at
 @quiet
 @report_errors

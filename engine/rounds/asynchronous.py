@@ -186,7 +186,7 @@ class AsynchronousDriver(Driver):
     def _nothing(self, state_spec: StateSpec, number: int, removed: set[Job]) -> tuple[Aggregated, RoundTotals, Round]:
         """An update whose results are all of clients that are not used: the mean of no messages is 0."""
         totals = RoundTotals.of_nobody([tuple(leaf.shape) for leaf in pytree.tree_leaves(state_spec.message)])
-        totals = totals._replace(dropped=tuple(job.client for job in removed))
+        totals = totals._replace(dropped=tuple(sorted(job.client for job in removed)))
         mean = state_spec.mean([torch.as_tensor(leaf) for leaf in totals.leaves], 1, 1)
         return Aggregated(mean, self.stage_state, {}), totals, self._round(number, 0)
 

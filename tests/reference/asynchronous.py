@@ -118,13 +118,13 @@ def scalar_descent(
             old = models[version]
             change = -lr(version) * (old - client)
             total += mix * weight(staleness) * (change + old - x if current else change)
-        divisor = {
-            "buffer": float(len(jobs)),
-            "weights": math.fsum(mix * weight(job[2]) for job in jobs),
-            "none": 1.0,
-        }[divide]
-        models.append(x + total / divisor)
+        models.append(x + total / divisor(divide, [mix * weight(job[2]) for job in jobs]))
     return models[1:]
+
+
+def divisor(divide: str, weights: Sequence[float]) -> float:
+    """What the sum of an update is divided by. weights: of the results in the buffer."""
+    return {"buffer": float(len(weights)), "weights": math.fsum(weights), "none": 1.0}[divide]
 
 
 def scalar_fednova(
@@ -149,10 +149,5 @@ def scalar_fednova(
                 y -= lr * (y - client)
             change = tau * (y - models[version]) / steps
             total += mix * weight(staleness) * (change + models[version] - x if current else change)
-        divisor = {
-            "buffer": float(len(jobs)),
-            "weights": math.fsum(mix * weight(job[2]) for job in jobs),
-            "none": 1.0,
-        }[divide]
-        models.append(x + total / divisor)
+        models.append(x + total / divisor(divide, [mix * weight(job[2]) for job in jobs]))
     return models[1:]

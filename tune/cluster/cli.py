@@ -13,9 +13,10 @@ from ..outcome import report_errors, show_result
 at = click.option(
     "--address", help="Address of a running Ray cluster: auto (on this machine), HOST:PORT, or ray://HOST:PORT."
 )
-
-
 quiet = click.option("--quiet", is_flag=True, help="Print no progress, only the result.")
+json_result = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."
+)
 
 
 def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path 
 @click.argument("run", default="")
 @click.option("--address", help="Address of the cluster (default: auto); for a job, address of the dashboard.")
 @click.option("--stop", is_flag=True, help="Ask the run to write a checkpoint and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@json_result
 @quiet
 @report_errors
 def attach(run: str, address: str | None, stop: bool, as_json: bool, quiet: bool) -> None:
