@@ -2,10 +2,11 @@
 
     python benchmarks/asynchronous.py                     w1, 100 clients in flight, updates of 10 results
     python benchmarks/asynchronous.py --buffer 50         updates of 50 results
+    python benchmarks/asynchronous.py --workers 1         one worker, so that the driver has a processor of its own
 
-Both are w1 (LeNet, see `fedfleet bench`) with the same plan, on Ray with two workers. Runs go in turn; the script
-prints a line for each pair. The first rounds of each run are not counted. On a machine with two processors the driver
-and the two workers share them, so the ratio of processor times bounds that of the speeds.
+Both are w1 (LeNet, see `fedfleet bench`) with the same plan, on Ray. Runs go in turn; the script prints a line for each
+pair. The first rounds of each run are not counted. Where the workers take all processors, the driver takes its time
+from them, so the ratio of processor times bounds that of the speeds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def config(asked: argparse.Namespace, pace: dict[str, Any] | None) -> dict[str, 
         "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.01}},
         "federation": federation,
         "systems": None if pace is None else {"devices": {"name": "lognormal", "sigma": 1.0}},
-        "engine": {"workers": 2, "kernels": "chain", "block": 1},
+        "engine": {"workers": asked.workers, "kernels": "chain", "block": 1},
         "evaluate": {"every": 0},
         "tracking": {"uri": "none"},
     }
@@ -81,6 +82,7 @@ def speed(made: dict[str, Any]) -> Speed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--buffer", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--visits", type=int, default=10_000)
     parser.add_argument("--pairs", type=int, default=3)
     asked = parser.parse_args()

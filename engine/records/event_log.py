@@ -17,7 +17,7 @@ class EventLog:
         self.events: list[Any] = []
         self.deleted = 0  # the number of events that were read and deleted
         self.changed = threading.Condition()
-        self.ended = False
+        self.over = threading.Event()  # a reader that waits for `gap` waits for this one, and no event wakes it
         self.delivered = False  # whether a reader has learnt that the log has ended
 
     def append(self, event: Any) -> None:
@@ -28,16 +28,20 @@ class EventLog:
     def end(self) -> None:
         """No event follows."""
         with self.changed:
-            self.ended = True
+            self.over.set()
             self.changed.notify_all()
+
+    @property
+    def ended(self) -> bool:
+        return self.over.is_set()
 
     def since(self, seen: int) -> tuple[list[Any], bool]:
         """(the events after the first `seen`, whether the log has ended). Waits until there is an event or the end."""
+        self.over.wait(max(0.0, self.answered + self.gap - time.monotonic()))
         with self.changed:
             if not self.keep:
                 del self.events[: seen - self.deleted]
                 self.deleted = seen
-            self.changed.wait_for(lambda: self.ended, max(0.0, self.answered + self.gap - time.monotonic()))
             self.changed.wait_for(lambda: self.deleted + len(self.events) > seen or self.ended)
             self.answered = time.monotonic()
             if self.ended:

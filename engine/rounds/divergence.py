@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Server
@@ -36,7 +37,7 @@ def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotal
     number: the round. server, x: the server's state and the model after the round. limit: see `growth_limit`. before:
     returns the model before the round.
     """
-    finite = all(bool(torch.isfinite(leaf).all()) for leaf in pytree.tree_leaves(server))
+    finite = all(map(is_finite, pytree.tree_leaves(server)))
     if finite and float(x.norm()) <= limit:
         return
     moved = np.nan_to_num(totals.clients["norm2"], nan=np.inf, posinf=np.inf)
@@ -45,6 +46,14 @@ def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotal
     problem = f"the model's norm is over {limit:.3g}" if finite else "the server's state is not finite"
     clause, remedy = likely_cause(totals.clients, x, before, limit)
     raise Diverged(number, f"{problem}; {movements}{clause}", remedy)
+
+
+def is_finite(leaf: Tensor) -> bool:
+    """Whether all numbers are finite. That their norm is finite is seen in one pass over the memory; only if it is not,
+    which may also come from finite numbers that are too large to be squared, are they looked at one by one."""
+    if leaf.is_floating_point() and bool(torch.isfinite(torch.linalg.vector_norm(leaf))):
+        return True
+    return bool(torch.isfinite(leaf).all())
 
 
 def likely_cause(

@@ -13,7 +13,7 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 
-from ..faults.runs import METHODS, asynchronous, plan, processes, rule, setting, small, visitor
+from ..faults.runs import CLIENTS, METHODS, STEPS, asynchronous, plan, processes, rule, setting, small, visitor
 from ..tune.commands import until
 from .conftest import STORE, ended
 
@@ -194,6 +194,23 @@ def test_a_lost_node(case, cluster, start, tmp_path):
     assert all(text in log for text in says), log
     assert not any(text in log for text in says_not), log
     same(tmp_path / "out", result, run(small(tmp_path / "none")))
+
+
+@pytest.mark.long
+def test_a_node_lost_in_an_asynchronous_run(cluster, start, tmp_path):
+    """All processes of a node are killed while a client trains for the second time. States and results that waited on
+    the node for later updates are lost with it."""
+    faults = tmp_path / "faults"
+    plan(faults, *(rule(client, "gate", STEPS + 1, 1) for client in range(CLIENTS)))
+    process = start(asynchronous(faults, 12, checkpoint={"every": 2, "keep": 2}, **ON_TWO))
+    until(lambda: any(faults.glob("at-*")), "a client in its second visit", 180)
+    (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
+    kill_node(cluster, second)
+    for number in range(CLIENTS):
+        (faults / f"open-{number}").touch()
+    result = ended(process)
+    assert "is lost" in (tmp_path / "out" / "run.log").read_text()
+    same(tmp_path / "out", result, run(experiment(asynchronous(tmp_path / "none", 12))))
 
 
 @pytest.mark.long
