@@ -294,7 +294,7 @@ def compare(
 def search(
     experiment: str, overrides: tuple[str, ...], as_json: bool, as_code: bool, address: str | None, **how: Any
 ) -> None:
-    """Search the ranges in EXPERIMENT, a YAML file or a shipped name. Optuna proposes values, Ray Tune runs the trials.
+    """Search the ranges in EXPERIMENT, a YAML file or a shipped name. Optuna proposes values for the trials.
 
     A range takes the place of a value: method.rule.lr='{search: loguniform, low: 1e-3, high: 1}'.
     """

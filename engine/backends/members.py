@@ -27,7 +27,7 @@ from ..clients.worker import Data
 from ..cohorts.tasks import TrainingTask
 from ..config.run_spec import RunSpec
 from ..devices.notes import as_facts
-from ..errors import type_and_first_line
+from ..errors import Interrupted, type_and_first_line
 from ..planning.kernel_proof import FACTOR, ROUNDINGS
 from ..reduction.tree import TaskResult
 from ..state.row_files import StateLayout
@@ -140,6 +140,8 @@ class Lockstep:
             torch.set_num_threads(next(iter(pools.values())).threads)
             try:
                 results = train_together([part for _, part in group])
+            except Interrupted:  # a member is to stop, and finds that out when it begins the phase by itself
+                return
             except Exception as error:  # whatever a method does with tensors as numbers, or a client's failure
                 self.refused[common] = f"to train them together raised {type_and_first_line(error)}"
             else:

@@ -149,6 +149,8 @@ def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
         return to_device(found.view(*step_rows.shape, *found.shape[1:]), device)
 
     def batches(k: int) -> dict[str, Tensor]:
+        for part, _ in blocks:
+            part.worker.beat()
         batch = {name: column(name, rows[:, k]) for name in drawn[0].columns}
         batch["key"] = keys[:, k]
         return batch if weight is None else {**batch, "weight": weight[:, k]}

@@ -72,11 +72,13 @@ class MemberHost(Host):
         return MemberPool(self.member, run_spec, data, layout, beat)
 
 
-def execute_together(runs: Sequence[tuple[RunSpec, Any]]) -> list[Result | BaseException]:
+def execute_together(
+    runs: Sequence[tuple[RunSpec, Any]], stop: Callable[[], int] = lambda: 0
+) -> list[Result | BaseException]:
     """Execute some runs in this process, together where that is possible.
 
-    runs: specifications, and the RunDirectory or None of each, as `launch.execute` takes them. Returns the result of
-    each run, or the exception that ended it.
+    runs: specifications, and the RunDirectory or None of each, as `launch.execute` takes them. stop: returns the number
+    of a signal that shall end all runs, or 0. Returns the result of each run, or the exception that ended it.
     """
     shared, ended = SharedHost(), dict[int, Result | BaseException]()
 
@@ -84,7 +86,7 @@ def execute_together(runs: Sequence[tuple[RunSpec, Any]]) -> list[Result | BaseE
         member.enter()
         try:
             host = MemberHost(shared, member, lambda run_spec: None)
-            ended[number] = execute(*runs[number], [], lambda: 0, host)
+            ended[number] = execute(*runs[number], [], stop, host)
         except BaseException as error:
             ended[number] = error
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import torch
 
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.api import new_run, run
+from fedfleet.engine.api import new_run, resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
-from fedfleet.engine.config.schema import Engine, Experiment
-from fedfleet.engine.errors import ConfigError, Diverged
+from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment
+from fedfleet.engine.errors import ConfigError, Diverged, Interrupted
 from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import execute_together
 from fedfleet.engine.runs.result import Result
+from fedfleet.engine.state.checkpoint import name_of
 from fedfleet.tune.executor.executor import check_together, why_not_together
 from fedfleet.tune.search.plan import Search
 from fedfleet.tune.study.spec import Tune
@@ -124,6 +126,30 @@ def test_a_member_that_diverges_or_is_refused_does_not_touch_the_others():
     assert isinstance(diverged, Diverged)
     assert same(first, run(experiments[0]))
     assert same(last, run(experiments[2]))
+
+
+def test_a_stop_in_the_middle_of_a_common_phase(tmp_path):
+    """Two members are asked to stop at the 20th local step after their first checkpoints, in a phase of 100 steps. Both
+    end within it, and go on from their first checkpoints to the bits of runs that were not stopped."""
+    local = {"steps": 100, "batch": 4}
+    experiments = [
+        digits(method, local, 2).model_copy(update={"checkpoint": Checkpoint(every=1)})
+        for method in METHODS_OF_MEMBERS["fedavg"]
+    ]
+    first = [tmp_path / str(i) / "checkpoints" / name_of(1) for i in range(2)]
+    asked = 0
+
+    def stop() -> int:
+        nonlocal asked
+        asked += all(each.is_dir() for each in first)
+        return signal.SIGTERM if asked > 2 * 3 * 20 else 0  # two members, with three blocks each
+
+    ended = execute_together([new_run(each, tmp_path / str(i), None) for i, each in enumerate(experiments)], stop)
+    assert [type(each) for each in ended] == [Interrupted, Interrupted]
+    assert "trained together" in log(tmp_path, 0)
+    for i, each in enumerate(experiments):
+        assert not (tmp_path / str(i) / "checkpoints" / name_of(2)).exists()
+        assert resume(tmp_path / str(i)).model_sha256 == run(each, tmp_path / f"alone-{i}").model_sha256
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.observer import Observer
 
-from ..tune.commands import invoke
+from ..tune.commands import invoke, shell
+from ..tune.small_study import written
 from .runs import setting, small
 
 MINE = {
@@ -133,6 +134,15 @@ def test_a_search_that_cannot_begin(tmp_path):
     with pytest.raises(ConfigError, match=r"search\.storage"):
         search(data, out)
     assert files(out) == MINE
+
+
+def test_ray_that_does_not_start(tmp_path, monkeypatch):
+    """Ray refuses to start, here because the paths of its sockets are too long: one sentence and no traceback."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 25)))
+    done = shell(tmp_path, "study", written(tmp_path, tune={"together": False}), "--out", "out", timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: Ray did not start on this machine (OSError: ")
 
 
 # --- the empty text ---------------------------------------------------------------------------------------------------

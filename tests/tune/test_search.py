@@ -1,8 +1,10 @@
-"""Searches on Ray: how trials end, what is found, and what Optuna and MLflow store."""
+"""Searches, in shared processes and on Ray: how trials end, what is found, and what Optuna and MLflow store."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,9 @@ from fedfleet.engine import run
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
 from fedfleet.tune.search import Found, search
+from fedfleet.tune.search.plan import plan
+from fedfleet.tune.search.results import Results
+from fedfleet.tune.search.trial_store import Trial
 
 from .commands import invoke
 
@@ -79,9 +84,10 @@ def study(found: Found) -> Any:
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
-def test_a_grid_finds_its_best_point(here: Path, ray_here: None):
+@pytest.mark.parametrize("together", ["auto", False])
+def test_a_grid_finds_its_best_point(here: Path, ray_here: None, together: Any):
     """Every trial's value is that of the same run without a search; the winner is a file that runs."""
-    made = spec({"name": "sgd", "lr": GRID}, search=EXCESS)
+    made = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "together": together})
     found = search(made, here / "s")
     plain = {}
     for lr in GRID["values"]:
@@ -101,16 +107,18 @@ def test_a_grid_finds_its_best_point(here: Path, ray_here: None):
 
 
 def check_what_python_gets(found: Found, again: Found) -> None:
-    """Ray Tune's results, the study of Optuna and the table of the trials agree. A call that runs nothing has no
-    results of Tune."""
+    """The results of Ray Tune or of shared processes, Optuna's study and the table of the trials agree. A call that
+    runs nothing has no results."""
     assert again.results is None
     assert found.results is not None
-    assert [len(found.results), found.results.num_errors] == [4, 0]
+    assert [len(found.results), found.results.num_errors, found.results.num_terminated] == [4, 0, 4]
+    assert found.results.errors == []
     best = found.results.get_best_result("eval/excess", "min")
     assert best.config is not None
     assert best.metrics is not None
     assert (best.metrics["eval/excess"], best.metrics["round"], best.metrics["status"]) == (found.value, 9, "finished")
     assert best.config["params"] == {"method.rule.lr": found.best["method"]["rule"]["lr"]}
+    assert found.results[0].config is not None
     assert sorted(result.metrics["eval/excess"] for result in found.results) == sorted(
         t.values[0] for t in found.trials
     )
@@ -148,13 +156,14 @@ def experiment_of(here: Path, data: dict[str, Any]) -> Any:
     return load(str(path))
 
 
-def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None):
+@pytest.mark.parametrize("together", ["auto", False])
+def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None, together: Any):
     """Six trials: one finishes, one diverges, one fails, the processes of one die twice (a process is replaced once),
     and two lag behind."""
     (here / "touchy.py").write_text(PLUGIN)
     points = [(0.3, "step"), (1e9, "step"), (0.1, "raise"), (0.1, "exit"), (1e-6, "step"), (1e-5, "step")]
     rules = [{"name": "touchy", "lr": lr, "does": does} for lr, does in points]
-    asked = {**EXCESS, "pruner": "asha", "reduction": 3, "concurrent": 1}
+    asked = {**EXCESS, "pruner": "asha", "reduction": 3, "concurrent": 1, "together": together}
     made = spec({"search": "grid", "values": rules}, plugins=[str(here / "touchy.py")], search=asked)
     found = search(made, here / "s")
     assert [t.status for t in found.trials] == ["finished", "diverged", "failed", "failed", "pruned", "pruned"]
@@ -168,6 +177,59 @@ def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None):
     assert [t.state.name for t in trials] == ["COMPLETE", "PRUNED", "FAIL", "FAIL", "PRUNED", "PRUNED"]
     assert [len(t.intermediate_values) for t in trials] == [9, trials[1].last_step or 0, 0, 0, 1, 1]
     assert not list((here / "s").glob("trials/*/state")), "clients' states are left"
+    assert found.results is not None
+    assert len(found.results) == 6
+    if together:
+        assert isinstance(found.results, Results)
+        assert [str(error) for error in found.results.errors] == [f"trial {n}: {told[n]}" for n in (2, 3)]
+
+
+def test_results_of_trials_that_shared_processes(tmp_path: Path):
+    """The functions of Ray Tune's ResultGrid, on records that are given here."""
+    made = plan(spec({"name": "sgd", "lr": GRID}, search=EXCESS))
+    results = Results(made, tmp_path)
+    for number, values in enumerate([[4.0, 1.0, 3.0], [5.0, 2.0], [math.inf]]):
+        results.trial_begins(number, {"method.rule.lr": 0.1 * number}, made.experiment({"method.rule.lr": 0.1}))
+        rows = [{"round": i + 1, "eval/excess": value} for i, value in enumerate(values)]
+        results.trial_rounds(number, [*rows[:1], *rows])  # the first round was repeated after the death of a process
+    for number, status in enumerate(["finished", "pruned", "failed"]):
+        results.trial_ends(Trial(number, status, {}, (), 3, "it broke" if status == "failed" else ""))
+    assert (len(results), results.num_errors, results.num_terminated) == (3, 1, 2)
+    assert [str(error) for error in results.errors] == ["trial 2: it broke"]
+    assert results.get_best_result() is results[1]  # of the first objective, by the last value
+    assert results.get_best_result("eval/excess", "min", scope="all") is results[0]
+    assert results.get_best_result("eval/excess", "max", filter_nan_and_inf=False) is results[2]
+    assert results[1].metrics == {"round": 2, "eval/excess": 2.0, "status": "pruned"}
+    assert results[0].path == str(tmp_path / "trials" / "0000")
+    assert results[0].metrics_dataframe["eval/excess"].to_list() == [4.0, 1.0, 3.0]
+    last = results.get_dataframe()
+    assert last["eval/excess"].to_list() == [3.0, 2.0, math.inf]
+    assert last["config/params/method.rule.lr"].to_list() == [0.0, 0.1, 0.2]
+    assert results.get_dataframe("eval/excess", "min")["eval/excess"].to_list() == [1.0, 2.0, math.inf]
+    with pytest.raises(ConfigError, match=r"metric: no trial has a value of eval/exces; did you mean eval/excess\?"):
+        results.get_best_result("eval/exces", "min")
+    with pytest.raises(ConfigError, match="mode must be min or max, got None"):
+        results.get_best_result("train/loss")
+
+
+def test_asha_among_trials_that_share_processes(here: Path):
+    """Eight trials, four at once: those that lag behind leave, and others take their places. The best one finishes with
+    the value of the run alone, and no pruned trial goes on after its rung."""
+    rates = [0.3, 1e-6, 1e-5, 1e-4, 0.1, 2e-6, 2e-5, 2e-4]
+    asked = {**EXCESS, "pruner": "asha", "grace": 3, "concurrent": 4, "together": True}
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": rates}}, 30, search=asked)
+    found = search(made, here / "s")
+    by_rate = {t.params["method.rule.lr"]: t for t in found.trials}
+    assert len(by_rate) == 8
+    assert by_rate[0.3].status == "finished"
+    assert found.value == run(experiment_of(here, spec({"name": "sgd", "lr": 0.3}, 30))).metrics["eval/excess"]
+    pruned = [t for t in found.trials if t.status == "pruned"]
+    assert len(pruned) >= 3
+    assert all(t.rounds in (3, 9, 27) for t in pruned)  # the rungs
+    for trial in found.trials:
+        log = (here / "s" / "trials" / f"{trial.number:04d}" / "run.log").read_text()
+        rounds = [int(number) for number in re.findall(r"^\S+ round (\d+)", log, re.MULTILINE)]
+        assert rounds == [], rounds
 
 
 def test_several_objectives(here: Path, ray_here: None):

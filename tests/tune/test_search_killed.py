@@ -92,14 +92,20 @@ def undisturbed(data: dict[str, Any], folder: Path) -> dict[int, tuple[Any, ...]
     return seen(folder)
 
 
+IN_SHARED_PROCESSES = {"sampler": "random", "concurrent": 4, "together": True}
+
+
 @pytest.mark.timeout(1200)  # two Rays and two searches; a minute where nothing else runs
-@pytest.mark.parametrize("asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}])
+@pytest.mark.parametrize(
+    "asked", [{"sampler": "tpe", "concurrent": 1}, {"sampler": "random", "concurrent": 2}, IN_SHARED_PROCESSES]
+)
 def test_killed_and_gone_on_with_is_the_same_search(here: Path, ray_here: None, asked: dict[str, Any]):
     """The search has the same trials with the same values, to the bit, as an undisturbed one; trials that had ended are
     not run again; MLflow has every round once."""
     import ray
 
-    path = written(here, ray.get_runtime_context().gcs_address, **asked)
+    address = None if "together" in asked else ray.get_runtime_context().gcs_address
+    path = written(here, address, **asked)
     process = stopped(here, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     done = ended(here / "s")

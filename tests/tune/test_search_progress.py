@@ -38,7 +38,8 @@ def told() -> Progress:
 
 def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
     told()
-    first, second = capsys.readouterr().err.splitlines()
+    begins, first, second = capsys.readouterr().err.splitlines()
+    assert begins == "trials: 0 of 3 done, starting"
     assert first.startswith("trial 0: eval/accuracy 87.6 %, 10 rounds, method.mu 0.5; 1 of 3 done, 1 running, 1 left")
     assert "best 87.6 % (trial 0), about " in first
     assert second.startswith("trial 1: failed: it broke, 5 rounds, method.mu 0.25; 2 of 3 done, 0 running, 1 left")

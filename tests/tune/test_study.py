@@ -133,8 +133,8 @@ def started(folder: Path, file: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-RAY_PROCESS = re.compile(r"ray::(?!\w*Agent)")
-"""The titles of processes of Ray that execute a run or may execute one."""
+EXECUTES = re.compile(r"tune\.executor\.job import main")
+"""What the command lines of processes contain that execute cells."""
 
 
 def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -153,7 +153,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     file = written(tmp_path, tune={"each": "cell"}, tracking={"uri": stored(tmp_path)})
     process = started(tmp_path, file)
     until(lambda: len(results(tmp_path / "out")) >= 3, "three cells", 120)
-    workers = [child for child in below(process) if RAY_PROCESS.match(" ".join(child.cmdline()))]
+    workers = [child for child in below(process) if EXECUTES.search(" ".join(child.cmdline()))]
     assert workers, [child.cmdline() for child in below(process)]
     process.kill()
     process.wait()

@@ -21,11 +21,22 @@ def why_not_together(engine: Engine, workers: int = 0) -> str:
     """Why runs with these settings cannot share processes; "" if they can. workers: see `Executor`."""
     if engine.address:
         return f"engine.address={engine.address} names a cluster"
+    if other_machines():
+        return "this process is connected to a cluster of several machines"
     if workers:
         return f"each of them has {workers} worker processes"
     if engine.gpus or engine.device not in ("auto", "cpu"):
         return "they run on GPUs"
     return ""
+
+
+def other_machines() -> bool:
+    """Whether this process is connected to a Ray cluster that has other nodes than this machine."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["Alive"] and node["NodeID"] != here for node in ray.nodes())
 
 
 def check_together(key: str, wanted: WANTED, why_not: str) -> bool:

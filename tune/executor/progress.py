@@ -26,7 +26,10 @@ class LiveLine:
         self.what, self.total, self.done, self.earlier = what, total, done, done
         self.shares: dict[Hashable, tuple[str, float]] = {}  # run under way -> label, share of its rounds that is done
         self.since = time.monotonic()
-        if self.quiet or not sys.stderr.isatty():
+        if self.quiet:
+            return
+        if not sys.stderr.isatty():  # a reader of a log shall know at once that something has begun
+            print(f"{what}s: {done} of {total} done, starting", file=sys.stderr, flush=True)
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

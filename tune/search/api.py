@@ -28,7 +28,7 @@ def search(
     address: str | None = None,
     quiet: bool = True,
 ) -> Found:
-    """Search the ranges in an experiment, as `fedfleet search` does: Optuna proposes values, Ray Tune runs the trials.
+    """Search the ranges in an experiment, as `fedfleet search` does: Optuna proposes values for the trials.
 
         found = fedfleet.search("digits", "method.rule.lr={search: loguniform, low: 1e-3, high: 1}", "runs/searches/lr")
         print(found.best, found.values)
@@ -74,7 +74,7 @@ def as_python(experiment: str, overrides: Iterable[str], **arguments: Any) -> st
     return (
         f"import fedfleet\n\nfound = {call}\nprint(found.values, found.best)\n"
         "print(found.to_pandas())  # one row for each trial\n"
-        "# found.study: the study of Optuna; found.results: the ResultGrid of Ray Tune"
+        "# found.study: the study of Optuna; found.results: what Ray Tune's ResultGrid has"
     )
 
 

@@ -36,8 +36,8 @@ class Search(Section):
     `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit, and with `together` all trials of
     a grid or of random, and a quarter of them with samplers that learn from earlier ones.
     `together`: whether trials share processes of this machine, and with them the data, and train their clients
-    together: true, false (default) or `auto`, which is true without worker processes, GPUs and a cluster, and if no
-    objective is `seconds`. There are no results of Ray Tune then.
+    together: true, false or `auto` (default), which is true without worker processes, GPUs and a cluster, and if no
+    objective is `seconds`.
     `workers`: the number of worker processes of a trial; 0 (default): a trial runs in its own process, on `engine.cpus`
     and `engine.gpus`.
     `storage`: Optuna's storage, the URL of a database; `auto` (default): `search.db` in the folder of the search.
@@ -57,7 +57,7 @@ class Search(Section):
     grace: int = Field(default=1, ge=1)
     reduction: int = Field(default=3, ge=2)
     concurrent: int | Literal["auto"] = "auto"
-    together: Literal["auto"] | bool = False
+    together: Literal["auto"] | bool = "auto"
     workers: int = Field(default=0, ge=0)
     storage: str = "auto"
     study: str = ""

@@ -25,6 +25,7 @@ from ..executor.source import remove_resume_files
 from ..files import parse, read
 from .plan import TOTALS, Plan, plan
 from .report import write_search_report
+from .results import Results
 from .space import corners, decided
 from .trial_source import SearchObserver, TrialSource, trial_folder
 from .trial_store import Trial, TrialStore, open_storage, storage_url
@@ -49,8 +50,8 @@ class Found:
     `best`: the experiment with the best trial's values instead of its ranges, as plain data; `folder`/best.yaml has the
     same for `fedfleet run`. `values`: objective -> the best trial's value. `trials`: all trials. `front`: the Pareto
     front of several objectives, in which `best` is the best in the first objective; else only the best trial.
-    `storage`, `study_name`: Optuna's. `results`: what Ray Tune gives for the trials of this call, a
-    `ray.tune.ResultGrid` without files; None if no trial was left to run.
+    `storage`, `study_name`: Optuna's. `results`: of the trials of this call, `Results` if they shared processes, else
+    what Ray Tune gives, a `ray.tune.ResultGrid` without files; None if no trial was left to run.
     """
 
     search_id: str
@@ -61,7 +62,7 @@ class Found:
     front: tuple[Trial, ...]
     storage: str = field(default="", repr=False)
     study_name: str = ""
-    results: ResultGrid | None = field(default=None, compare=False, repr=False)
+    results: ResultGrid | Results | None = field(default=None, compare=False, repr=False)
 
     @property
     def study(self) -> Study:
@@ -133,8 +134,9 @@ def search(
     complete search returns at once, and `data` must be the same except for the settings FREE. progress: show the
     progress on standard error. parent: id of an MLflow run in which the search's run is nested.
 
-    Connects to Ray, or starts it. Raises ConfigError for a search that cannot run as it is written, Interrupted on
-    SIGINT and SIGTERM (`resume` then loses no trial that has ended), FedFleetError if no trial finished.
+    Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
+    is written, Interrupted on SIGINT and SIGTERM (`resume` then loses no trial that has ended), FedFleetError if no
+    trial finished.
     """
     if folder == "":
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
@@ -217,10 +219,13 @@ def conducted(source: TrialSource, jobs: Jobs | None) -> Found:
                 observer.ends(status)
 
 
-def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> ResultGrid | None:
-    """Run trials until none is left or `stop` returns the number of a signal; returns Tune's results, None if trials
-    share processes. jobs: these processes."""
+def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> ResultGrid | Results:
+    """Run trials until none is left or `stop` returns the number of a signal; returns their results. jobs: the
+    processes that trials share, None if each has its own."""
     plan = source.plan
+    shared = Results(plan, source.folder)
+    if jobs is not None:
+        source.observers.append(shared)
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
     engine, workers = first_experiment(plan).engine, plan.settings.workers
     with Executor(engine, lambda: stop() or source.broken, at_once, workers, jobs=jobs) as executor:
@@ -229,7 +234,8 @@ def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> 
                 executor.start()
             except ConfigError as error:
                 raise ConfigError(f"search.workers: a trial does not fit: {error}") from None
-        return executor.run(source)
+        results = executor.run(source)
+    return shared if results is None else results
 
 
 def shared_processes(plan: Plan) -> AbstractContextManager[Jobs | None]:

@@ -41,11 +41,13 @@ class Live:
     experiment: Experiment
     rows: list[Record] = field(default_factory=list)
 
-    def add(self, row: Record) -> None:
-        """Add a record. A round that is repeated after the death of a process replaces its first record."""
-        while self.rows and self.rows[-1]["round"] >= row["round"]:
-            self.rows.pop()
-        self.rows.append(row)
+
+def add_record(rows: list[Record], row: Record) -> None:
+    """Add a record to those of a run. A round that is repeated after the death of a process replaces its first
+    record."""
+    while rows and rows[-1]["round"] >= row["round"]:
+        rows.pop()
+    rows.append(row)
 
 
 class TrialSource(Source):
@@ -90,7 +92,7 @@ class TrialSource(Source):
         if live is None:
             return True
         for row in rows:
-            live.add(row)
+            add_record(live.rows, row)
             lags = self._reported(number, live, row) or lags
         for observer in self.observers:
             observer.trial_rounds(number, rows)

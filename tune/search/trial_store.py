@@ -1,6 +1,6 @@
 """The trials in Optuna's storage: the proposed values, the reported ones, and how each trial ended.
 
-The storage is the only record of a search, and Ray Tune merely executes trials. A killed search is resumed from the
+The storage is the only record of a search; the executor merely executes trials. A killed search is resumed from the
 storage alone: trials that had not ended are run again, with the same numbers and values.
 """
 

@@ -40,7 +40,7 @@ class Tune(Section):
     those of the study).
     `trials`: the number of trials for methods with ranges instead of grids, at least 1 (default 20).
     `together`: whether cells and trials share processes of this machine, and with them the data, and train their
-    clients together: true, false (default) or `auto`, which is true without GPUs and a cluster.
+    clients together: true, false or `auto` (default), which is true without GPUs and a cluster.
     """
 
     each: Literal["none", "cell", "level", "once"] = "none"
@@ -49,7 +49,7 @@ class Tune(Section):
     rounds: int | None = Field(default=None, ge=1)
     seeds: tuple[int, ...] | None = None
     trials: int = Field(default=20, ge=1)
-    together: Literal["auto"] | bool = False
+    together: Literal["auto"] | bool = "auto"
 
 
 class Report(Section):

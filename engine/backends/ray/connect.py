@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ...config.run_spec import RunSpec
 from ...config.schema import Engine
-from ...errors import ConfigError, Interrupted
+from ...errors import ConfigError, FedFleetError, Interrupted, type_and_first_line
 from ...stopping import at_once
 
 STORE_BYTES = 2 * 2**30
@@ -193,8 +193,7 @@ def connect(engine: Engine) -> bool:
             if engine.address:
                 join(engine.address)
             else:
-                gpus = int(np.ceil(gpus_or_cpus(engine, "gpus"))) or None
-                ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
+                start_here(int(np.ceil(gpus_or_cpus(engine, "gpus"))) or None)
     try:
         _fits(engine, ray.cluster_resources())
     except ConfigError:
@@ -202,6 +201,25 @@ def connect(engine: Engine) -> bool:
             ray.shutdown()
         raise
     return started
+
+
+def start_here(gpus: int | None) -> None:
+    """Start Ray on this machine. gpus: the number that it announces; None: those that it finds.
+
+    Raises FedFleetError if its processes do not start, or not within the 30 seconds that Ray gives them.
+    """
+    before = set(below(os.getpid()))
+    try:
+        ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
+    except FedFleetError:  # a signal
+        raise
+    except Exception as error:  # Ray raises bare exceptions here
+        shut_down(set(below(os.getpid())) - before)
+        raise FedFleetError(
+            f"Ray did not start on this machine ({type_and_first_line(error)}); the machine may be too busy, or short "
+            "of memory or of disk space: give the command again when it is not, look at "
+            "/tmp/ray/session_latest/logs, or choose engine.backend=local"
+        ) from None
 
 
 @contextmanager
