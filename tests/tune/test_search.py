@@ -228,8 +228,8 @@ def test_asha_among_trials_that_share_processes(here: Path):
     assert all(t.rounds in (3, 9, 27) for t in pruned)  # the rungs
     for trial in found.trials:
         log = (here / "s" / "trials" / f"{trial.number:04d}" / "run.log").read_text()
-        rounds = [int(number) for number in re.findall(r"^\S+ round (\d+)", log, re.MULTILINE)]
-        assert rounds == [], rounds
+        rounds = [int(number) for number in re.findall(r"^\S+ round=(\d+)", log, re.MULTILINE)]
+        assert rounds == list(range(1, trial.rounds + 1))
 
 
 def test_several_objectives(here: Path, ray_here: None):
