@@ -229,7 +229,10 @@ def slice_of(plan: Plan, one: Range, at: int, name: str, done: list[Trial], best
         x, top = [place(trial.params[one.key])], numbers([trial.values[at] * factor(name)])
         text = [describe(trial, list(plan.settings.objectives))]
         series.append(Marks("", 1, x, top, texts=text, symbol="square-open", legend=False))
-    return Figure("marks", one.key.removeprefix("method."), axis, Axis(unit(name)), series)
+    title = one.key.removeprefix("method.")
+    if len(plan.settings.objectives) > 1:
+        title = f"{name} against {title}"
+    return Figure("marks", title, axis, Axis(unit(name)), series)
 
 
 def axis_of(one: Range) -> tuple[Axis, Any]:

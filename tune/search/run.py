@@ -271,8 +271,6 @@ def found(source: TrialSource) -> Found:
         reasons = [f"trial {t.number}: {t.reason}" for t in trials if t.reason]
         why = f"; {reasons[0]}" if reasons else ""
         raise FedFleetError(f"none of {len(trials)} trials finished{why}; see {folder / 'trials'}")
-    sign = -1 if plan.directions[0] == "maximize" else 1
-    front.sort(key=lambda t: (sign * t.values[0], t.number))
     best = decided(plan.data, front[0].params)
     values = dict(zip(plan.settings.objectives, front[0].values, strict=True))
     write(folder / BEST, winner(best, front[0], values))

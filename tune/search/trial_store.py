@@ -138,17 +138,19 @@ class TrialStore:
         return {t.number: dict(t.intermediate_values) for t in self._all() if t.state.name != "WAITING"}
 
     def best(self) -> list[Trial]:
-        """The best trial, or the Pareto front of several objectives; [] if no trial finished."""
+        """The best trial, or the Pareto front of several objectives, from the best in the first objective on; [] if no
+        trial finished."""
         done = [t for t in self.trials() if t.status == "finished"]
         signs = [-1 if direction == "maximize" else 1 for direction in self.plan.directions]
         costs = [tuple(sign * value for sign, value in zip(signs, t.values, strict=True)) for t in done]
         if len(signs) == 1:
             return [done[costs.index(min(costs))]] if done else []
-        return [
-            trial
+        front = [
+            (cost[0], trial)
             for trial, cost in zip(done, costs, strict=True)
             if not any(other != cost and all(a <= b for a, b in zip(other, cost, strict=True)) for other in costs)
         ]
+        return [trial for _, trial in sorted(front, key=lambda pair: pair[0])]
 
     def _seen(self, trial: Any) -> Trial:
         by_key = {r.key: r for r in self.plan.ranges}
