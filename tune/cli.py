@@ -342,7 +342,7 @@ def fleet(
 
 
 @main.command()
-@click.argument("works", nargs=-1, metavar="[w1|w2|w3|engine.a=b …]")
+@click.argument("works", nargs=-1, metavar="[w1|…|w8|engine.a=b …]")
 @click.option(
     "--method",
     "methods",

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from .base import Running
 
@@ -39,6 +40,9 @@ class BatchNorm(Running):
             return torch.batch_norm(
                 x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, self.eps, False
             )
+        alone = not (is_batchedtensor(x) or is_batchedtensor(self.running_mean))
+        if alone and self.share is None and x.numel() > x.shape[1]:  # else torch divides by 0
+            return self._alone(x)
         out, mean, var, count = self._even(x) if self.share is None else self._uneven(x, self.share)
         self.moved = {
             "running_mean": self.running_mean.lerp(mean, self.momentum),
@@ -46,9 +50,16 @@ class BatchNorm(Running):
         }
         return out
 
+    def _alone(self, x: Tensor) -> Tensor:
+        """For a client that is not in a block, by torch's kernel, which moves copies of the running statistics in the
+        pass that computes the statistics of the batch."""
+        mean, var = self.running_mean.detach().clone(), self.running_var.detach().clone()
+        self.moved = {"running_mean": mean, "running_var": var}
+        return torch.batch_norm(x, self.weight, self.bias, mean, var, True, self.momentum, self.eps, False)
+
     def _even(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For examples of equal weight, by torch's kernel, which is faster: (normalised x, mean (C,), variance (C,),
-        how many numbers each of them is made of)."""
+        """For examples of equal weight in a block, by torch's kernel, which is faster: (normalised x, mean (C,),
+        variance (C,), how many numbers each of them is made of)."""
         out = torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps, False)
         var, mean = torch.var_mean(x.detach(), [0, *range(2, x.ndim)], correction=0)
         return out, mean, var, torch.tensor(x.numel() // x.shape[1], dtype=x.dtype)

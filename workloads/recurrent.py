@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from .base import Model
 from .convolutional import Dropout
@@ -83,6 +84,14 @@ class Lstm4(Stack):
         c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
         return o.sigmoid() * c.tanh(), c
 
+    def forward(self, x: Tensor) -> Tensor:
+        """For a client that is not in a block, torch's own function on the processor. It does not run under vmap."""
+        weights = [value for value in self._parameters.values() if value is not None]
+        if x.device.type != "cpu" or any(map(is_batchedtensor, (x, *weights))):
+            return super().forward(x)
+        start = x.new_zeros(self.layers, x.shape[0], self.hidden)
+        return torch.lstm(x, (start, start), weights, True, self.layers, 0.0, False, False, True)[0]
+
 
 class Reader(nn.Module):
     """A stack, pooling over its T outputs ("max" or "last"), dropout and one linear layer: (B, T, width) -> logits."""
@@ -95,8 +104,8 @@ class Reader(nn.Module):
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         h = self.stack(x)
         if real is None:
-            real = torch.ones_like(h[..., 0], dtype=torch.bool)
-        if self.pool == "max":
+            taken = h.amax(1) if self.pool == "max" else h[:, -1]
+        elif self.pool == "max":
             taken = torch.where(real.unsqueeze(-1), h, torch.full_like(h, -torch.inf)).amax(1)
         else:
             last = (real.sum(1) - 1).clamp(min=0).view(-1, 1, 1).expand(-1, 1, h.shape[2])

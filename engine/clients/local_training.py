@@ -127,9 +127,16 @@ class ClientSteps:
             yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
-        chain, flat = self.trainer.chain, y.flat
-        if chain is None:
+        if self.trainer.chain is not None:
+            return self._descend_by_chain(self.trainer.chain, y, lr, shift, total)
+        plain = not isinstance(shift, Tree) and not isinstance(total, Tree)
+        if not plain or self.trainer.precision is not None or self.trainer.device.type != "cpu":
             return None
+        return self._descend_in_place(y, lr), total
+
+    def _descend_by_chain(self, chain: Chain, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any]:
+        """`descend` by the fused kernels."""
+        flat = y.flat
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
         for _, batches in self._gathered():
@@ -137,6 +144,22 @@ class ClientSteps:
             self.losses.append(losses)
         self.trainer.gradients = 1
         return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
+
+    def _descend_in_place(self, y: Tree, lr: float) -> Tree:
+        """`descend` by torch's kernels, without shift and sum. It has the bits of y <- y.add(gradient, -lr), but writes
+        neither the gradient nor y to fresh memory in each step."""
+        after = Tree(y.flat.clone(), y.layout)
+        leaves = leaves_of(after)
+        for begin, batches in self._gathered():
+            for i in range(len(batches["key"])):
+                self.batches.beat()
+                batch = unpadded(batches, i, self.batches.examples(begin + i))
+                gradients, loss = leaf_gradients(self.trainer, leaves, batch)
+                with torch.no_grad():
+                    torch._foreach_add_(list(leaves.values()), gradients, alpha=-lr)
+                self.losses.append(loss)
+        self.trainer.gradients = 1
+        return after
 
 
 class LocalTrainer:
@@ -174,8 +197,12 @@ class LocalTrainer:
         losses of the examples, and the number of examples."""
         if self.precision is not None:
             point = point.to(self.precision)
+        return self.loss_at(dict(point.items()), batch)
+
+    def loss_at(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
+        """The same at a point that is given by its tensors, in the dtype in which losses are computed."""
         with kernels(self.kernels):
-            losses = self.workload.losses(dict(point.items()), batch)
+            losses = self.workload.losses(leaves, batch)
         weight = batch.get("weight")
         mean = losses.mean() if weight is None else (losses * weight).sum()
         if not self.with_rms:
@@ -308,6 +335,21 @@ def _chain(workload: Workload, layout: Layout) -> Chain:
         raise NoKernels(f"chain kernels cannot be used here: {error}") from error
 
 
+def leaves_of(point: Tree) -> dict[str, Tensor]:
+    """The tensors of a point, by name, as views of its flat vector with which autograd begins."""
+    return {name: leaf.detach().requires_grad_() for name, leaf in point.items()}
+
+
+def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+    """(gradient of each leaf, what `LocalTrainer.loss` gives) for one client. A tensor that the loss does not use has
+    the gradient 0."""
+    with torch.enable_grad():
+        loss = trainer.loss_at(leaves, batch)
+        mean = loss[0] if trainer.with_rms else loss
+        gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return gradients, loss.detach()
+
+
 class Gradient(torch.autograd.Function):
     """(gradient (P,), what `LocalTrainer.loss` gives) at a point (P,) on a batch: by `forward` for one client, by
     `apply` under vmap for a block.
@@ -326,9 +368,13 @@ class Gradient(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         if trainer.chain is not None:
             return trainer.chain.gradient(point, dict(zip(names, columns, strict=True)))
+        batch = dict(zip(names, columns, strict=True))
+        if trainer.precision is None:
+            gradients, loss = leaf_gradients(trainer, leaves_of(Tree(point.detach(), layout)), batch)
+            return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            loss = trainer.loss(Tree(leaf, layout), dict(zip(names, columns, strict=True)))
+            loss = trainer.loss(Tree(leaf, layout), batch)
             (gradient,) = torch.autograd.grad(loss[0] if trainer.with_rms else loss, leaf)
         return gradient, loss.detach()
 

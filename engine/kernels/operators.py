@@ -281,6 +281,8 @@ class Native(TorchFunctionMode):
 
 AT_ONCE = 4
 """The largest number of tensors that `add_up` adds in one pass."""
+PIECE = 1 << 14
+"""torch adds up so many entries at a time, since copies of so many in float64 stay in the processor's caches."""
 
 
 def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> None:
@@ -293,7 +295,18 @@ def add_up(total: Tensor, parts: Sequence[Tensor], more: bool, name: str) -> Non
     if own and total.device.type == "cpu" and all(part.device == total.device for part in parts):
         call("add_up", (*parts, *[None] * (AT_ONCE - len(parts)), total), len(parts), more, total.numel())
         return
-    a, *others = (part.to(total.device) for part in parts)
+    placed = [part.to(total.device) for part in parts]
+    if total.device.type == "cpu" and total.is_contiguous() and all(part.shape == total.shape for part in placed):
+        pieces = (tensor.reshape(-1).split(PIECE) for tensor in (total, *placed))
+        for piece, *of_parts in zip(*pieces, strict=True):
+            _add_plainly(piece, of_parts, more)
+    else:
+        _add_plainly(total, placed, more)
+
+
+def _add_plainly(total: Tensor, parts: Sequence[Tensor], more: bool) -> None:
+    """`add_up` by torch."""
+    a, *others = parts
     first = a.to(total.dtype, copy=True) if more else total.copy_(a)
     if len(others) == AT_ONCE - 1:
         others[1:] = [others[1].to(total.dtype, copy=True).add_(others[2])]

@@ -93,14 +93,35 @@ def test_at_once_is_step_by_step(chain, steps, ragged, method):
         assert float((mine - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
 
 
-def test_nothing_of_the_server_or_the_client_is_written_to():
+@dataclass(frozen=True)
+class OneByOne(Sgd):
+    """The same rule, but it does not declare that it is plain descent."""
+
+    def plain_lr(self) -> float | None:
+        return None
+
+
+@pytest.mark.parametrize("steps", [1, GATHERED_STEPS + 3])
+def test_in_place_has_the_bits_of_step_by_step(steps):
+    batches = [Drawn(CHAINS["mlp"][0], steps, True) for _ in range(2)]
+    rules = Sgd(0.05), OneByOne(0.05)
+    one, other = (
+        outcome(fedavg(rule), CHAINS["mlp"], "torch", drawn, steps) for rule, drawn in zip(rules, batches, strict=True)
+    )
+    assert batches[0].beats == batches[1].beats == steps
+    assert torch.equal(one.message.delta.flat, other.message.delta.flat)
+    assert torch.equal(one.loss, other.loss)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("method", [fedavg(Sgd(0.1)), scaffold(Sgd(0.1))], ids=["fedavg", "scaffold"])
+def test_nothing_of_the_server_or_the_client_is_written_to(method, kernels):
     made = workload(*CHAINS["mlp"])
     x = Tree.of(made.init(3))
-    method = scaffold(Sgd(0.1))
     public = method.server_init(x).public
     client = method.client_init(public)
     before = [leaf.clone() for leaf in pytree.tree_leaves((public, client))]
-    LocalTrainer(method, made, x, "chain").train_client(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
+    LocalTrainer(method, made, x, kernels).train_client(public, client, 5, Drawn(CHAINS["mlp"][0], 5, False))
     assert all(torch.equal(a, b) for a, b in zip(before, pytree.tree_leaves((public, client)), strict=True))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from torch import nn
+from torch.func import vmap
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients.batches import stream
@@ -38,10 +39,23 @@ def test_it_is_torchs():
     x = torch.randn(5, 4, 3, 2, dtype=torch.float64)
     assert torch.allclose(ours(p, x), torchs.eval()(x), rtol=1e-12, atol=1e-12)
     wanted = torchs.train()(x)
-    assert torch.allclose(ours(p, x, counted.key(0)), wanted, rtol=1e-12, atol=1e-12)
+    assert torch.equal(ours(p, x, counted.key(0)), wanted)
     moved = ours.running[0][1].moved
     for name, buffer in torchs.named_buffers():
-        assert name == "num_batches_tracked" or torch.allclose(moved[name], buffer, rtol=1e-12)
+        assert name == "num_batches_tracked" or torch.equal(moved[name], buffer)
+    keys = counted.key(0).expand(2)
+    together = vmap(lambda p, x, key: (ours(p, x, key), ours.running[0][1].moved))
+    out, moved = together({n: v.expand(2, -1) for n, v in p.items()}, x.expand(2, *x.shape), keys)
+    assert torch.allclose(out[1], wanted, rtol=1e-12, atol=1e-12)
+    for name, buffer in torchs.named_buffers():
+        assert name == "num_batches_tracked" or torch.allclose(moved[name][1], buffer, rtol=1e-12)
+
+
+def test_one_number_per_channel_has_no_variance():
+    ours = Stateless(BatchNorm(4))
+    p = {name: value.detach() for name, value in [*ours.module.named_parameters(), *ours.module.named_buffers()]}
+    assert bool(ours(p, torch.randn(1, 4, 1, 1), counted.key(0)).isfinite().all())
+    assert all(bool(value.isfinite().all()) for value in ours.running[0][1].moved.values())
 
 
 def test_padding_does_not_count():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from fedfleet.workloads import counted
 from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models import LeNet
-from fedfleet.workloads.recurrent import Lstm, Lstm4, Rnn, Tanh
+from fedfleet.workloads.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh
 from fedfleet.workloads.transformer import Vit
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -90,7 +92,8 @@ def test_cells_are_torchs(ours, torchs, layers):
     assert [(n, v.shape) for n, v in mine.named_parameters()] == [(n, v.shape) for n, v in other.named_parameters()]
     other.load_state_dict(mine.state_dict())
     x = torch.randn(4, 9, 5, dtype=torch.float64)
-    assert torch.allclose(mine(x), other(x)[0], rtol=1e-12, atol=1e-12)
+    for forward in (mine, partial(Stack.forward, mine)):  # alone, and as in a block
+        assert torch.allclose(forward(x), other(x)[0], rtol=1e-12, atol=1e-12)
     assert max(float(v.detach().abs().max()) for v in mine.parameters()) <= 7**-0.5
 
 

@@ -17,8 +17,11 @@ from ...engine.errors import ConfigError
 from ..files import override
 from ..listing import columns
 from .measure import METHODS, PARTS, Line, Pair, Peer, alternate
+from .works import FEDERATIONS
 
-WORKS = ("w1", "w2", "w3")
+WORKS = tuple(FEDERATIONS)
+FIRST = ("w1", "w2", "w3")
+"""The works that are measured if none is named."""
 OTHERS = ("scaffold", "fedmuon_bc")
 ALONE = {"block": 1, "kernels": "torch"}
 
@@ -39,7 +42,7 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
     data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])
     experiment(data)  # raises ConfigError for an invalid setting
     engine, lines, others = data["engine"], [], [peer_of(word) for word in peers]
-    for number, work in enumerate(works or WORKS):
+    for number, work in enumerate(works or FIRST):
         lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
         lines += [Line(work, method, engine) for method in methods or OTHERS if number == 0]
         lines += [Line(work, peer=peer) for peer in others]
@@ -135,7 +138,9 @@ def draw(found: Found, path: Path) -> None:
         ratios = [pair.ratio for pair in pairs]
         middle = median(ratios)
         whiskers = [[middle - min(ratios)], [max(ratios) - middle]]
-        axes.barh(place, middle, xerr=whiskers, color=COLOURS[WORKS.index(line.work)], height=0.6, capsize=3)
+        axes.barh(
+            place, middle, xerr=whiskers, color=COLOURS[WORKS.index(line.work) % len(COLOURS)], height=0.6, capsize=3
+        )
         axes.text(max(ratios) + 0.03, place, f"{middle:.2f}", va="center")
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(found)), list(found))

@@ -18,22 +18,52 @@ import torch
 import torch.multiprocessing as mp
 from torch.nn import functional as F
 
+from ...workloads.base import Columns
+from .fused import fused, state_of
 from .works import FEDERATIONS, WORKLOADS
 
 LR = 0.05
+
+
+class PlainClient:
+    """The local training of one client after another in plain PyTorch, with torch's fused layers where there are any.
+
+    A client copies the global weights into the one model, takes K steps of SGD, and adds the result to a running sum.
+    """
+
+    def __init__(self, work: str, train: Columns) -> None:
+        """work: a key of FEDERATIONS. train: the columns of its training rows."""
+        workload, plan = WORKLOADS[work](), FEDERATIONS[work]
+        self.steps, self.batch = plan["local"]["steps"], plan["local"]["batch"]
+        self.inputs, self.labels = torch.from_numpy(train["input"]), torch.from_numpy(train["label"])
+        self.model = fused(workload.model.build(workload.shape, workload.classes)).train()
+        self.state = state_of(self.model)
+        self.sizes = [value.numel() for value in self.state]
+
+    def optimiser(self) -> torch.optim.SGD:
+        return torch.optim.SGD(self.model.parameters(), lr=LR)
+
+    def train(self, client: int, x: torch.Tensor, total: torch.Tensor, optimiser: torch.optim.SGD) -> None:
+        """x: the global weights (P,). total: the running sum (P,)."""
+        with torch.no_grad():
+            for mine, value in zip(self.state, x.split(self.sizes), strict=True):
+                mine.copy_(value.view_as(mine))
+        order = torch.randperm(self.steps * self.batch) + client * self.steps * self.batch
+        for k in range(self.steps):
+            rows = order[k * self.batch : (k + 1) * self.batch]
+            optimiser.zero_grad(set_to_none=True)
+            F.cross_entropy(self.model(self.inputs[rows]), self.labels[rows]).backward()
+            optimiser.step()
+        with torch.no_grad():
+            for mine, value in zip(self.state, total.split(self.sizes), strict=True):
+                value.add_(mine.reshape(-1))
 
 
 def loop(rank: int, work: str, shared: dict[str, torch.Tensor], go: Any, back: Any) -> None:
     """One process. shared: weights `x`, and for each process its sum and its clients; a client -1 ends the process.
     go, back: barriers at the beginning and the end of a round."""
     torch.set_num_threads(1)
-    workload, plan = WORKLOADS[work](), FEDERATIONS[work]
-    steps, batch = plan["local"]["steps"], plan["local"]["batch"]
-    train = workload.load()[0]
-    inputs, labels = torch.from_numpy(train["input"]), torch.from_numpy(train["label"])
-    model = workload.model.build(workload.shape, workload.classes)
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
+    plain = PlainClient(work, WORKLOADS[work]().load()[0])
     back.wait()
     while True:
         go.wait()
@@ -41,20 +71,9 @@ def loop(rank: int, work: str, shared: dict[str, torch.Tensor], go: Any, back: A
         if clients[0] < 0:
             return
         total = shared["sums"][rank].zero_()
-        optimiser = torch.optim.SGD(parameters, lr=LR)
+        optimiser = plain.optimiser()
         for client in clients.tolist():
-            with torch.no_grad():
-                for p, value in zip(parameters, shared["x"].split(sizes), strict=True):
-                    p.copy_(value.view_as(p))
-            order = torch.randperm(steps * batch) + client * steps * batch
-            for k in range(steps):
-                rows = order[k * batch : (k + 1) * batch]
-                optimiser.zero_grad(set_to_none=True)
-                F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
-                optimiser.step()
-            with torch.no_grad():
-                for p, value in zip(parameters, total.split(sizes), strict=True):
-                    value.add_(p.reshape(-1))
+            plain.train(client, shared["x"], total, optimiser)
         back.wait()
 
 

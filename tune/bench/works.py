@@ -3,8 +3,14 @@
     w1   LeNet, 61,706 parameters           1000 clients, cohorts of 100, 5 steps of 10
     w2   MLP 784-200-200-10, 199,210        1000 clients, cohorts of 100, 5 steps of 10
     w3   FEMNIST's CNN, 1,206,590           200 clients, cohorts of 20, 5 steps of 20
+    w4   CNN4 with BatchNorm, 390,880       40 clients, cohorts of 8, 3 steps of 64
+    w5   tanh RNN 300-64-64-2, T = 60       100 clients, cohorts of 20, 4 steps of 20
+    w6   ResNet-18 with GroupNorm           10 clients, cohorts of 4, 2 steps of 20, 3 x 32 x 32
+    w7   LSTM 256, two layers, T = 80       10 clients, cohorts of 4, 2 steps of 50, 79 classes
+    w8   vision transformer, 9,523,722      10 clients, cohorts of 4, 2 steps of 16, 3 x 32 x 32
 
-Images are standard normal, 1 x 28 x 28, with uniform labels; a client has exactly the rows of one round.
+Inputs are standard normal, images of 1 x 28 x 28 if nothing else is said, with uniform labels; a client has exactly the
+rows of one round.
 
     cnn4           CNN4, 390,880              100 clients of 64 rows
     many_lenet     LeNet again                any number of clients of 10 rows
@@ -22,8 +28,10 @@ from torch import nn
 
 from ...workloads import counted
 from ...workloads.base import Classification, ClientIndex, Columns, Model, Partition
-from ...workloads.convolutional import Cnn4
+from ...workloads.convolutional import Cnn4, ResNet18
 from ...workloads.models import LeNet, Logistic, Mlp
+from ...workloads.recurrent import Lstm, Rnn
+from ...workloads.transformer import Vit
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,38 @@ class SmallNoise(Noise):
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
 
 
+@dataclass(frozen=True)
+class ColourNoise(Noise):
+    """The same with colour images of 32 x 32."""
+
+    shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class WordNoise(Noise):
+    """Texts of 60 vectors of width 300, in two classes."""
+
+    classes: ClassVar[int] = 2
+    shape: ClassVar[tuple[int, ...]] = (60, 300)
+
+
+@dataclass(frozen=True)
+class CharacterNoise(Noise):
+    """Texts of 80 vectors of width 256, in 79 classes."""
+
+    classes: ClassVar[int] = 79
+    shape: ClassVar[tuple[int, ...]] = (80, 256)
+
+
 WORKLOADS = {
     "w1": lambda: Noise(LeNet()),
     "w2": lambda: Noise(Mlp((200, 200))),
     "w3": lambda: FemnistNoise(Femnist(), examples=20_000),
+    "w4": lambda: Noise(Cnn4(), examples=7680),
+    "w5": lambda: WordNoise(Rnn(64), examples=8000),
+    "w6": lambda: ColourNoise(ResNet18(), examples=400),
+    "w7": lambda: CharacterNoise(Lstm(256), examples=1000),
+    "w8": lambda: ColourNoise(Vit(), examples=320),
     "cnn4": lambda: Noise(Cnn4(), examples=6400),
     "many_lenet": lambda clients: Noise(LeNet(), examples=10 * clients),
     "many_mlp": lambda clients: SmallNoise(Mlp((133,)), examples=2 * clients),
@@ -91,4 +127,9 @@ FEDERATIONS = {
     "w1": {"clients": 1000, "cohort": 100, "local": {"steps": 5, "batch": 10}},
     "w2": {"clients": 1000, "cohort": 100, "local": {"steps": 5, "batch": 10}},
     "w3": {"clients": 200, "cohort": 20, "local": {"steps": 5, "batch": 20}},
+    "w4": {"clients": 40, "cohort": 8, "local": {"steps": 3, "batch": 64}},
+    "w5": {"clients": 100, "cohort": 20, "local": {"steps": 4, "batch": 20}},
+    "w6": {"clients": 10, "cohort": 4, "local": {"steps": 2, "batch": 20}},
+    "w7": {"clients": 10, "cohort": 4, "local": {"steps": 2, "batch": 50}},
+    "w8": {"clients": 10, "cohort": 4, "local": {"steps": 2, "batch": 16}},
 }
