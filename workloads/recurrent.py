@@ -86,7 +86,7 @@ class Lstm4(Stack):
 
     def forward(self, x: Tensor) -> Tensor:
         """For a client that is not in a block, torch's own function on the processor. It does not run under vmap."""
-        weights = [value for value in self._parameters.values() if value is not None]
+        weights: list[Tensor] = [value for value in self._parameters.values() if value is not None]
         if x.device.type != "cpu" or any(map(is_batchedtensor, (x, *weights))):
             return super().forward(x)
         start = x.new_zeros(self.layers, x.shape[0], self.hidden)

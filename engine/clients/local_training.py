@@ -156,7 +156,8 @@ class ClientSteps:
                 batch = unpadded(batches, i, self.batches.examples(begin + i))
                 gradients, loss = leaf_gradients(self.trainer, leaves, batch)
                 with torch.no_grad():
-                    torch._foreach_add_(list(leaves.values()), gradients, alpha=-lr)
+                    for leaf, gradient in zip(leaves.values(), gradients, strict=True):
+                        leaf.add_(gradient, alpha=-lr)
                 self.losses.append(loss)
         self.trainer.gradients = 1
         return after
