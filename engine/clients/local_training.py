@@ -193,15 +193,10 @@ class LocalTrainer:
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.x, self.gradients = x, 0
 
-    def loss(self, point: Tree, batch: Batch) -> Tensor:
+    def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
-        losses of the examples, and the number of examples."""
-        if self.precision is not None:
-            point = point.to(self.precision)
-        return self.loss_at(dict(point.items()), batch)
-
-    def loss_at(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The same at a point that is given by its tensors, in the dtype in which losses are computed."""
+        losses of the examples, and the number of examples. leaves: the tensors of the model, in the dtype in which
+        losses are computed."""
         with kernels(self.kernels):
             losses = self.workload.losses(leaves, batch)
         weight = batch.get("weight")
@@ -211,6 +206,10 @@ class LocalTrainer:
         squares = losses.detach().to(torch.promote_types(losses.dtype, torch.float32)).square()
         real = torch.ones_like(squares) if weight is None else (weight > 0).to(squares.dtype)
         return torch.stack([mean.to(squares.dtype), (squares * real).sum(), real.sum()])
+
+    def loss_at(self, point: Tree, batch: Batch) -> Tensor:
+        """`loss` at a point in the run's dtype."""
+        return self.loss(dict((point if self.precision is None else point.to(self.precision)).items()), batch)
 
     def _of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, Tensor | None]:
         """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what `loss` gave
@@ -345,7 +344,7 @@ def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batc
     """(gradient of each leaf, what `LocalTrainer.loss` gives) for one client. A tensor that the loss does not use has
     the gradient 0."""
     with torch.enable_grad():
-        loss = trainer.loss_at(leaves, batch)
+        loss = trainer.loss(leaves, batch)
         mean = loss[0] if trainer.with_rms else loss
         gradients = torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return gradients, loss.detach()
@@ -375,7 +374,7 @@ class Gradient(torch.autograd.Function):
             return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            loss = trainer.loss(Tree(leaf, layout), batch)
+            loss = trainer.loss_at(Tree(leaf, layout), batch)
             (gradient,) = torch.autograd.grad(loss[0] if trainer.with_rms else loss, leaf)
         return gradient, loss.detach()
 
@@ -401,7 +400,7 @@ class Gradient(torch.autograd.Function):
             return trainer.chain.gradient(first, dict(zip(names, others, strict=True))), (0, 0)
         with torch.enable_grad():
             leaf = first.detach().requires_grad_()
-            losses = vmap(lambda flat, batch: trainer.loss(Tree(flat, layout), batch))(
+            losses = vmap(lambda flat, batch: trainer.loss_at(Tree(flat, layout), batch))(
                 leaf, dict(zip(names, others, strict=True))
             )
             (gradients,) = torch.autograd.grad((losses[:, 0] if trainer.with_rms else losses).sum(), leaf)
