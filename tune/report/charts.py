@@ -206,7 +206,8 @@ def against(found: Findings) -> Iterator[Chart]:
             axes.errorbar(aside, means, errors, capsize=2, markersize=4, linewidth=1.5, **style(found, method))
         axes.set_xticks(range(len(labels)), [plain(label.removeprefix(f"{axis} = ")) for label in labels])
         if max(map(len, labels)) * len(labels) > 50:
-            axes.tick_params(axis="x", rotation=30)
+            for text in axes.get_xticklabels():
+                text.set(rotation=30, ha="right", rotation_mode="anchor")  # a label ends at its tick
         axes.set(xlabel=plain(axis), ylabel=found.unit)
         scaled(axes, found.report)
         yield Chart(f"levels-{number}", titled(f"Final values along {axis}", other), svg(figure, f"l{number}"))

@@ -87,6 +87,8 @@ def main(folder: Path, charts: Path) -> None:
                 if number == 0:
                     panel.plot(times, np.exp(middle[0]) * (times / times[0]) ** bound, "k--", label="the bound's slope")
             panel.set(xscale="log", yscale="log", title=f"s = {tail}, N = {n}", xlabel="T", ylabel="mean gradient norm")
+            panel.set_xticks(times, [f"{time:,}" for time in times])
+            panel.xaxis.set_minor_formatter("")
             print(f"| {n} | {tail} | {bound:.3f} | " + " | ".join(cells) + " |")
     axes[0][0].legend(fontsize="small")
     figure.tight_layout()
