@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from fedfleet import fork
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 
 from ..faults.runs import CLIENTS, METHODS, STEPS, asynchronous, plan, processes, rule, setting, small, visitor
 from ..tune.commands import until
-from .conftest import STORE, ended
+from .conftest import COMMAND, STORE, ended
 
 ON_TWO = {"backend": "ray", "workers": 2, "cpus": 1}
 
@@ -236,3 +238,19 @@ def workers_of(cluster: Any) -> list[psutil.Process]:
 
 def raylet(node: Any) -> int:
     return node.all_processes["raylet"][0].process.pid
+
+
+@pytest.mark.long
+def test_a_fork_on_two_nodes_of_a_run_in_one_process(cluster, tmp_path):
+    """The clients of the fork begin with the states that the parent left on one machine."""
+    parent = tmp_path / "parent"
+    run(small(tmp_path / "none", checkpoint={"every": 1, "keep": 9}, keep_state=True), parent)
+    change = "method.rule.lr=0.05"
+    expected = fork(parent, 3, change, out=tmp_path / "here")
+    on_two = [f"engine.{key}={value}" for key, value in ON_TWO.items()]
+    arguments = ["fork", str(parent), "--round", "3", change, *on_two, "--address", cluster.address, "--json"]
+    command = [*COMMAND, *arguments, "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path) as process:
+        result = ended(process)
+    assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+    same(tmp_path / "out", result, expected)
