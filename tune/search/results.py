@@ -51,7 +51,8 @@ class Results(SearchObserver):
     """The results of the trials that a call of `search` has run, in the order in which they began."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan, self.folder = plan, folder
+        self.plan: Plan = plan
+        self.folder: Path = folder
         self.trials: dict[int, TrialResult] = {}
 
     # --- while trials run ---------------------------------------------------------------------------------------------
