@@ -17,17 +17,10 @@ from torch.nn import functional as F
 
 from fedfleet.tune.bench.works import FEDERATIONS as CPU_FEDERATIONS
 from fedfleet.tune.bench.works import WORKLOADS as CPU_WORKLOADS
-from fedfleet.tune.bench.works import Noise
+from fedfleet.tune.bench.works import ColourNoise, Noise
 from fedfleet.workloads.base import Model
 from fedfleet.workloads.recurrent import Lstm
 from fedfleet.workloads.transformer import Vit
-
-
-@dataclass(frozen=True)
-class ColourNoise(Noise):
-    """Standard normal images of three channels."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
 
 
 @dataclass(frozen=True)
