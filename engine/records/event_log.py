@@ -17,7 +17,7 @@ class EventLog:
         self.events: list[Any] = []
         self.deleted = 0  # the number of events that were read and deleted
         self.changed = threading.Condition()
-        self.over = threading.Event()  # a reader that waits for `gap` waits for this one, and no event wakes it
+        self.over = threading.Event()  # set at the end; events do not wake a reader that waits for the gap
         self.delivered = False  # whether a reader has learnt that the log has ended
 
     def append(self, event: Any) -> None:

@@ -49,8 +49,11 @@ def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotal
 
 
 def is_finite(leaf: Tensor) -> bool:
-    """Whether all numbers are finite. That their norm is finite is seen in one pass over the memory; only if it is not,
-    which may also come from finite numbers that are too large to be squared, are they looked at one by one."""
+    """Whether all numbers of a leaf, of any shape, are finite.
+
+    A finite norm shows this in one pass over the memory. The norm may be infinite although all numbers are finite, if
+    they are too large to be squared. Then the numbers are looked at one by one.
+    """
     if leaf.is_floating_point() and bool(torch.isfinite(torch.linalg.vector_norm(leaf))):
         return True
     return bool(torch.isfinite(leaf).all())

@@ -136,7 +136,8 @@ def main(descriptor: int) -> None:
     os.chdir(start.cwd)
     os.environ.update(start.variables)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when to stop
-    gc.freeze()  # what is imported stays; to look through it again and again would take a twentieth of the time
+    # Imported objects live as long as this process. The collector would spend 6 % of the time on looking through them.
+    gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     Job(connection, start).serve()
     os._exit(0)
