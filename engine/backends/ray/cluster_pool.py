@@ -43,6 +43,8 @@ CHUNK = 256
 """The number of rows that a checkpoint copies to the driver's node at a time."""
 CLOSE_SECONDS = 10.0
 """The time in which the agents must have closed."""
+NODES_SECONDS = 1.0
+"""The time between two looks at the nodes of the cluster. A look costs some milliseconds."""
 
 
 @dataclass(eq=False)
@@ -120,6 +122,7 @@ class ClusterPool(Pool):
         self.moving: dict[Any, tuple[Agent, Any, np.ndarray]] = {}  # reference -> agent, task, rows on their way
         self.progress: Progress | None = None
         self.phases = self.deaths = 0
+        self.looked = -np.inf  # when the pool last looked at the nodes of the cluster (time.monotonic)
         self.listener: Listener | None = None
         self.bell = Bell()
         self.made = count()  # numbers of agents
@@ -256,6 +259,7 @@ class ClusterPool(Pool):
 
     def _grow(self) -> None:
         """Find nodes that are gone, and start workers on those that joined."""
+        self.looked = time.monotonic()
         everywhere = cluster()
         there = {node.id for node in everywhere}
         for agent in list(self.agents):
@@ -295,7 +299,6 @@ class ClusterPool(Pool):
         if not phase.repeated:
             self.earlier.clear()
             if phase.call == "train":
-                self._grow()
                 self._welcome()
         self.phases += 1
         progress = self.progress = Progress(phase, self.phases)
@@ -308,6 +311,8 @@ class ClusterPool(Pool):
         for task in phase.tasks if alone else split_tasks(phase.tasks, workers, self.steps):
             self._put(progress, task)
         self._hand_out(progress)
+        if phase.call == "train" and not phase.repeated and time.monotonic() > self.looked + NODES_SECONDS:
+            self._grow()  # while the workers are busy
         return self._outcomes(progress)
 
     def _pass_here(self, phase: Phase) -> Iterator[Outcome]:
