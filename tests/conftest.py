@@ -12,6 +12,12 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Every test begins with the same state of torch's global generator, from which layers that it makes are drawn."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> str:
     """The folder of the real data sets: $FEDFLEET_DATA, else shared/data in the repository or beside it."""

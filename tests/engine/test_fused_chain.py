@@ -59,25 +59,36 @@ def conv(*sizes: int, **more: Any) -> nn.Conv2d:
     return nn.Conv2d(*sizes, **more)
 
 
-CHAINS = {  # all tile widths, odd sizes, rows longer than a vector, sides of kernels, with and without ReLU and pooling
-    "linear": ((5,), nn.Linear(5, 7)),
-    "mlp": ((3, 5, 7), nn.Flatten(), nn.Linear(105, 66), nn.ReLU(), nn.Linear(66, 7, bias=False)),
-    "wide": ((1, 41, 50), nn.Flatten(), nn.Linear(2050, 13), nn.ReLU(), nn.Linear(13, 7)),
-    "pooled first": (
-        (2, 13, 11),
-        *(conv(2, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), conv(5, 9, 2), nn.Flatten(), nn.Linear(180, 7)),
-    ),
-    "unpooled": (
-        (1, 9, 40),
-        conv(1, 6, 5, padding=2),
-        nn.ReLU(),
-        conv(6, 4, 1, bias=False),
-        nn.Flatten(),
-        nn.Linear(1440, 7),
-    ),
-    "pool alone": ((3, 17, 36), conv(3, 2, 7, padding=3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 7)),
-    "nested": ((1, 8, 8), nn.Sequential(conv(1, 3, 4), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(75, 7))),
-}
+def chains() -> dict[str, tuple[Any, ...]]:
+    """name -> (shape of an input, layers), with the same weights in every process.
+
+    They have all tile widths, odd sizes, rows longer than a vector, all sides of kernels, with and without ReLU and
+    pooling.
+    """
+    torch.manual_seed(0)
+    return {
+        "linear": ((5,), nn.Linear(5, 7)),
+        "mlp": ((3, 5, 7), nn.Flatten(), nn.Linear(105, 66), nn.ReLU(), nn.Linear(66, 7, bias=False)),
+        "wide": ((1, 41, 50), nn.Flatten(), nn.Linear(2050, 13), nn.ReLU(), nn.Linear(13, 7)),
+        "pooled first": (
+            (2, 13, 11),
+            *(conv(2, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), conv(5, 9, 2), nn.Flatten(), nn.Linear(180, 7)),
+        ),
+        "unpooled": (
+            (1, 9, 40),
+            conv(1, 6, 5, padding=2),
+            nn.ReLU(),
+            conv(6, 4, 1, bias=False),
+            nn.Flatten(),
+            nn.Linear(1440, 7),
+        ),
+        "pool alone": ((3, 17, 36), conv(3, 2, 7, padding=3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 7)),
+        "nested": ((1, 8, 8), nn.Sequential(conv(1, 3, 4), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(75, 7))),
+    }
+
+
+with torch.random.fork_rng():
+    CHAINS = chains()
 
 
 def both(made: Classification) -> tuple[Tree, LocalTrainer, LocalTrainer]:
