@@ -203,6 +203,11 @@ def study(
     **reduced: Any,
 ):
     """Run STUDY, a YAML file or a shipped name (see `fedfleet list studies`), or continue it where it stopped."""
+    if address is None:
+        from .executor.fork_server import begin
+
+        begin()  # it imports beside this process
+
     from .study_run.command import run_named
 
     given = {key: value for key, value in reduced.items() if value is not None}
@@ -303,6 +308,11 @@ def search(
 
         click.echo(as_python(experiment, overrides, resume=how.pop("go_on"), address=address, **how))
         return
+    if address is None:
+        from .executor.fork_server import begin
+
+        begin()  # it imports beside this process
+
     from .search.command import run_search, text_of
 
     found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)

@@ -6,7 +6,8 @@ Therefore the metrics do not depend on the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -70,6 +71,9 @@ class LossProbe(NamedTuple):
         return f"the losses of clients {', '.join(map(str, self.clients))}"
 
 
+EvaluationTask = TestSlice | ClientGroup | LossProbe
+
+
 def loss_probes(
     client_index: ClientIndex, clients: np.ndarray, rows: int | None, round: int, size: int
 ) -> list[LossProbe]:
@@ -118,28 +122,35 @@ def client_groups(client_index: ClientIndex, size: int, held_out: bool = False) 
     return [ClientGroup(i, *cut, held_out) for i, cut in enumerate(pairwise(cuts))]
 
 
-def evaluate_test_rows(workload: Workload, p: Params, test: Columns, task: TestSlice, device: torch.device) -> Metrics:
-    """The sums of the report's columns over some test rows, and the columns that the workload needs unsummed.
+@dataclass(frozen=True)
+class Models:
+    """Models of one workload that are evaluated in one pass over the rows. `params`: the tensors of each."""
 
-    p: the model's parameters. test: the columns of the whole test set.
-    """
+    workload: Workload
+    params: Sequence[Params]
+
+    def reports(self, batch: Columns) -> list[dict[str, Tensor]]:
+        """The workload's report of each model on a batch."""
+        return [self.workload.report(p, batch) for p in self.params]
+
+
+def evaluate_test_rows(models: Models, test: Columns, task: TestSlice, device: torch.device) -> list[Metrics]:
+    """For each model, the sums of the report's columns over some test rows, and the columns that the workload needs
+    unsummed. test: the columns of the whole test set."""
     batch = {name: column[task.begin : task.end].to(device) for name, column in test.items()}
-    report = workload.report(p, batch)
-    whole = {name: report[name].cpu().numpy() for name in workload.whole}
-    sums = {name: float(c.sum(dtype=torch.float64)) for name, c in report.items() if name not in whole}
-    return {**sums, "examples": float(task.end - task.begin)}, whole
+    found = []
+    for report in models.reports(batch):
+        whole = {name: report[name].cpu().numpy() for name in models.workload.whole}
+        sums = {name: float(c.sum(dtype=torch.float64)) for name, c in report.items() if name not in whole}
+        found.append(({**sums, "examples": float(task.end - task.begin)}, whole))
+    return found
 
 
 def evaluate_clients(
-    workload: Workload,
-    p: Params,
-    train: Columns,
-    client_index: ClientIndex,
-    task: ClientGroup,
-    size: int,
-    device: torch.device,
-) -> Metrics:
-    """The means of the report's columns over the rows of each client, (c,). Clients that hold out no row are omitted.
+    models: Models, train: Columns, client_index: ClientIndex, task: ClientGroup, size: int, device: torch.device
+) -> list[Metrics]:
+    """For each model, the means of the report's columns over the rows of each client, (c,). Clients that hold out no
+    row are omitted.
 
     size: the number of rows in a batch.
     """
@@ -148,17 +159,19 @@ def evaluate_clients(
         client_index = client_index.held
     starts = client_index.offsets[task.begin : task.end + 1]
     rows, sizes = torch.from_numpy(client_index.rows[starts[0] : starts[-1]]), np.diff(starts)
-    columns: dict[str, list[np.ndarray]] = {}
+    columns: list[dict[str, list[np.ndarray]]] = [{} for _ in models.params]
     for batch_rows in rows.split(size) if len(rows) else ():
         batch = {name: column.index_select(0, batch_rows).to(device) for name, column in train.items()}
-        for name, column in workload.report(p, batch).items():
-            if name not in workload.whole:
-                columns.setdefault(name, []).append(column.double().cpu().numpy())
+        for own, report in zip(columns, models.reports(batch), strict=True):
+            for name, column in report.items():
+                if name not in models.workload.whole:
+                    own.setdefault(name, []).append(column.double().cpu().numpy())
     first_rows = (starts[:-1] - starts[0])[sizes > 0]
-    means = {
-        name: np.add.reduceat(np.concatenate(values), first_rows) / sizes[sizes > 0] for name, values in columns.items()
-    }
-    return {}, means
+
+    def means(values: list[np.ndarray]) -> np.ndarray:
+        return np.add.reduceat(np.concatenate(values), first_rows) / sizes[sizes > 0]
+
+    return [({}, {name: means(values) for name, values in own.items()}) for own in columns]
 
 
 def evaluation_columns(

@@ -9,9 +9,11 @@ messages, block by block. So the arithmetic of a client and the order of all sum
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,17 +21,21 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from ..cohorts.tasks import TrainingTask
+from ..cohorts.tasks import Broadcast, TrainingTask
 from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
-from ..methods.numbers import Path, differing, form, identity, with_numbers
+from ..methods.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
+from .evaluation import ClientGroup, Models, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
+from .tape import Tapes
 from .worker import TaskUnderWay, Worker
 
-MOST_NUMBERS = 1 << 21
+MOST_NUMBERS = 1 << 18
 """The largest product of the clients in a block of several members and the parameters of their model, so that a vector
 of all of them stays in the cache of a processor."""
+MOST_TRAINERS = 8
+"""How many trainers of members are kept."""
 
 
 class Part(NamedTuple):
@@ -54,32 +60,69 @@ def can_be_joined(worker: Worker, tasks: Sequence[TrainingTask]) -> bool:
 
 def common_form(part: Part) -> Hashable:
     """What parts must have in common to be trained together."""
-    trainer, batches = part.under_way.trainer, part.under_way.batches
+    batches = part.under_way.batches
     columns = tuple((name, column.dtype, column.shape[1:]) for name, column in batches.columns.items())
-    shapes = (columns, batches.rows.shape[2], batches.weight is None)
-    workload = identity(trainer.workload, without=("partition",))
-    how = (
-        trainer.kernels,
-        trainer.precision,
-        trainer.with_rms,
-        trainer.x.layout,
-        trainer.x.flat.dtype,
-        str(trainer.device),
-    )
-    return (form(trainer.algorithm), workload, how, shapes)
+    return (taken_apart(part.under_way.trainer).form, columns, batches.rows.shape[2], batches.weight is None)
 
 
-def train_together(parts: Sequence[Part]) -> list[TaskResult]:
-    """The results of the tasks of some parts that have a common form."""
+class TakenApart(NamedTuple):
+    """What a trainer does, as far as members must have it in common, and the numbers of its method."""
+
+    form: Hashable
+    numbers: dict[Path, float]
+
+
+KNOWN: WeakKeyDictionary[LocalTrainer, TakenApart] = WeakKeyDictionary()
+"""What trainers do that have been asked for: it takes as long to find out as a short local step."""
+
+
+def taken_apart(trainer: LocalTrainer) -> TakenApart:
+    if trainer not in KNOWN:
+        workload = identity(trainer.workload, without=("partition",))
+        how = (
+            trainer.kernels,
+            trainer.precision,
+            trainer.with_rms,
+            trainer.x.layout,
+            trainer.x.flat.dtype,
+            str(trainer.device),
+        )
+        KNOWN[trainer] = TakenApart((form(trainer.algorithm), workload, how), numbers(trainer.algorithm))
+    return KNOWN[trainer]
+
+
+class Trainers:
+    """The trainers of members, which remember the steps that they have recorded."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, MembersTrainer] = OrderedDict()
+
+    def of(self, trainers: Sequence[LocalTrainer]) -> tuple[MembersTrainer, list[Tensor]]:
+        """The trainer of blocks (b) of members with these trainers, and the numbers in which their methods differ, (b)
+        each."""
+        first = taken_apart(trainers[0])
+        apart = differing([taken_apart(trainer).numbers for trainer in trainers])
+        same = tuple((path, value) for path, value in first.numbers.items() if path not in apart)
+        key = (first.form, tuple(apart), same)
+        if key not in self.kept:
+            self.kept[key] = MembersTrainer(trainers[0], tuple(apart))
+        self.kept.move_to_end(key)
+        while len(self.kept) > MOST_TRAINERS:
+            self.kept.popitem(last=False)
+        return self.kept[key], list(apart.values())
+
+
+def train_together(parts: Sequence[Part], trainers: Trainers) -> list[TaskResult]:
+    """The results of the tasks of some parts that have a common form. trainers: of earlier rounds of this process."""
     began = time.perf_counter()
     most = max(2, MOST_NUMBERS // parts[0].under_way.trainer.x.flat.numel())
     group: list[tuple[Part, slice]] = []
     for each in chain.from_iterable(part.blocks for part in parts):
         if group and clients_in([*group, each]) > most:
-            _train_blocks(group)
+            _train_blocks(group, trainers)
             group = []
         group.append(each)
-    _train_blocks(group)
+    _train_blocks(group, trainers)
     results = [part.worker.end(part.under_way) for part in parts]
     each = (time.perf_counter() - began) / len(parts)
     return [result._replace(facts={**result.facts, "seconds": each}) for result in results]
@@ -89,22 +132,19 @@ def clients_in(blocks: Sequence[tuple[Part, slice]]) -> int:
     return sum(block.stop - block.start for _, block in blocks)
 
 
-def _train_blocks(blocks: Sequence[tuple[Part, slice]]) -> None:
+def _train_blocks(blocks: Sequence[tuple[Part, slice]], trainers: Trainers) -> None:
     """Train the clients of some blocks at once, and put each block's result where the run alone would put it."""
     counts = [block.stop - block.start for _, block in blocks]
     of_block = torch.arange(len(blocks)).repeat_interleave(torch.tensor(counts))  # (c,) the block of each client
-    trainers = [part.under_way.trainer for part, _ in blocks]
-    numbers = differing([trainer.algorithm for trainer in trainers])
-    device = trainers[0].device
+    trainer, values = trainers.of([part.under_way.trainer for part, _ in blocks])
     states = pytree.tree_map(
         lambda *leaves: torch.cat([leaf.expand(c, *leaf.shape) for c, leaf in zip(counts, leaves, strict=True)]),
         *(part.under_way.public for part, _ in blocks),
     )
-    public = MembersPublic(states, tuple(to_device(value[of_block], device) for value in numbers.values()))
+    public = MembersPublic(states, tuple(to_device(value[of_block], trainer.device) for value in values))
     clients = [part.worker.load_block(part.under_way, block) for part, block in blocks]
     client = pytree.tree_map(lambda *leaves: torch.cat(leaves), *clients)
     steps = torch.cat([part.under_way.batches.drawn.steps[block] for part, block in blocks])
-    trainer = MembersTrainer(trainers[0], tuple(numbers))
     result = trainer.train_block(public, client, steps, joined_batches(blocks))
     begin = 0
     for (part, block), count in zip(blocks, counts, strict=True):
@@ -158,6 +198,39 @@ def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
     return batches
 
 
+class Evaluation(NamedTuple):
+    """An evaluation that a member needs."""
+
+    worker: Worker
+    tasks: Sequence[TestSlice | ClientGroup]
+    broadcast: Broadcast
+
+
+def evaluated_form(evaluation: Evaluation) -> Hashable:
+    """What evaluations must have in common to be made in one pass over the rows: the workload and the rows."""
+    worker = evaluation.worker
+    data = worker.data
+    addresses = tuple((name, c.data_ptr(), c.shape) for rows in (data.train, data.test) for name, c in rows.items())
+    workload = identity(worker.run_spec.workload, without=("partition",))
+    how = (worker.kernels, worker.x.layout, worker.x.flat.dtype, str(worker.device))
+    size = worker.run_spec.experiment.evaluate.batch
+    return (workload, how, addresses, id(data.client_index), size, tuple(evaluation.tasks))
+
+
+@torch.no_grad()
+def evaluate_together(evaluations: Sequence[Evaluation]) -> list[list[TaskResult]]:
+    """The results of evaluations that have a common form, for each of them."""
+    worker, tasks, _ = evaluations[0]
+    models = Models(worker.run_spec.workload, [each.worker.parameters(each.broadcast) for each in evaluations])
+    found: list[list[TaskResult]] = [[] for _ in evaluations]
+    for task in tasks:
+        for each in evaluations:
+            each.worker.beat()
+        for results, metrics in zip(found, worker.metrics(models, task), strict=True):
+            results.append(TaskResult(task.index, [], *metrics))
+    return found
+
+
 class MembersPublic(NamedTuple):
     """The public states of the members of a block, and the numbers in which their methods differ; the clients' axis is
     the first one of every leaf."""
@@ -173,28 +246,34 @@ class MembersTrainer(LocalTrainer):
         """one: a member's trainer. paths: of the numbers in which the members' methods differ."""
         vars(self).update(vars(one))
         self.method, self.paths = one.algorithm, paths
+        self.tapes = Tapes() if one.kernels == "torch" and one.device.type == "cpu" else None
 
     def _take(self, numbers: tuple[Tensor, ...]) -> None:
         """Make the method that of one client under vmap."""
         self.algorithm = with_numbers(self.method, dict(zip(self.paths, numbers, strict=True)))
+
+    def _call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+        """The result of a function for all clients, the first axis of every leaf of its arguments and its result."""
+        at_once = vmap(function)
+        return at_once(*given) if self.tapes is None else self.tapes.call(name, at_once, *given)
 
     def _begin_block(self, public: MembersPublic, client: Any, steps: Tensor) -> Any:
         def begin(public: MembersPublic, client: Any) -> Any:
             self._take(public.numbers)
             return self.algorithm.client_begin(public.state, client)
 
-        return vmap(begin)(public, client)
+        return self._call("begin", begin, public, client)
 
     def _block_step(self, public: MembersPublic) -> Callable[..., tuple[Any, Tensor]]:
         def step(public: MembersPublic, client: Any, local: Any, batch: Batch, done: Tensor) -> tuple[Any, Tensor]:
             self._take(public.numbers)
             return self.step(BatchOracle(Gradient.apply, self, batch, done), public.state, client, local)
 
-        return lambda client, local, batch, done: vmap(step)(public, client, local, batch, done)
+        return lambda client, local, batch, done: self._call("step", step, public, client, local, batch, done)
 
     def _finish_block(self, public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
         def finish(public: MembersPublic, client: Any, local: Any) -> tuple[Any, Any]:
             self._take(public.numbers)
             return self.finish(public.state, client, local)
 
-        return vmap(finish)(public, client, local)
+        return self._call("finish", finish, public, client, local)

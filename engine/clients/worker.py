@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Message
 from ...algorithms.tree import Tree
-from ...workloads.base import ClientIndex, Columns
+from ...workloads.base import ClientIndex, Columns, Params
 from ..aggregation.passes import PassTask
 from ..aggregation.staged import StagedMessages, leaves_messages_alone, trusted_examples
 from ..aggregation.vectors import vector_leaves, with_vector_leaves
@@ -40,7 +40,17 @@ from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
 from .batches import Stream, stream
-from .evaluation import ClientGroup, LossProbe, TestSlice, evaluate_clients, evaluate_test_rows, probe_losses
+from .evaluation import (
+    ClientGroup,
+    EvaluationTask,
+    LossProbe,
+    Metrics,
+    Models,
+    TestSlice,
+    evaluate_clients,
+    evaluate_test_rows,
+    probe_losses,
+)
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
 from .recorded_step import StepRecorder
@@ -437,17 +447,26 @@ class Worker:
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, task: TestSlice | ClientGroup | LossProbe, broadcast: Broadcast) -> TaskResult:
+    def evaluate(self, task: EvaluationTask, broadcast: Broadcast) -> TaskResult:
         """The metrics of the model that was broadcast, on rows of the test set or on rows of some clients."""
-        model = Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout)
-        workload, p = self.run_spec.workload, dict(model.items())
-        train, client_index, size = self.data.train, self.data.client_index, self.run_spec.experiment.evaluate.batch
+        if isinstance(task, LossProbe):
+            return TaskResult(task.index, [], *self._probe(task, self.parameters(broadcast)))
+        (metrics,) = self.metrics(Models(self.run_spec.workload, [self.parameters(broadcast)]), task)
+        return TaskResult(task.index, [], *metrics)
+
+    def parameters(self, broadcast: Broadcast) -> Params:
+        """The tensors of the model that was broadcast for an evaluation."""
+        return dict(Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout).items())
+
+    def metrics(self, models: Models, task: TestSlice | ClientGroup) -> list[Metrics]:
+        """The metrics of models of this run's workload, see `evaluate`."""
         with kernels(self.kernels), evaluating():
             if isinstance(task, TestSlice):
-                metrics = evaluate_test_rows(workload, p, self.data.test, task, self.device)
-            elif isinstance(task, LossProbe):
-                seed = self.run_spec.experiment.seed
-                metrics = probe_losses(workload, p, train, client_index, task, seed, self.device)
-            else:
-                metrics = evaluate_clients(workload, p, train, client_index, task, size, self.device)
-        return TaskResult(task.index, [], *metrics)
+                return evaluate_test_rows(models, self.data.test, task, self.device)
+            size = self.run_spec.experiment.evaluate.batch
+            return evaluate_clients(models, self.data.train, self.data.client_index, task, size, self.device)
+
+    def _probe(self, task: LossProbe, p: Params) -> Metrics:
+        workload, seed = self.run_spec.workload, self.run_spec.experiment.seed
+        with kernels(self.kernels), evaluating():
+            return probe_losses(workload, p, self.data.train, self.data.client_index, task, seed, self.device)

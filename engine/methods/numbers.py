@@ -89,11 +89,11 @@ def with_numbers(part: Any, values: Mapping[Path, Any], path: Path = ()) -> Any:
     return copy
 
 
-def differing(methods: Sequence[Any]) -> dict[Path, Tensor]:
-    """The numbers in which methods (m) of one form differ, as float64 tensors (m,).
+def differing(methods: Sequence[Mapping[Path, float]]) -> dict[Path, Tensor]:
+    """The numbers in which methods (m) of one form differ, as float64 tensors (m,). methods: the `numbers` of each.
 
     They are float64 because that is what Python computes with: 1 - 0.999 in float32 would be wrong by 10^-5 of itself.
     """
-    first, *others = [numbers(method) for method in methods]
+    first, *others = methods
     paths = [path for path, value in first.items() if any(other[path] != value for other in others)]
-    return {path: torch.tensor([each[path] for each in (first, *others)], dtype=torch.float64) for path in paths}
+    return {path: torch.tensor([each[path] for each in methods], dtype=torch.float64) for path in paths}

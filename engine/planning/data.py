@@ -18,8 +18,13 @@ def checked_split(run_spec: RunSpec, split: Split | None = None) -> Split:
     returns for this run, if that is known already.
     """
     split = split or run_spec.split()
-    if run_spec.directory is not None and not run_spec.resume:
-        write_partition(split.client_index, Path(run_spec.directory))
+    keep_partition(run_spec, split)
     check_draws(run_spec.workload, run_spec.checked_initial_model(), split)
     try_step(run_spec, split)
     return split
+
+
+def keep_partition(run_spec: RunSpec, split: Split) -> None:
+    """Write the partition to the folder of the run, if it has one and is not resumed."""
+    if run_spec.directory is not None and not run_spec.resume:
+        write_partition(split.client_index, Path(run_spec.directory))

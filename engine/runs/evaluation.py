@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.evaluation import TestSlice, evaluate_clients, evaluate_test_rows, evaluation_columns
+from ..clients.evaluation import Models, TestSlice, evaluate_clients, evaluate_test_rows, evaluation_columns
 from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
@@ -35,14 +35,13 @@ def evaluate(
     data = Data.of(split.train, rows, split.client_index)
     client_index = split.client_index if clients else split.client_index._replace(held=None)
     p = {name: tensor.to(run_spec.device) for name, tensor in model.items()}
+    models, device = Models(run_spec.workload, [p]), run_spec.device
 
     def metrics(task: Any) -> TaskResult:
         if isinstance(task, TestSlice):
-            found = evaluate_test_rows(run_spec.workload, p, data.test, task, run_spec.device)
+            (found,) = evaluate_test_rows(models, data.test, task, device)
         else:
-            found = evaluate_clients(
-                run_spec.workload, p, data.train, data.client_index, task, settings.batch, run_spec.device
-            )
+            (found,) = evaluate_clients(models, data.train, data.client_index, task, settings.batch, device)
         return TaskResult(task.index, [], *found)
 
     def run(tasks: list[Any]) -> RoundTotals:

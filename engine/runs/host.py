@@ -10,6 +10,7 @@ from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
 from ..planning.autotune import measure
+from ..planning.data import checked_split
 from ..planning.execution_plan import plan_execution
 from ..state.row_files import StateLayout
 
@@ -18,8 +19,8 @@ class Host:
     """A process with one run."""
 
     def split(self, run_spec: RunSpec) -> Split:
-        """The data and the rows of every client, see `RunSpec.split`."""
-        return run_spec.split()
+        """The data and the rows of every client, see `checked_split`."""
+        return checked_split(run_spec)
 
     def plan(self, run_spec: RunSpec, split: Split) -> tuple[RunSpec, str]:
         """The run specification with its execution plan, and a line for the log."""

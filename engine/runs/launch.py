@@ -30,7 +30,6 @@ from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
 from ..kernels.library import NoKernels, library
 from ..methods.state_spec import StateSpec
-from ..planning.data import checked_split
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
 from ..rounds.asynchronous import driver_of
@@ -303,7 +302,7 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Gener
         if stop():
             raise Interrupted(stop())
 
-    split = checked_split(run_spec, host.split(run_spec))
+    split = host.split(run_spec)
     beat()
     run_spec, plan_line = host.plan(run_spec, split)
     beat()

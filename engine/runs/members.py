@@ -14,6 +14,7 @@ from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
 from ..methods.numbers import form
+from ..planning.data import checked_split, keep_partition
 from ..state.row_files import StateLayout
 from .host import Host
 from .launch import execute
@@ -30,8 +31,20 @@ class SharedHost:
         self.lockstep = Lockstep()
         self.splits: OrderedDict[str, Split] = OrderedDict()
         self.proofs: dict[Hashable, dict[str, Any]] = {}
+        self.checked: set[Hashable] = set()  # what runs that broke no rule on their data have in common with others
 
     def split(self, run_spec: RunSpec) -> Split:
+        """The data of a run after all checks. Runs whose methods differ in numbers alone are checked once."""
+        split, same = self._split(run_spec), same_but_numbers(run_spec)
+        if same in self.checked:
+            keep_partition(run_spec, split)
+            return split
+        split = checked_split(run_spec, split)
+        if same is not None:
+            self.checked.add(same)
+        return split
+
+    def _split(self, run_spec: RunSpec) -> Split:
         """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""
         key = data_key(run_spec)
         if key is None:
@@ -45,11 +58,8 @@ class SharedHost:
 
     def proofs_of(self, run_spec: RunSpec) -> dict[str, Any]:
         """The proofs of kernels for all runs with the same data and model whose methods differ in numbers alone."""
-        experiment, key = run_spec.experiment, data_key(run_spec)
-        if key is None:
-            return {}
-        same = (key, form(run_spec.method()), experiment.federation.local.model_dump_json(), experiment.engine.threads)
-        return self.proofs.setdefault(same, {})
+        same = same_but_numbers(run_spec)
+        return {} if same is None else self.proofs.setdefault(same, {})
 
 
 class MemberHost(Host):
@@ -97,6 +107,16 @@ def execute_together(
     while shared.lockstep.members:
         shared.lockstep.advance()
     return [ended[number] for number in range(len(runs))]
+
+
+def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
+    """What runs with the same data and model have in common whose methods differ in numbers alone; None if it cannot be
+    compared."""
+    experiment, key = run_spec.experiment, data_key(run_spec)
+    if key is None:
+        return None
+    sections = (experiment.federation.local.model_dump_json(), experiment.engine.model_dump_json())
+    return (key, form(run_spec.method()), *sections)
 
 
 def data_key(run_spec: RunSpec) -> str | None:

@@ -14,10 +14,11 @@ import torch
 from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import new_run, resume, run
+from fedfleet.engine.backends import members as backend
 from fedfleet.engine.clients.local_training import LocalTrainer
-from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
-from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment
-from fedfleet.engine.errors import ConfigError, Diverged, Interrupted
+from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evaluate_together
+from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment, experiment
+from fedfleet.engine.errors import ConfigError, Diverged, EvaluationFailed, Interrupted
 from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.engine.runs.members import execute_together
@@ -152,6 +153,91 @@ def test_a_stop_in_the_middle_of_a_common_phase(tmp_path):
         assert resume(tmp_path / str(i)).model_sha256 == run(each, tmp_path / f"alone-{i}").model_sha256
 
 
+# --- evaluations ------------------------------------------------------------------------------------------------------
+NORMALISED = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedfleet.workloads.base import Model
+from fedfleet.workloads.norms import BatchNorm
+
+
+@dataclass(frozen=True)
+class Small(Model):
+    def build(self, shape, classes):
+        convolution = nn.Conv2d(shape[0], 2, 3)
+        return nn.Sequential(convolution, BatchNorm(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 6 * 6, classes))
+
+
+MODELS = {"small": Small}
+"""
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The number of members of each evaluation that was made for several."""
+    made: list[int] = []
+
+    def counted(evaluations):
+        made.append(len(evaluations))
+        return evaluate_together(evaluations)
+
+    monkeypatch.setattr(backend, "evaluate_together", counted)
+    return made
+
+
+def test_members_are_evaluated_in_one_pass(passes, tmp_path):
+    """Running statistics, a last batch of 55 rows after three of 100, the clients' own rows. The second member
+    diverges, the third one ends earlier than the others, and the last one has other data."""
+    (tmp_path / "small.py").write_text(NORMALISED)
+    experiments = []
+    for lr, rounds, seed in ((0.1, 6, 0), (1e30, 6, 0), (0.2, 2, 0), (0.05, 6, 0), (0.1, 4, 1)):
+        made = digits({"name": "fedavg", "rule": {"name": "sgd", "lr": lr}}, STEPS, rounds)
+        plain = made.plain()
+        plain["workload"] = {"name": "digits", "model": "small", "partition": {"name": "dirichlet", "beta": 0.5}}
+        plain["evaluate"] |= {"fairness": True}
+        experiments.append(experiment({**plain, "seed": seed, "plugins": [str(tmp_path / "small.py")]}))
+    results = together(experiments, tmp_path)
+    assert isinstance(results[1], Diverged)
+    for number in (0, 2, 3, 4):
+        assert same(results[number], run(experiments[number]))
+    assert passes == [3, 3, 2, 2, 2, 2]  # the test rows and the clients' rows, in rounds 2, 4 and 6
+
+
+def test_a_report_that_fails_for_one_member_fails_for_that_one(passes, tmp_path):
+    (tmp_path / "picky.py").write_text(PICKY)
+    experiments = [
+        experiment(
+            {**digits("fedavg", STEPS).plain(), "workload": "picky", "plugins": [str(tmp_path / "picky.py")], **n}
+        )
+        for n in [{"method": {"name": "fedavg", "rule": {"name": "sgd", "lr": lr}}} for lr in (0.01, 8.0)]
+    ]
+    first, second = together(experiments, tmp_path)
+    assert same(first, run(experiments[0]))
+    assert isinstance(second, EvaluationFailed)
+    assert passes
+
+
+PICKY = """
+from dataclasses import dataclass
+
+from fedfleet.workloads.digits import Digits
+
+
+@dataclass(frozen=True)
+class Picky(Digits):
+    def report(self, p, batch):
+        if max(float(leaf.abs().max()) for leaf in p.values()) > 0.7:
+            raise RuntimeError("too large")
+        return super().report(p, batch)
+
+
+WORKLOADS = {"picky": Picky}
+"""
+
+
+# --- methods that tensors do not suit ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Choosy(Sgd):
     """Sgd that branches on the value of its step size."""
@@ -194,7 +280,7 @@ def test_times_of_members_add_up():
 def test_numbers_and_forms():
     first, second = (prepare(digits(m, STEPS), "test").method() for m in METHODS_OF_MEMBERS["fedavg"])
     assert form(first) == form(second)
-    found = differing([first, second])
+    found = differing([numbers(first), numbers(second)])
     assert {path: value.tolist() for path, value in found.items()} == {
         ("rule", "lr"): [0.1, 1.0],
         ("rule", "mu"): [0.9, 0],

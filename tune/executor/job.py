@@ -1,14 +1,15 @@
-"""A process that executes several runs at once, which share what runs can share. The driver starts it, see `jobs`.
+"""A process that executes several runs at once, which share what runs can share. The fork server starts it.
 
 Each run has a thread of its own, and one of them has the turn; see `engine.backends.members`. Messages of the driver:
 
-    ("runs", [RunRequest, ...])  the runs to begin, which answers ("room", n)
+    ("runs", [RunRequest, ...])  the runs to begin, which answers "room"
     ("answer", key, end)         to a report of the run with this key; end: whether to end it
     ("stop",)                    all runs are to write checkpoints and end, and so does the process
 
 Messages to the driver:
 
-    ("room", n)                  n further runs may begin
+    ("room", id, rooms)          there may be room for runs. id: of this process. rooms: kind of runs -> how many of
+                                 them fit into the process, for the kinds that it has had
     ("report", key, Report)      of a run
 """
 
@@ -18,7 +19,10 @@ import gc
 import os
 import queue
 import signal
+import socket
+import sys
 import threading
+import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -42,7 +46,7 @@ class MemberRun(RequestedRun):
         self.job, self.asked = job, signal.SIGTERM if job.ending else 0
         self.unanswered = False  # whether it waits for the answer to its last report
         self.member: Member = job.shared.lockstep.join()
-        self.host = MemberHost(job.shared, self.member, job.planned)
+        self.host = MemberHost(job.shared, self.member, lambda run_spec: job.planned(spec.kind, run_spec))
         threading.Thread(target=self._run, name=spec.key, daemon=True).start()
 
     def _run(self) -> None:
@@ -51,6 +55,7 @@ class MemberRun(RequestedRun):
             self.execute()
         finally:
             del self.job.runs[self.spec.key]
+            self.job.asks = True
             self.member.leave()
 
     def send(self, report: Report) -> None:
@@ -68,8 +73,8 @@ class Job:
         self.connection, self.start = connection, start
         self.shared = SharedHost()
         self.runs: dict[str, MemberRun] = {}
-        self.room = 1  # the most runs at once, until the plan of the first one is known
-        self.asked_for = 0  # runs that the driver has been asked for
+        self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into the process
+        self.asks = True  # whether there may be room that the driver does not know of
         self.waits = False  # whether the driver has not answered yet that it was asked
         self.ending = False
         self.inbox: queue.Queue[list[RunRequest]] = queue.Queue()
@@ -84,7 +89,6 @@ class Job:
             with suppress(queue.Empty):
                 while True:
                     for spec in self.inbox.get(timeout=HEARTBEAT_SECONDS if idle or self.waits else 0.0):
-                        self.asked_for -= 1
                         self.runs[spec.key] = MemberRun(self, spec)
                     idle = False
 
@@ -108,36 +112,62 @@ class Job:
             self.inbox.put(content[0] if kind == "runs" else [])
 
     def _ask(self) -> None:
-        """Ask the driver for as many runs as there is room for."""
-        missing = self.room - len(self.runs) - self.asked_for
-        if missing > 0 and not self.ending:
-            self.asked_for += missing
-            self.waits = True
-            self.connection.send(("room", missing))
+        """Tell the driver that there may be room for runs."""
+        if self.asks and not self.ending:
+            self.asks, self.waits = False, True
+            self.connection.send(("room", os.getpid(), dict(self.rooms)))
 
-    def planned(self, run_spec: RunSpec) -> None:
-        """Find the room for runs, from the plan of a first one.
+    def planned(self, kind: str, run_spec: RunSpec) -> None:
+        """Find out how many runs of a kind fit into the process, from the plan of a first one.
 
         Clients that are trained one at a time gain nothing from others, so such runs follow one after another.
         """
+        if kind in self.rooms:
+            return
         plan, cohort = run_spec.execution_plan, run_spec.experiment.federation.cohort
+        self.rooms[kind], self.asks = 1, True
         if plan is None or plan.block == 1 or not run_spec.experiment.engine.vectorise:
             return
         bytes_of_run = 4 * VECTORS * cohort * run_spec.initial_model().flat.numel()
         memory = available_memory()
         fitting = self.start.at_once if memory is None else int(self.start.share * memory / 2 / bytes_of_run)
-        self.room = max(1, min(self.start.at_once, fitting))
+        self.rooms[kind] = max(1, min(self.start.at_once, fitting))
 
 
-def main(descriptor: int) -> None:
-    """Serve the driver at the other end of a connection."""
-    connection = Connection(descriptor)
-    start: Start = connection.recv()
-    os.chdir(start.cwd)
-    os.environ.update(start.variables)
+def serve(descriptor: int) -> None:
+    """Fork a process whenever the driver at the other end of a connection asks for one, see `fork_server`.
+
+    This process computes nothing and has one thread, as threads of libraries are not there after a fork.
+    """
+    control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when to stop
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
     # Imported objects live as long as this process. The collector would spend 6 % of the time on looking through them.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    Job(connection, start).serve()
+    while True:
+        asked, descriptors, *_ = socket.recv_fds(control, 1, 1)
+        if not asked:  # the driver has ended
+            os._exit(0)
+        if os.fork() == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            main(descriptors[0])
+        os.close(descriptors[0])
+
+
+def main(descriptor: int) -> None:
+    """Serve the driver at the other end of a connection, and exit."""
+    try:
+        connection = Connection(descriptor)
+        start: Start = connection.recv()
+        os.chdir(start.cwd)
+        sys.path[:] = start.path
+        os.environ.update(start.variables)
+        Job(connection, start).serve()
+    except EOFError:  # the driver has ended
+        pass
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)

@@ -6,20 +6,18 @@ This is for one machine, and without Ray, whose processes take longer to start t
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
+import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from ...engine.errors import FedFleetError
+from .fork_server import ForkServer, taken
 from .source import HEARTBEAT_SECONDS, RunRequest, Source
-
-CODE = "import sys; sys.path[:] = sys.argv[2].splitlines(); from {module} import main; main(int(sys.argv[1]))"
-"""What a process executes. It looks for modules where this process does, and not in its current folder."""
 
 GRACE_SECONDS = 30.0
 """The time in which processes must write checkpoints and end when they are asked to."""
@@ -29,45 +27,42 @@ FAILED_STARTS = 3
 
 
 class Start(NamedTuple):
-    """What a process needs before its first run. variables: of the environment. at_once: the most runs at once. share:
-    the part of the available memory that the process may use."""
+    """What a process needs before its first run. path: where it looks for modules. variables: of the environment.
+    at_once: the most runs at once. share: the part of the available memory that the process may use."""
 
     cwd: str
+    path: list[str]
     variables: dict[str, str]
     at_once: int
     share: float
 
 
 class Process:
-    """A process, and the runs that it has. `room`: how many more may begin. `waits`: whether it waits for them. `lone`:
-    whether it must have no other run beside the one that it has."""
+    """A process, and the runs that it has. `id`: its number in the system, 0 until it has begun. `waits`: whether it
+    waits for an answer. `wants`: whether it has been given no run since it asked. `lone`: whether it must have no other
+    run beside the one that it has."""
 
-    def __init__(self, start: Start) -> None:
-        mine, other = socket.socketpair()
-        code = CODE.format(module=f"{__package__}.job")
-        with other:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", code, str(other.fileno()), "\n".join(sys.path)],
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the driver, which asks the processes to stop
-            )
-        self.connection = Connection(mine.detach())
-        self.connection.send(start)
+    def __init__(self, server: ForkServer, start: Start) -> None:
+        self.connection = server.fork()
         self.runs: dict[str, RunRequest] = {}
-        self.room, self.waits, self.lone = 0, False, False
+        self.id, self.waits, self.wants, self.lone = 0, False, False, False
+        self._send(start)
 
     def send(self, *message: Any) -> None:
+        self._send(message)
+
+    def _send(self, message: Any) -> None:
         with suppress(OSError):  # it has died, which the next message from it tells
             self.connection.send(message)
 
     def end(self) -> None:
-        """Wait until the process has ended."""
-        try:
-            self.popen.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
+        """Wait until the process has ended. It must have been asked to."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        with suppress(EOFError, OSError):  # that its end of the connection is closed
+            while self.connection.poll(max(0.0, deadline - time.monotonic())):
+                self.connection.recv()
+            if self.id:
+                os.kill(self.id, signal.SIGKILL)
         self.connection.close()
 
 
@@ -77,8 +72,11 @@ class Jobs:
     def __init__(self, processes: int, at_once: int) -> None:
         """Starts the processes. at_once: the most runs of all processes together."""
         variables = {name: value for name, value in os.environ.items() if name.startswith("FEDFLEET_")}
-        self.start = Start(os.getcwd(), variables, -(-at_once // processes), 1 / processes)
-        self.processes = [Process(self.start) for _ in range(processes)]
+        self.start = Start(os.getcwd(), list(sys.path), variables, -(-at_once // processes), 1 / processes)
+        self.server = taken()
+        self.processes = [Process(self.server, self.start) for _ in range(processes)]
+        self.rooms: dict[str, int] = {}  # kind -> how many runs of this kind fit into a process
+        self.held: RunRequest | None = None  # the next run, which did not fit into a process
         self.again: deque[RunRequest] = deque()  # of a process that died
         self.died: set[str] = set()  # keys of runs whose process died once
         self.failed_starts = 0
@@ -105,38 +103,54 @@ class Jobs:
         """End the processes, after their runs have written checkpoints."""
         for process in self.processes:
             process.send("stop")
-            if not process.runs:
-                process.popen.kill()  # it has nothing to write, and may still be starting
-        for process in self.processes:
-            process.end()
+        if any(process.id for process in self.processes):  # otherwise the server may still be starting
+            for process in self.processes:
+                process.end()
         self.processes = []
+        self.server.close()
 
     def _hand_out(self) -> bool:
         """Give the processes the runs that they have room for; returns whether a run is under way or may follow."""
-        share = max(1, -(-(self.source.left + len(self.again)) // len(self.processes)))
+        left = self.source.left + len(self.again) + (self.held is not None)
+        share = max(1, -(-left // len(self.processes)))
         for process in self.processes:
             runs: list[RunRequest] = []
-            while process.room > 0 and len(runs) < share and (spec := self._next(process)) is not None:
+            while process.wants and len(runs) < share and (spec := self._next(process)) is not None:
                 runs.append(spec)
-                process.room -= 1
                 process.runs[spec.key] = spec
+            if runs:
+                process.wants = False
             if runs or process.waits:
                 process.waits = False
                 process.send("runs", runs)
-        under_way = self.again or any(process.runs for process in self.processes)
-        return bool(under_way) or not any(process.room for process in self.processes)
+        under_way = self.again or self.held or any(process.runs for process in self.processes)
+        return bool(under_way) or not any(process.id for process in self.processes)
 
     def _next(self, process: Process) -> RunRequest | None:
         """The next run for a process, None if there is none now."""
         if process.lone and process.runs:
             return None
         process.lone = False
-        if not self.again:
-            return self.source.next()
-        if process.runs:
+        if self.again:
+            if process.runs:
+                return None
+            process.lone = True
+            return self.again.popleft()
+        if not self._fits(process):
             return None
-        process.lone = True
-        return self.again.popleft()
+        spec, self.held = self.held or self.source.next(), None
+        if spec is not None and not self._fits(process, spec.kind):
+            spec, self.held = None, spec
+        return spec
+
+    def _fits(self, process: Process, kind: str = "") -> bool:
+        """Whether a process has room for a run of a kind, or of any kind. Where the plan of a run is not known yet, no
+        other one begins beside it."""
+        kinds = [run.kind for run in process.runs.values()]
+        if not all(each in self.rooms for each in kinds):
+            return False
+        full = sum(1 / self.rooms[each] for each in kinds)
+        return not kinds or full + 1 / self.rooms.get(kind, self.start.at_once) < 1 + 1e-9
 
     def _hear(self, process: Process) -> None:
         """Receive a message of a process."""
@@ -146,8 +160,9 @@ class Jobs:
             self._replace(process)
             return
         if kind == "room":
-            process.room += content[0]
-            process.waits = True
+            process.id, rooms = content
+            self.rooms |= rooms
+            process.waits = process.wants = True
             return
         key, report = content
         if key not in process.runs:
@@ -171,4 +186,6 @@ class Jobs:
             else:
                 self.died.add(key)
                 self.again.append(spec)
-        self.processes[self.processes.index(process)] = Process(self.start)
+        if not self.server.alive:
+            self.server = ForkServer()
+        self.processes[self.processes.index(process)] = Process(self.server, self.start)

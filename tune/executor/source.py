@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,19 @@ class RunRequest(NamedTuple):
     keep_model: bool = False
     params: dict[str, Any] = {}  # noqa: RUF012 nobody changes it
     may_end: bool = True
+
+    @property
+    def kind(self) -> str:
+        """What runs have in common of which as many fit into a process: they differ in numbers of the method, in the
+        partition and in the seed."""
+        from ...engine.planning.execution_plan import without_numbers
+
+        data = self.experiment
+        workload, federation = data.get("workload"), data.get("federation", {})
+        if isinstance(workload, dict):
+            workload = {key: value for key, value in workload.items() if key != "partition"}
+        sizes = [federation.get("cohort"), federation.get("local"), data.get("engine")]
+        return json.dumps([without_numbers(data.get("method")), workload, sizes], sort_keys=True, default=repr)
 
 
 class Report(NamedTuple):

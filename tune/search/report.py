@@ -88,10 +88,13 @@ def unit(name: str) -> str:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 def best_table(plan: Plan, best: list[Trial]) -> Table:
-    title = "Best trial" if len(best) < 2 else "Pareto front"
-    return Table(
-        title, "best.yaml is the first one as an experiment file.", heads(plan), [row(plan, t, ()) for t in best]
-    )
+    title, note = "Best trial", "best.yaml has it as an experiment file."
+    if len(best) > 1:
+        title = "Best trials"
+        note = (
+            "No other trial surpasses one of these in all objectives. best.yaml is the first one as an experiment file."
+        )
+    return Table(title, note, heads(plan), [row(plan, t, ()) for t in best])
 
 
 def heads(plan: Plan) -> list[str]:

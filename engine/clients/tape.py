@@ -1,0 +1,198 @@
+"""Pure functions of tensors that are recorded once, as the operations of torch that they consist of, and replayed.
+
+A local step of a small network under vmap consists of some hundred operations of microseconds. To find out which ones
+they are, by the rules of vmap, the graph of autograd and the trees of the states, takes longer than they take. They are
+the same in every step as long as the shapes are the same, because the functions of a method take no branch on a value.
+
+What is recorded must be what would have run. The first calls of a function that could be replayed are therefore made
+both ways, and if the bits differ, nothing is replayed. Other inputs than those of the recording show whatever the
+function took from anywhere else than its arguments.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .random_generators import equal
+
+Replay = Callable[..., list[Tensor]]
+"""(leaves of the arguments) -> leaves of the result."""
+
+MOST = 256
+"""The largest number of recordings that are kept."""
+TRIES = 64
+"""After so many recordings, each must have been replayed once on average; otherwise no further ones are made."""
+PROOFS = 3
+"""The number of calls of a function that are made both ways."""
+
+
+class NotRecordable(Exception):
+    """A function does something that a replay of its operations would not do."""
+
+
+class Operation(NamedTuple):
+    """A line of a program: the names of its results, its text, and the names that it reads. pure: whether it writes to
+    none of its arguments."""
+
+    targets: tuple[str, ...]
+    text: str
+    reads: frozenset[str]
+    pure: bool
+
+
+class Tape(TorchDispatchMode):
+    """Records the operations of a call as a program in Python, in which every tensor has a name."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}  # id of a tensor -> its name
+        self.values: dict[str, Any] = {}  # name -> value of everything that is the same in each replay
+        self.seen: list[Any] = []  # all tensors, which stay alive so that none of their ids is used twice
+        self.storages: set[int] = set()  # addresses of what a replay has anew
+        self.operations: list[Operation] = []
+        self.inputs = [self._name(tensor) for tensor in inputs]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotRecordable(f"{func} draws random numbers, or is no operation of its own")
+        reads: set[str] = set()
+        given = [self._text(arg, reads) for arg in args]
+        given += [f"{name}={self._text(arg, reads)}" for name, arg in (kwargs or {}).items()]
+        result = func(*args, **(kwargs or {}))
+        if func in SAME:
+            self.seen.append(result)
+            self.names[id(result)] = given[0]
+            return result
+        several = isinstance(result, tuple | list)
+        targets = tuple(self._target(one) for one in (result if several else (result,)))
+        text = f"{', '.join(targets)}{',' * several} = {self._value(func)}({', '.join(given)})"
+        self.operations.append(Operation(targets, text, frozenset(reads), not func._schema.is_mutable))
+        return result
+
+    def _target(self, result: Any) -> str:
+        if result is None:
+            return "_"
+        if not isinstance(result, Tensor):
+            raise NotRecordable(f"an operation gives {type(result).__name__}, not a tensor")
+        return self.names.get(id(result)) or self._name(result)  # an operation in place returns its argument
+
+    def _name(self, tensor: Tensor) -> str:
+        self.seen.append(tensor)
+        if tensor.numel():
+            self.storages.add(tensor.untyped_storage().data_ptr())
+        return self.names.setdefault(id(tensor), f"t{len(self.seen)}")
+
+    def _value(self, value: Any) -> str:
+        self.seen.append(value)
+        name = f"v{len(self.seen)}"
+        self.values[name] = value
+        return name
+
+    def _text(self, value: Any, reads: set[str]) -> str:
+        """An argument of an operation. reads: takes the names of the tensors in it."""
+        if isinstance(value, Tensor):
+            if id(value) not in self.names:
+                if value.untyped_storage().data_ptr() in self.storages:
+                    raise NotRecordable("a tensor that no operation made has the memory of one of the step's tensors")
+                self.names[id(value)] = self._value(value)
+            reads.add(self.names[id(value)])
+            return self.names[id(value)]
+        if isinstance(value, tuple | list) and any(isinstance(each, Tensor) for each in value):
+            return f"[{', '.join(self._text(each, reads) for each in value)}]"
+        return repr(value) if value is None or isinstance(value, bool | int) else self._value(value)
+
+    def replay(self, outputs: Sequence[Tensor]) -> Replay:
+        """What gives these tensors again, from other inputs."""
+        wanted: set[str] = set()
+        results = [self._text(tensor, wanted) for tensor in outputs]
+        lines: list[str] = []
+        alive = set(wanted)  # the names that are read further down
+        for targets, text, reads, pure in reversed(self.operations):
+            if pure and alive.isdisjoint(targets):
+                continue
+            done = sorted({*reads, *targets} - alive - self.values.keys() - {"_"})
+            lines.append(text + f"; del {', '.join(done)}" * bool(done))
+            alive |= reads
+        head, end = f"def replay({', '.join(self.inputs)}):", f"return [{', '.join(results)}]"
+        source = "\n    ".join([head, *reversed(lines), end])
+        made: dict[str, Any] = dict(self.values)
+        exec(source, made)  # the text has names of this class and whole numbers only
+        return made["replay"]
+
+
+SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
+"""Operations whose result is their argument, where no gradient is computed."""
+
+
+class Recording(NamedTuple):
+    """A recorded function for arguments of some shapes. spec: the tree of its result."""
+
+    replay: Replay
+    spec: Any
+
+
+def shapes_of(leaves: Sequence[Tensor]) -> Hashable:
+    """What tensors must have in common so that the same operations do the same with them."""
+    return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
+
+
+class Tapes:
+    """Calls functions of tensors without gradients, by recordings where these are possible."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self.proofs: dict[str, int] = {}  # name of a function -> how many of its calls were made both ways
+        self.recorded = self.replayed = 0
+        self.refused = ""  # why nothing is recorded any more
+
+    @torch.no_grad()
+    def call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+        """The result of a function. given: its arguments, trees of tensors. name: of the function, which must do the
+        same in all calls with this name."""
+        if self.refused:
+            return function(*given)
+        leaves, spec = pytree.tree_flatten(given)
+        key = (name, spec, shapes_of(leaves))
+        known = self.kept.get(key)
+        if known is None:
+            return self._record(key, function, leaves, spec)
+        self.kept.move_to_end(key)
+        self.replayed += 1
+        found = known.replay(*leaves)
+        if self.proofs.get(name, 0) < PROOFS:
+            result = function(*given)
+            if not equal(found, pytree.tree_leaves(result)):
+                self._refuse("a replay gave other bits")
+            self.proofs[name] = self.proofs.get(name, 0) + 1
+            return result
+        return pytree.tree_unflatten(found, known.spec)
+
+    def _record(self, key: Hashable, function: Callable[..., Any], leaves: list[Tensor], spec: Any) -> Any:
+        """Call the function, and record the call."""
+        given = pytree.tree_unflatten([leaf.detach() for leaf in leaves], spec)  # so that no tensor is there twice
+        if self.recorded >= TRIES and self.replayed < self.recorded:
+            self._refuse("shapes change too often")
+            return function(*given)
+        self.recorded += 1
+        try:
+            with Tape(pytree.tree_leaves(given)) as tape:
+                result = function(*given)
+            outputs, result_spec = pytree.tree_flatten(result)
+            self.kept[key] = Recording(tape.replay(outputs), result_spec)
+        except NotRecordable as error:
+            self._refuse(str(error))
+            return function(*given)
+        while len(self.kept) > MOST:
+            self.kept.popitem(last=False)
+        return result
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self.kept.clear()

@@ -1,0 +1,156 @@
+"""Recorded functions of tensors: they change no bit, and are not used where they would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from fedfleet.algorithms.table import METHODS
+from fedfleet.engine.clients import tape
+from fedfleet.engine.clients.local_training import LocalTrainer
+from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
+from fedfleet.engine.clients.random_generators import equal
+from fedfleet.engine.clients.tape import PROOFS, Tapes
+from fedfleet.engine.methods.numbers import numbers
+from fedfleet.engine.runs.launch import prepare
+
+from ..test_conformance import spec as with_arguments
+from .setups import STEPS, digits
+
+SHORT = ("fedavg", "scaffold", "fedadam", "local_muon", "fedmuon_bc", "stem", "fedprox", "diloco")
+"""Methods of all kinds. `make test-long` has the others, too."""
+
+
+@pytest.fixture(scope="module")
+def problem() -> Any:
+    return prepare(digits("fedavg", STEPS), "test")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.long]) for n in METHODS])
+def test_a_recorded_round_has_the_bits_of_the_round(name: str, problem: Any):
+    """Several rounds of a block of three members, with batches and numbers of steps that change from round to round."""
+    experiment = problem.experiment.model_copy(update={"method": with_arguments(name)})
+    spec = problem.of("test", experiment)
+    method, x, count = spec.method(), spec.initial_model(), 3
+    paths = [path for path in numbers(method) if path[-1] in ("lr", "server_lr", "matrix_lr")][:1]
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        public = method.unpack(method.broadcast(method.server_init(x)))
+        both = pytree.tree_map(
+            lambda leaf: leaf.expand(count, *leaf.shape).clone(), (public, method.client_init(public))
+        )
+        values = tuple(torch.full((count,), numbers(method)[path], dtype=torch.float64) for path in paths)
+        recorded, plain = (MembersTrainer(LocalTrainer(method, spec.workload, x), tuple(paths)) for _ in range(2))
+        plain.tapes = None
+        clients = [both[1], both[1]]
+        for steps in ((2, 2, 2), (3, 2, 1), (2, 2, 2), (2, 2, 2)):
+            batches = [
+                {
+                    "input": torch.rand(count, 4, 1, 8, 8, generator=draw),
+                    "label": torch.randint(10, (count, 4), generator=draw),
+                    "key": torch.randint(1 << 40, (count,), generator=draw),
+                }
+                for _ in range(max(steps))
+            ]
+            results = [
+                trainer.train_block(
+                    MembersPublic(both[0], values), client, torch.tensor(steps), lambda k, own=batches: own[k]
+                )
+                for trainer, client in zip((recorded, plain), clients, strict=True)
+            ]
+            found, wanted = (pytree.tree_leaves((each.message, each.client, each.loss)) for each in results)
+            assert equal(found, wanted)
+            assert results[0].gradients == results[1].gradients
+            clients = [result.client for result in results]
+    assert recorded.tapes is not None
+    assert recorded.tapes.refused == ""
+    assert recorded.tapes.replayed > PROOFS
+
+
+def called(function: Any, times: int = 6, tapes: Tapes | None = None) -> Tapes:
+    """The recordings after some calls with different arguments, whose results are those of the function."""
+    tapes = tapes or Tapes()
+    for i in range(times):
+        x = torch.arange(4.0) + i
+        assert torch.equal(tapes.call("f", function, x), function(x))
+    return tapes
+
+
+def test_a_function_is_recorded_once_for_each_shape():
+    tapes = called(vmap(lambda x: torch.where(x > 2, x.sin(), x * 3).sum()))
+    assert (tapes.recorded, tapes.replayed, tapes.refused) == (1, 5, "")
+    assert torch.equal(tapes.call("f", lambda x: x * 2, torch.ones(2, 2)), torch.full((2, 2), 2.0))
+    assert tapes.recorded == 2
+
+
+def test_writing_in_place_and_views():
+    def function(x):
+        y = x.clone()
+        y[1:].add_(1)
+        y.view(2, 2)[0].mul_(y[3])
+        return y
+
+    assert called(function).refused == ""
+
+
+def test_several_results_and_arguments_that_are_one_tensor():
+    tapes, x = Tapes(), torch.arange(4.0)
+    function = lambda a, b: (a.split([1, 3])[1], {"sum": a + b, "b": b})  # noqa: E731
+    tapes.call("f", function, x, x)
+    for _ in range(5):
+        first, second = tapes.call("f", function, x, x + 1)
+        assert first.tolist() == [1, 2, 3]
+        assert second["sum"].tolist() == [1, 3, 5, 7]
+        assert second["b"].tolist() == [1, 2, 3, 4]
+    assert tapes.refused == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x + torch.rand(4), "random"),
+        (lambda x: x * float(x[1]), "not a tensor"),
+        (lambda x: x + torch.from_numpy(x.numpy()), "that no operation made"),
+        (lambda x: x + torch.tensor(x.tolist()), "other bits"),
+    ],
+)
+def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):
+    tapes = Tapes()
+    for i in range(3):
+        x = torch.arange(4.0) + i
+        with torch.random.fork_rng():
+            torch.manual_seed(i)
+            found = tapes.call("f", function, x)
+            torch.manual_seed(i)
+            assert torch.equal(found, function(x))
+    assert why in tapes.refused
+    assert not tapes.kept
+
+
+def test_shapes_that_always_change_are_not_recorded_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tape, "TRIES", 4)
+    tapes = Tapes()
+    for size in range(2, 10):
+        assert torch.equal(tapes.call("f", torch.sin, torch.ones(size)), torch.ones(size).sin())
+    assert tapes.refused == "shapes change too often"
+    assert tapes.recorded == 4
+
+
+def test_only_the_last_recordings_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tape, "MOST", 2)
+    tapes = Tapes()
+    for size in (2, 3, 2, 4, 2):
+        tapes.call("f", torch.sin, torch.ones(size))
+    assert (tapes.recorded, tapes.replayed) == (3, 2)
+
+
+def test_an_error_of_the_function_is_raised():
+    def function(x):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        Tapes().call("f", function, torch.ones(2))
