@@ -1,6 +1,6 @@
 """Compares `fedfleet search`, whose trials share processes, with a plain loop of Optuna over `fedfleet.run`.
 
-    python benchmarks/together.py [digits | w1] [--trials 20] [--rounds 100] [--ways plain,together,alone]
+    python benchmarks/together.py [digits | w1] [--trials 20] [--rounds 100] [--ways plain,together,alone] [--where]
 
 The trials are FedAvg with momentum; Optuna chooses step size and momentum at random, the same ones every way.
 
@@ -8,14 +8,25 @@ The trials are FedAvg with momentum; Optuna chooses step size and momentum at ra
     together  the command `fedfleet search`, from its start to the report
     alone     the same with search.together=false: each trial has a process of Ray
 
-Times are seconds of the clock and seconds of the processors, with those of all processes that were started. The share
-of a trial that is not compute is 1 - time/compute / time/seconds over its rounds. Nothing is tracked in MLflow.
+Times are seconds of the clock and seconds of the processors, with those of all processes that were started. Nothing is
+tracked in MLflow. The share that is not compute is that of all processors from the beginning of the command to its end:
+compute are local steps, evaluations, sums of messages and the server's steps. `--where` prints all parts:
+
+    training    local steps
+    evaluation  of the model
+    sums        of messages, and the server's steps
+    batches     drawn and gathered
+    states      of clients, read and written
+    rounds      the rest of the rounds: drawing cohorts, commits, records
+    outside     processors that no round used: imports, loading and dividing the data, checks, planning, files, the
+                report, and waiting
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -107,18 +118,34 @@ def measure(way: str, work: str, rounds: int, trials: int) -> dict[str, Any]:
         subprocess.run(line, check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {"way": way, "seconds": took, "processor": used, "not_compute": not_compute(Path(folder))}
+        where = shares(Path(folder), took * (1 if way == "plain" else len(os.sched_getaffinity(0))))
+        not_compute = 1 - sum(where[name] for name in ("training", "evaluation", "sums"))
+        return {"way": way, "seconds": took, "processor": used, "not_compute": not_compute, "where": where}
 
 
-def not_compute(folder: Path) -> float:
-    """The share of the rounds of all trials that is not local steps."""
+COLUMNS = {
+    "training": ("time/compute",),
+    "evaluation": ("time/evaluate",),
+    "sums": ("time/reduce", "time/server"),
+    "batches": ("time/data",),
+    "states": ("time/state",),
+}
+"""Part of the time -> columns of a record that it is the sum of."""
+
+
+def shares(folder: Path, available: float) -> dict[str, float]:
+    """The parts of the processors' time, see above. available: seconds of all processors, or of one for the plain loop,
+    which has one process."""
     import pyarrow.parquet as pq
 
-    seconds = compute = 0.0
+    seconds = dict.fromkeys((*COLUMNS, "rounds"), 0.0)
     for file in folder.rglob("rounds.parquet"):
-        table = pq.read_table(file, columns=["time/seconds", "time/compute"]).to_pydict()
-        seconds, compute = seconds + sum(table["time/seconds"]), compute + sum(table["time/compute"])
-    return 1 - compute / seconds
+        for row in pq.read_table(file).to_pylist():
+            parts = {name: sum(row.get(each) or 0.0 for each in columns) for name, columns in COLUMNS.items()}
+            parts["rounds"] = row["time/seconds"] - sum(parts.values())
+            seconds = {name: seconds[name] + part for name, part in parts.items()}
+    found = {name: part / available for name, part in seconds.items()}
+    return {**found, "outside": 1 - sum(found.values())}
 
 
 def main() -> None:
@@ -127,6 +154,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--ways", default="plain,together,alone")
+    parser.add_argument("--where", action="store_true", help="print what the processors' time was used for")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
@@ -139,6 +167,8 @@ def main() -> None:
             f"{one['way']:10} {one['seconds']:7.1f} s, {one['processor']:7.1f} s of processors, "
             f"{one['not_compute']:.1%} not compute, {ratio:.2f} x"
         )
+        if asked.where:
+            print("    " + ", ".join(f"{name} {share:.1%}" for name, share in one["where"].items()))
     print(json.dumps({"work": asked.work, "trials": asked.trials, "rounds": asked.rounds, "ways": found}))
 
 

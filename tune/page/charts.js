@@ -114,7 +114,9 @@ const numbers = (figure, name, chosen) => figure.series.flatMap(one => figure.ki
 
 function layout(figure, chosen) {
   const title = figure.kind === "curves" ? chosen.x || figure.x.title : figure.x.title;
-  const of = (name, text) => axis(figure[name], text, chosen["log " + name] === true, numbers(figure, name, chosen), name === "x");
+  // At first only the axes are logarithmic that ask for it; the reader's choice is one for all charts of a section.
+  const isLog = name => chosen["log " + name] === true && (figure[name].log || chosen["flipped log " + name] === true);
+  const of = (name, text) => axis(figure[name], text, isLog(name), numbers(figure, name, chosen), name === "x");
   const y = of("y", figure.y.title);
   if (figure.y.labels.length) y.range = [figure.y.labels.length - .5, -.5];
   return { xaxis: of("x", title), yaxis: y, showlegend: false, hovermode: "closest",
@@ -150,6 +152,7 @@ document.addEventListener("click", event => {
     redraw(section.querySelectorAll(".plot"));
   } else if (flip) {
     const on = look(section)[flip] = !look(section)[flip];
+    look(section)["flipped " + flip] = true;
     press(button, on);
     redraw(section.querySelectorAll(".plot"));
   } else if (series !== undefined) {

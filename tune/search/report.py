@@ -32,7 +32,8 @@ def page_of(plan: Plan, trials: list[Trial], best: list[Trial], reported: dict[i
     objectives = list(plan.settings.objectives)
     trial_numbers = "In the order of their numbers. The line is the best value so far."
     framed = "The trials that no other trial surpasses in all objectives are framed."
-    every = "Slices: every trial that finished, against each of its values. The best one is framed."
+    framed_too = "The best one is framed." if len(best) < 2 else "Those on the Pareto front are framed."
+    every = f"Slices: every trial that finished, against each of its values. {framed_too}"
     sections = [
         of_table(best_table(plan, best)),
         Section("Values by trial", trial_numbers, figures=tuple(progress(plan, trials))),
@@ -71,9 +72,14 @@ def text_of(value: Any) -> str:
 
 def describe(trial: Trial, objectives: list[str]) -> str:
     """A trial as the text that appears when the reader points at it."""
-    values = [f"{name} {shown(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
+    values = [f"{name} {in_unit(name, value)}" for name, value in zip(objectives, trial.values, strict=False)]
     params = [f"{key.removeprefix('method.')} {text_of(value)}" for key, value in trial.params.items()]
     return "\n".join([f"trial {trial.number}, {trial.status}", *values, *params])
+
+
+def in_unit(name: str, value: float) -> str:
+    """A value of an objective as text, with the unit of the charts."""
+    return f"{value * factor(name):,.4g} MB" if name == "bytes" else shown(name, value)
 
 
 def factor(name: str) -> float:
@@ -108,7 +114,7 @@ def heads(plan: Plan) -> list[str]:
 
 
 def row(plan: Plan, trial: Trial, best: tuple[int, ...]) -> list[Text]:
-    values = [shown(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
+    values = [in_unit(name, v) for name, v in zip(plan.settings.objectives, trial.values, strict=False)]
     values += ["–"] * (len(plan.settings.objectives) - len(values))
     params = [text_of(trial.params[r.key]) if r.key in trial.params else "–" for r in plan.ranges]
     status = f"{trial.status}: {trial.reason}" if trial.reason else trial.status
@@ -203,7 +209,7 @@ def importance(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
     shares = importances(plan, trials)
     if not shares:
         return
-    keys = list(reversed(next(iter(shares.values()))))  # the largest share of the first objective is drawn at the top
+    keys = list(next(iter(shares.values())))  # the first one, with the largest share, is drawn at the top
     names = tuple(key.removeprefix("method.") for key in keys)
     series = []
     for at, (objective, of_key) in enumerate(shares.items()):

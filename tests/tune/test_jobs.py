@@ -1,0 +1,116 @@
+"""Processes that runs share: how many runs they get, and what becomes of them when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedfleet.tune.executor import fork_server
+from fedfleet.tune.executor.executor import check_together
+from fedfleet.tune.executor.jobs import Jobs
+from fedfleet.tune.executor.source import Report, RunRequest, Source
+
+
+def request(here: Path, key: str, lr: float, rounds: int = 4, **engine: Any) -> RunRequest:
+    made = {
+        "workload": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}},
+        "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": lr}},
+        "federation": {"clients": 12, "cohort": 6, "rounds": rounds, "local": {"steps": 2, "batch": 8}},
+        "engine": {"backend": "local", "block": 3, **engine},
+        "tracking": {"uri": "none"},
+    }
+    return RunRequest(key, made, str(here / key), columns=(), may_end=False)
+
+
+class Listed(Source):
+    """A source that hands out a list of runs. `most`: how many were under way at once."""
+
+    def __init__(self, requests: list[RunRequest]) -> None:
+        self.waiting, self.ends = list(requests), dict[str, str]()
+        self.live: set[str] = set()
+        self.most: dict[str, int] = {}  # by the kind's name, the first letter of the keys
+
+    def next(self) -> RunRequest | None:
+        if not self.waiting:
+            return None
+        found = self.waiting.pop(0)
+        self.live.add(found.key)
+        return found
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting)
+
+    def on_report(self, key: str, report: Report) -> bool:
+        kind = key[0]
+        self.most[kind] = max(self.most.get(kind, 0), sum(each[0] == kind for each in self.live))
+        if report.status != "running":
+            self.ends[key] = report.status
+            self.live.discard(key)
+        return False
+
+    def on_process_death(self, key: str) -> None:
+        self.ends[key] = "died"
+
+
+def log(here: Path, key: str) -> str:
+    return (here / key / "run.log").read_text()
+
+
+def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
+    """Runs whose clients are alone in their blocks follow one another, whatever the kind of the first run is. A process
+    that is killed is replaced, also if the fork server is dead too, and its runs go on."""
+    alone = [request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in range(2)]
+    shared = [request(tmp_path, f"s{i}", 0.1 * (i + 1)) for i in range(4)]
+    source = Listed([*alone, *shared, *[request(tmp_path, f"a{i}", 0.1 * (i + 1), block=1) for i in (2, 3)]])
+    with Jobs(1, 4) as jobs:
+        server = jobs.server
+        jobs.run(source, lambda: 0)
+        (process,) = jobs.processes
+        assert psutil.Process(process.id).ppid() == server.popen.pid
+        assert set(source.ends.values()) == {"finished"}
+        assert sorted(jobs.rooms.values()) == [1, 4]
+        assert source.most["a"] <= 2  # one that runs, and perhaps one that has not been given to the process yet
+        assert all("trained together" in log(tmp_path, f"s{i}") for i in range(4))
+        os.kill(server.popen.pid, signal.SIGKILL)
+        server.popen.wait()
+        os.kill(process.id, signal.SIGKILL)
+        again = Listed([request(tmp_path, f"k{i}", 0.1 * (i + 1)) for i in range(2)])
+        jobs.run(again, lambda: 0)
+        assert again.ends == {"k0": "finished", "k1": "finished"}
+        assert jobs.server is not server
+    assert not server.alive
+    assert not jobs.server.alive
+
+
+def test_kinds():
+    here = Path("/nowhere")
+    base = request(here, "a", 0.1)
+    data = base.experiment
+    skewed = {**data["workload"], "partition": {"name": "dirichlet", "beta": 0.1}}
+    assert base.kind == request(here, "b", 0.3).kind
+    assert base.kind == base._replace(experiment={**data, "workload": skewed, "seed": 3}).kind
+    assert base.kind != request(here, "c", 0.1, block=1).kind
+    assert base.kind != base._replace(experiment={**data, "method": {"name": "scaffold"}}).kind
+
+
+def test_a_server_that_a_command_started_is_used_once(monkeypatch: pytest.MonkeyPatch):
+    fork_server.begin()
+    fork_server.begin()
+    first = fork_server.taken()
+    try:
+        assert first.alive
+        assert fork_server._begun is None
+    finally:
+        first.close()
+    fork_server.begin()
+    begun = fork_server._begun
+    assert begun is not None
+    assert not check_together("search.together", False, "")
+    assert not begun.alive
+    assert fork_server._begun is None
