@@ -46,12 +46,15 @@ class ForkServer:
     def alive(self) -> bool:
         return self.popen.poll() is None
 
-    def close(self) -> None:
-        """End the server. The processes that it has forked must have ended, or they go on."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the server, which waits for the end of the processes that it has forked, for at most so many seconds."""
         atexit.unregister(self.close)
         self.control.close()
-        self.popen.kill()
-        self.popen.wait()
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
 
 
 _begun: ForkServer | None = None

@@ -141,17 +141,18 @@ def serve(descriptor: int) -> None:
     """
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when to stop
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
     # Imported objects live as long as this process. The collector would spend 6 % of the time on looking through them.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     while True:
         asked, descriptors, *_ = socket.recv_fds(control, 1, 1)
-        if not asked:  # the driver has ended
+        if not asked:  # the driver has ended, and so will the processes
+            with suppress(ChildProcessError):
+                while True:
+                    os.wait()  # so that the time that they took counts as that of the driver's children
             os._exit(0)
         if os.fork() == 0:
             control.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             main(descriptors[0])
         os.close(descriptors[0])
 

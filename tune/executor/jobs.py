@@ -103,11 +103,11 @@ class Jobs:
         """End the processes, after their runs have written checkpoints."""
         for process in self.processes:
             process.send("stop")
-        if any(process.id for process in self.processes):  # otherwise the server may still be starting
-            for process in self.processes:
-                process.end()
+        started = any(process.id for process in self.processes)  # otherwise the server may still be importing
+        for process in self.processes if started else ():
+            process.end()
         self.processes = []
-        self.server.close()
+        self.server.close(GRACE_SECONDS if started else 0.0)
 
     def _hand_out(self) -> bool:
         """Give the processes the runs that they have room for; returns whether a run is under way or may follow."""
