@@ -4,15 +4,16 @@ A local step of a small network under vmap consists of some hundred operations o
 they are, by the rules of vmap, the graph of autograd and the trees of the states, takes longer than they take. They are
 the same in every step as long as the shapes are the same, because the functions of a method take no branch on a value.
 
-What is recorded must be what would have run. The first calls of a function that could be replayed are therefore made
-both ways, and if the bits differ, nothing is replayed. Other inputs than those of the recording show whatever the
-function took from anywhere else than its arguments.
+What is recorded must be what would have run. The first calls with each recording are therefore made both ways, and if
+the bits differ, nothing is replayed any more. Other inputs than those of the recording show whatever the function took
+from anywhere else than its arguments.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +30,8 @@ MOST = 256
 """The largest number of recordings that are kept."""
 TRIES = 64
 """After so many recordings, each must have been replayed once on average; otherwise no further ones are made."""
-PROOFS = 3
-"""The number of calls of a function that are made both ways."""
+PROOFS = 2
+"""The number of calls with a recording that are made both ways."""
 
 
 class NotRecordable(Exception):
@@ -131,11 +132,14 @@ SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.a
 """Operations whose result is their argument, where no gradient is computed."""
 
 
-class Recording(NamedTuple):
-    """A recorded function for arguments of some shapes. spec: the tree of its result."""
+@dataclass
+class Recording:
+    """A recorded function for arguments of some shapes. spec: the tree of its result. proofs: how many calls with it
+    were made both ways."""
 
     replay: Replay
     spec: Any
+    proofs: int = 0
 
 
 def shapes_of(leaves: Sequence[Tensor]) -> Hashable:
@@ -148,7 +152,6 @@ class Tapes:
 
     def __init__(self) -> None:
         self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self.proofs: dict[str, int] = {}  # name of a function -> how many of its calls were made both ways
         self.recorded = self.replayed = 0
         self.refused = ""  # why nothing is recorded any more
 
@@ -166,11 +169,11 @@ class Tapes:
         self.kept.move_to_end(key)
         self.replayed += 1
         found = known.replay(*leaves)
-        if self.proofs.get(name, 0) < PROOFS:
+        if known.proofs < PROOFS:
+            known.proofs += 1
             result = function(*given)
             if not equal(found, pytree.tree_leaves(result)):
                 self._refuse("a replay gave other bits")
-            self.proofs[name] = self.proofs.get(name, 0) + 1
             return result
         return pytree.tree_unflatten(found, known.spec)
 
