@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 from ...engine.storage.atomic_write import write
@@ -18,6 +19,12 @@ from .interactive import page_of
 from .tables import tables
 
 SENTENCE_END = re.compile(r"(?<!et al)[.] (?=[A-Z])")
+
+
+def import_packages() -> None:
+    """Import the packages of the tables and charts, which takes two seconds, before a report is to be written."""
+    for name in ("matplotlib.backends.backend_svg", "scipy.stats"):
+        import_module(name)
 
 
 def write_report(folder: Folder, page: Path | None = None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from .spec import Study, load
 FINISHED, DIVERGED, FAILED, MISSING = "finished", "diverged", "failed", "missing"
 OVER = (FINISHED, DIVERGED)
 """Status of cells that are not run again. The next `fedfleet study` tries failed cells again."""
+MOST_READ = 1000
+"""The largest number of cells whose evaluations are kept in memory."""
 
 
 class Points(NamedTuple):
@@ -43,6 +46,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Those of finished cells, for which tuning, tracking and the report ask again.
+        self._kept_points = lru_cache(MOST_READ)(lambda key, metric: points_of(path / "cells" / key, metric))
 
     @property
     def study(self) -> Study:
@@ -87,6 +92,8 @@ class Folder:
 
     def points(self, cell: Cell, metric: str) -> Points | None:
         """The evaluations of a metric; None if it was never measured."""
+        if self.status(cell) == FINISHED:
+            return self._kept_points(cell.key, metric)
         return points_of(self.of(cell), metric)
 
     def final(self, cell: Cell, metric: str, last: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from ...engine.storage.lock import exclusive
 from ..executor.executor import Executor, check_together, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
-from ..report.page import write_report
+from ..report.page import import_packages, write_report
 from ..study.cells import Cell, cells, fork_axis, trials
 from ..study.check import check
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
@@ -43,11 +44,12 @@ class Outcome(NamedTuple):
 
 class Stage(NamedTuple):
     """Runs that do not depend on each other. what: name of a run, trial or cell; planned: returns the runs, when all
-    runs of earlier stages have ended; tracker: receives those that end."""
+    runs of earlier stages have ended; ended: called with each one that has ended, and whether that was before the study
+    began."""
 
     what: str
     planned: Callable[[], list[Cell]]
-    tracker: StudyTracker | None = None
+    ended: Callable[[Cell, bool], None]
 
 
 def run_study(
@@ -71,10 +73,11 @@ def run_study(
         tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
         ended = "killed"
         try:
-            tuning = Stage("trial", lambda: trials(study))
-            reported = [Stage("cell", lambda: [cell for cell in folder.cells() if cell.fork is None], tracker)]
+            tuning = Stage("trial", lambda: trials(study), lambda cell, before: tracker.open())
+            reported = [Stage("cell", lambda: [cell for cell in folder.cells() if cell.fork is None], tracker.add)]
             if fork_axis(study):
-                reported.append(Stage("fork", lambda: [cell for cell in folder.cells() if cell.fork], tracker))
+                reported.append(Stage("fork", lambda: [cell for cell in folder.cells() if cell.fork], tracker.add))
+            threading.Thread(target=import_packages, name="imports", daemon=True).start()
             with Executor(engine, stop, jobs, share=not engine.address, jobs=processes) as executor:
 
                 def execute(*stages: Stage) -> None:
@@ -117,7 +120,6 @@ class Cells(Source):
         self.stages = iter(stages)
         self.waiting: deque[Cell] = deque()
         self.live: dict[str, Cell] = {}
-        self.tracker: StudyTracker | None = None
 
     def ready(self) -> bool:
         """Begin the next stages until one has a cell; returns whether there is one. No cell may be under way."""
@@ -133,12 +135,11 @@ class Cells(Source):
         unique = {cell.key: cell for cell in planned}  # cells with the same configuration run once
         old = [key for key, cell in unique.items() if self.folder.status(cell) in OVER]
         self.progress.close()
-        self.tracker = stage.tracker
+        self.ended = stage.ended
         if unique:
             self.progress.begins(stage.what, len(unique), [unique[key] for key in old])
-        if self.tracker is not None:
-            for key in old:
-                self.tracker.add(unique[key], before=True)
+        for key in old:
+            self.ended(unique[key], True)
         self.waiting.extend(cell for key, cell in unique.items() if key not in old)
 
     def next(self) -> RunRequest | None:
@@ -174,8 +175,7 @@ class Cells(Source):
         del self.live[cell.key]
         self.folder.note(cell, status, reason)
         self.progress.cell_ends(cell, status)
-        if self.tracker is not None:
-            self.tracker.add(cell, before=False)
+        self.ended(cell, False)
 
 
 def make_fork(folder: Folder, cell: Cell) -> None:

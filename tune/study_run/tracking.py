@@ -35,6 +35,13 @@ class StudyTracker:
             uri, system = store(study.tracking.uri), study.tracking.system
             self.writer = Writer(uri, name, folder.path, "study", "fedfleet.cell", system=system)
             self.writer.begin(TOP, lambda: RunHeader(study.name, {**self._tags(), "kind": "study"}))
+        self.opened = False
+
+    def open(self) -> None:
+        """Open the store while the trials of tuning run, the first of which has ended."""
+        if self.writer is not None and not self.opened:
+            self.opened = True
+            self.writer.open_early()
 
     def add(self, cell: Cell, before: bool) -> None:
         """Write a cell that is over. before: whether it was over when the study began; the store may then have it."""

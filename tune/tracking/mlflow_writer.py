@@ -159,6 +159,10 @@ class Writer:
         """A run begins. header: called in the thread, when something of the run is written for the first time."""
         self.headers[key] = (now(), header)
 
+    def open_early(self) -> None:
+        """Open the store and begin the top run now, although there is nothing to be written yet. It takes seconds."""
+        self.messages.put(Rounds(TOP, []))
+
     def rounds(self, key: str, records: Iterable[Record]) -> None:
         """Rounds of a run are over."""
         stamp = now()
