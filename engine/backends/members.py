@@ -113,10 +113,10 @@ class Lockstep:
         self.members: list[Member] = []
         self.given_back = threading.Semaphore(0)
         self.trainers = Trainers()
-        self.refused: dict[
-            Hashable, str
-        ] = {}  # form of trainers -> why members of this form cannot be trained together
-        self.proven: dict[Way, str] = {}  # how well members that were trained in this way agree with runs alone
+        # form of trainers -> why members of this form cannot be trained together
+        self.refused: dict[Hashable, str] = {}
+        # how well members that were trained in this way agree with runs alone
+        self.proven: dict[Way, str] = {}
 
     def join(self) -> Member:
         """A new member, whose thread is about to start."""
