@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from ..cohorts.tasks import Broadcast
 from ..errors import RemoteCause, full_traceback
 from ..kernels.library import NoKernels
 from ..memory import is_device_full, is_out_of_memory
-from ..reduction.tree import PartialSum, TaskResult, TreeShape
+from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape
 from ..user_code import error_summary
 
 Call = Literal["train", "evaluate", "aggregate"]
@@ -112,9 +114,17 @@ class Pool(ABC):
         Every task has one TaskResult or one Failure, in any order. A task that a pool splits has several TaskResults,
         one for each branch of the task's tree. A result whose `leaves` are None has its sums in one of the PartialSums,
         which come last. The sums of a repeated phase, and of one `with_sums`, come with the results; in such a phase
-        the arrays of a result are valid until the next outcome is asked for, otherwise until the next phase that is not
-        repeated.
+        the arrays of a result are valid until the next outcome is asked for, unless they are kept, otherwise until the
+        next phase that is not repeated.
         """
+
+    def keep(self, result: TaskResult) -> Leaves:
+        """Arrays equal to those of the last outcome of a phase `with_sums`, which stay valid: copies, or the same ones
+        if the pool can do without their memory until it is given back, or until it begins a phase."""
+        return [np.array(leaf) for leaf in result.leaves or []]
+
+    def give_back(self, index: int) -> None:  # noqa: B027 most pools have nothing to do
+        """The arrays that were kept of the result of the task with this index are not needed any more."""
 
     def clock(self) -> float:
         """Seconds since some moment, without those in which other runs of the process have the turn."""

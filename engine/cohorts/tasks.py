@@ -59,14 +59,21 @@ def plan_tasks(
     """
     steps = steps_of(sizes, local) if steps is None else steps
     ordered = clients[np.lexsort((clients, -steps))]
-    blocks = np.array_split(ordered, -(-len(ordered) // block))
-    edges = task_edges(len(blocks))
+    ends = block_ends(len(ordered), block)
+    edges = task_edges(len(ends) - 1)
     tasks = []
     for index, (begin, end) in enumerate(pairwise(edges)):
-        members = blocks[begin:end]
-        cuts = np.cumsum([len(member) for member in members])
-        tasks.append(ClientTask(index, np.concatenate(members), tuple(int(cut) for cut in cuts)))
+        first = ends[begin]
+        cuts = tuple(cut - first for cut in ends[begin + 1 : end + 1])
+        tasks.append(ClientTask(index, ordered[first : ends[end]], cuts))
     return tasks
+
+
+def block_ends(clients: int, block: int) -> list[int]:
+    """0 and the ends of the blocks of so many clients, one block at least. The first blocks are the larger ones."""
+    count = max(1, -(-clients // block))
+    each, larger = divmod(clients, count)
+    return [number * each + min(number, larger) for number in range(count + 1)]
 
 
 def task_edges(blocks: int) -> list[int]:

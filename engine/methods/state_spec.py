@@ -94,9 +94,13 @@ class StateSpec:
 
     def converted(self, leaves: list[Tensor]) -> Message:
         """The message with these leaves, in the dtypes and on the devices of the method's messages."""
-        samples = pytree.tree_leaves(self.message)
-        found = [leaf.to(sample.device, sample.dtype) for leaf, sample in zip(leaves, samples, strict=True)]
+        found = [leaf.to(sample.device, sample.dtype) for leaf, sample in zip(leaves, self.message_leaves, strict=True)]
         return pytree.tree_unflatten(found, self.message_spec)
+
+    @cached_property
+    def message_leaves(self) -> list[Tensor]:
+        """Samples of the leaves of a message, which have its shapes, dtypes and devices."""
+        return pytree.tree_leaves(self.message)
 
 
 def without_known(public: Any) -> Any:

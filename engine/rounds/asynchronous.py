@@ -63,10 +63,12 @@ class ClientResult(NamedTuple):
 
 
 class BlockSum(NamedTuple):
-    """The sums of the clients of one block that belong to one update. facts: in the order of FACTS."""
+    """The sums of the clients of one block that belong to one update. facts: in the order of FACTS. task: the index of
+    the task whose arrays the pool keeps for these leaves; None if they have memory of their own."""
 
     leaves: Leaves
     facts: list[float]
+    task: int | None = None
 
     @staticmethod
     def add(left: BlockSum, right: BlockSum) -> BlockSum:
@@ -107,6 +109,7 @@ class Waiting:
         self.groups: list[Group] = []  # a heap of those that no worker has been given
         self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
         self.sums: dict[int, dict[int, dict[int, BlockSum]]] = {}  # update -> version -> number of the block -> sum
+        self.kept: dict[int, int] = {}  # task -> the number of its sums that lie in memory of the pool
         self.results: dict[Job, ClientResult] = {}
         self.dropped: set[Job] = set()
         self.spent: dict[str, float] = defaultdict(float)  # seconds of the workers since the last update
@@ -296,6 +299,7 @@ class AsynchronousDriver(Driver):
         result = next(running.results, None)
         if result is None:
             self.running = None
+            self._take_over_sums()
             return []
         assert isinstance(result, TaskResult)
         group, rows = running.given.pop(result.index)
@@ -393,10 +397,15 @@ class AsynchronousDriver(Driver):
         """Keep the result of a task until its updates. rows: of its clients' new states."""
         waiting, found, jobs = self.waiting, result.clients, group.jobs
         waiting.unfinished[group.version] -= 1
-        for (block, update), leaves in sums_by_target(result).items():
+        kept = self.pool.keep(result)
+        task = result.index if kept and kept is result.leaves else None
+        sums = sums_by_target(result._replace(leaves=kept))
+        for (block, update), leaves in sums.items():
             facts = [result.facts[f"{name}/{block}/{update}"] for name in FACTS]
             of_version = waiting.sums.setdefault(update, {}).setdefault(group.version, {})
-            of_version[group.blocks[block].number] = BlockSum([np.array(leaf) for leaf in leaves], facts)
+            of_version[group.blocks[block].number] = BlockSum(leaves, facts, task)
+        if task is not None:
+            waiting.kept[task] = len(sums)
         trained, digests = found.get("id", np.zeros(0, np.int64)).tolist(), found.get("digest")
         numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if trained else []
         at = {job.client: place for place, job in enumerate(jobs)}
@@ -413,6 +422,25 @@ class AsynchronousDriver(Driver):
         self._tell_notes(self.round + 1, result.facts)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)
+
+    def _take_over_sums(self) -> None:
+        """Copy the sums that lie in memory of the pool, which is used again by its next phase."""
+        for versions in self.waiting.sums.values():
+            for blocks in versions.values():
+                for number, block in blocks.items():
+                    if block.task is not None:
+                        blocks[number] = BlockSum([np.array(leaf) for leaf in block.leaves], block.facts)
+        self.waiting.kept.clear()
+
+    def _give_back_sums(self, update: int) -> None:
+        """Forget the sums for an update, and give the pool its memory back."""
+        kept = self.waiting.kept
+        for blocks in self.waiting.sums.pop(update, {}).values():
+            for task in (block.task for block in blocks.values() if block.task is not None):
+                kept[task] -= 1
+                if not kept[task]:
+                    del kept[task]
+                    self.pool.give_back(task)
 
     # --- the commit ---------------------------------------------------------------------------------------------------
     def _commit(
@@ -438,7 +466,7 @@ class AsynchronousDriver(Driver):
     def _forget(self) -> None:
         """Drop what no later update needs."""
         waiting, number = self.waiting, self.round
-        waiting.sums.pop(number, None)
+        self._give_back_sums(number)
         for version in [v for v in waiting.origins if v < number and not self._has_jobs_ahead(v)]:
             del waiting.origins[version]
         for version in [v for v in waiting.broadcasts if not waiting.unfinished[v] and not self._keeps(v)]:

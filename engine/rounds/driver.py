@@ -74,7 +74,7 @@ class Driver:
     def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
         experiment = run_spec.experiment
         self.run_spec, self.data, self.federation = run_spec, data, experiment.federation
-        self.last_round = run_spec.last_round
+        self.last_round, self.workers = run_spec.last_round, run_spec.workers
         keep_freed_memory()
         torch.set_num_threads(experiment.engine.threads)
         x = run_spec.initial_model()
@@ -248,7 +248,7 @@ class Driver:
         updated = self.pool.clock()
         record = {
             "round": number,
-            **totals.record(count, trained - started, self.run_spec.workers),
+            **totals.record(count, trained - started, self.workers),
             **traffic_columns(self.state_spec, plan.selected, count),
             **plan.columns,
             **({"time/probe": planned} if "comm/bytes_probe" in plan.columns else {}),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.rounds.asynchronous import driver_of
+from fedfleet.engine.rounds.driver import DataSummary, Driver
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
@@ -42,3 +47,26 @@ def quadratic(method: Any, workload: dict[str, Any], plan: dict[str, Any], **eng
             "tracking": {"uri": "none"},
         }
     )
+
+
+@contextmanager
+def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
+    """The driver of a run in this process, with its workers on Ray, which has started."""
+    import ray
+
+    from fedfleet.engine.backends.ray.connect import here
+    from fedfleet.engine.backends.ray.driver_actor import examples
+    from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
+    from fedfleet.engine.records.arrow_columns import to_arrow
+
+    split = run_spec.split()
+    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
+    driver = driver_of(run_spec, DataSummary(split.client_index, examples(split.test)))
+    try:
+        groups = run_spec.experiment.engine.groups()
+        requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
+        hooks = Hooks(lambda: None, driver.log)
+        driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
+        yield driver
+    finally:
+        driver.close()

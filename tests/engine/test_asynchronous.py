@@ -15,7 +15,7 @@ from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.schema import Asynchronous, Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.fleet.fleet import Visits
-from fedfleet.engine.fleet.timeline import Timeline, staleness_weight
+from fedfleet.engine.fleet.timeline import Eligible, Timeline, staleness_weight
 from fedfleet.engine.rounds.asynchronous import AsynchronousDriver
 from fedfleet.engine.rounds.driver import DataSummary
 from fedfleet.engine.runs.launch import prepare
@@ -24,6 +24,7 @@ from fedfleet.workloads.base import ClientIndex, Split
 from fedfleet.workloads.quadratic import Quadratic
 
 from ..reference.asynchronous import Reference, scalar_descent, scalar_fednova
+from .setups import driver_on_ray
 
 EQUAL = {"devices": {"name": "equal"}}
 UNEQUAL = {"devices": {"name": "lognormal", "sigma": 1.0}, "dropout": 0.1}
@@ -39,6 +40,7 @@ class RandomFleet:
     values: tuple[float, ...]
     loss: float
     all_eligible: bool = True
+    remembered: None = None
 
     def one(self, client: int, refill: int, visit: int) -> tuple[float, bool]:
         """(seconds, whether the visit is lost then)."""
@@ -362,6 +364,42 @@ def test_processes_on_ray_have_the_bits_of_one_process(workers):
     assert same(here, there)
     for name in ("train/loss", "system/clock", "async/staleness", "client/norm2"):
         assert [row[name] for row in here.rows] == [row[name] for row in there.rows]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("every", [0, 4])
+@pytest.mark.parametrize("most", [0, 1, 64])
+def test_sums_in_memory_of_the_pool_have_the_bits_of_copies(most, every, monkeypatch, ray_here):
+    """Also where an evaluation ends the phase while sums wait for their updates."""
+    from fedfleet.engine.backends.ray import worker_pool
+
+    monkeypatch.setattr(worker_pool, "MOST_KEPT", most)
+    pace, engine = {"name": "buffered", "buffer": 3}, {"backend": "ray", "workers": 2, "block": 2}
+    chosen = digits(pace, SCAFFOLD, 12, UNEQUAL, engine=engine, evaluate={"every": every})
+    kept = []
+    with driver_on_ray(prepare(chosen, "test")) as driver:
+        for event in driver.rounds():
+            if isinstance(event, dict):
+                kept.append(len(driver.pool.kept))  # pyright: ignore[reportAttributeAccessIssue]
+        model = driver.tensors()
+    assert max(kept) <= most
+    assert any(kept) == (most > 0)
+    here = run(digits(pace, SCAFFOLD, 12, UNEQUAL, engine={"block": 2}, evaluate={"every": every}))
+    assert all(torch.equal(model[name], here.model[name]) for name in model)
+
+
+def test_a_single_client_is_drawn_as_several_are():
+    """The draw of one client is cheaper, and is the same member as by the draw of a synchronous round."""
+    random = np.random.default_rng(0)
+    for number in range(200):
+        clients = int(random.integers(2, 40)) if number % 2 else 20_000
+        excluded = np.sort(random.choice(clients, int(random.integers(0, clients - 1)), replace=False))
+        rest = np.setdiff1d(np.arange(clients), excluded)
+        place = counted.numpy_generator(0, "cohort", number).choice(len(rest), 1, replace=False, shuffle=False)
+        for members in (None, rest):
+            eligible = Eligible(clients, excluded.tolist(), members)
+            found = eligible.draw(counted.numpy_generator(0, "cohort", number), 1)
+            assert found.tolist() == rest[place].tolist()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ import psutil
 
 from fedfleet.engine.api import run
 from fedfleet.engine.clients.worker import Worker
-from fedfleet.engine.rounds.driver import DataSummary, Driver
 from fedfleet.engine.runs.launch import prepare
 
-from .setups import STEPS, digits
+from .setups import STEPS, digits, driver_on_ray
 
 LIMIT_MIB = 150
 BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
@@ -23,26 +22,12 @@ BARE = "import torch, psutil; print(psutil.Process().memory_info().rss)"
 def test_a_worker_is_light(ray_here):
     import ray
 
-    from fedfleet.engine.backends.ray.connect import here
-    from fedfleet.engine.backends.ray.driver_actor import examples
-    from fedfleet.engine.backends.ray.worker_pool import Hooks, WorkerPool, WorkerRequest
-    from fedfleet.engine.records.arrow_columns import to_arrow
-
     bare = int(subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True).stdout)
     run_spec = prepare(digits("scaffold", STEPS, rounds=3, backend="ray", workers=1), "test")
-    split = run_spec.split()
-    data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
-    driver = Driver(run_spec, DataSummary(split.client_index, examples(split.test)))
-    try:
-        groups = run_spec.experiment.engine.groups()
-        requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
-        hooks = Hooks(lambda: None, driver.log)
-        driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
+    with driver_on_ray(run_spec) as driver:
         assert len(list(driver.rounds())) == 3
-        pid = ray.get(driver.pool.workers[0].pid)
+        pid = ray.get(driver.pool.workers[0].pid)  # pyright: ignore[reportAttributeAccessIssue]
         above = (psutil.Process(pid).memory_info().rss - bare) / 2**20
-    finally:
-        driver.close()
     assert above < LIMIT_MIB
 
 

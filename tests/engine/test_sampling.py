@@ -17,6 +17,7 @@ from fedfleet.engine.cohorts.tasks import (
     MOST_TASKS,
     PackedTasks,
     TrainingTask,
+    block_ends,
     plan_tasks,
     steps_of,
     task_edges,
@@ -171,6 +172,13 @@ def test_a_plan_has_every_client_once_the_longest_first(size, block):
 def test_blocks_of_a_cohort_are_of_one_size_but_for_a_client():
     tasks = plan_tasks(np.arange(20), np.ones(20, dtype=int), Local(steps=1), 16)
     assert [len(task.clients) for task in tasks] == [10, 10]
+
+
+@pytest.mark.parametrize(("clients", "block"), [(1, 1), (7, 3), (20, 16), (99, 10), (100, 10), (5, 100)])
+def test_the_first_blocks_have_the_clients_left_over(clients, block):
+    """As NumPy splits an array."""
+    parts = np.array_split(np.arange(clients), -(-clients // block))
+    assert block_ends(clients, block) == [0, *np.cumsum([len(part) for part in parts]).tolist()]
 
 
 @pytest.mark.parametrize("blocks", [1, 15, 16, 17, 100, 1000, 5000])

@@ -47,7 +47,7 @@ CLOSE_SECONDS = 60
 """How long a driver that was asked to stop may take for its checkpoint."""
 BEGIN_SECONDS = 2
 """The same before the driver has reported its first event."""
-EVENT_SECONDS = 0.05
+EVENT_SECONDS = 0.25
 """The least time between two messages with events of an asynchronous run. One for each update would cost more than the
 update itself."""
 

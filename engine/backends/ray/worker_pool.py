@@ -30,7 +30,7 @@ from ...config.schema import WorkerGroup
 from ...errors import NoRoom, WorkersLost, WorkersUnfit, WorkerUnfit
 from ...kernels.library import COMPILED
 from ...kernels.library import SECONDS as BUILD_SECONDS
-from ...reduction.tree import TaskResult
+from ...reduction.tree import Leaves, TaskResult
 from ...state.row_files import StateLayout
 from ..base import Call, Failure, Outcome, Phase, Pool
 from .placement import Placement
@@ -53,6 +53,8 @@ AHEAD_SECONDS, MOST_AHEAD = 0.02, 16
 than MOST_AHEAD: the process that has the pool may be busy with something else when a worker ends a task."""
 MOST_ORDERS = 8
 """The most orders that a worker has at once."""
+MOST_KEPT = MOST_TASKS // 2
+"""The most results whose memory the driver may keep beyond the next outcome."""
 ORDERS_BYTES = 1 << 24
 """Where the memory of the orders is used again from its begin, if the orders there are done."""
 
@@ -193,6 +195,8 @@ class WorkerPool(Pool):
         self.under_way: dict[int, Any] = {}  # slot -> task
         self.orders: list[IssuedOrder] = []  # those with tasks that may be unclaimed
         self.held: set[int] = set()  # slots whose results may still be read
+        self.kept: dict[int, int] = {}  # index of a task -> the slot with its result, which is kept until given back
+        self.shown: Finished | None = None  # the last outcome of a phase, until the next one is asked for
         self.working: dict[WakeUp, deque[Woken]] = {}  # the orders that each worker has, the current one first
         self.finished: deque[Finished] = deque()
         self.workers = [self._start_worker(worker_request) for worker_request in worker_requests]
@@ -278,8 +282,10 @@ class WorkerPool(Pool):
         self._ask_for_more(leaves)
         while self.busy:
             for finished in self.take():
+                self.shown = finished
                 yield finished.outcome
-                if release:
+                self.shown = None
+                if release and finished.slot not in self.kept.values():
                     self.release(finished)
                 self._ask_for_more(leaves)
             if self.waiting or self.under_way:  # otherwise nothing will come, and listening would only cost time
@@ -310,6 +316,7 @@ class WorkerPool(Pool):
         self.version = broadcast.version
         if release:
             self.held.clear()
+            self.kept.clear()
         self.orders_end = 0
         self.more = None
         self.specs, self.posted = self.memory.post(broadcast.leaves), list(broadcast.leaves)
@@ -435,6 +442,16 @@ class WorkerPool(Pool):
         except RayError as error:
             self._lost(woken.worker, death(error, self.run_spec))
 
+    def keep(self, result: TaskResult) -> Leaves:
+        shown = self.shown
+        if len(self.kept) >= MOST_KEPT or shown is None or shown.slot is None or result is not shown.outcome:
+            return super().keep(result)
+        self.kept[result.index] = shown.slot
+        return result.leaves or []
+
+    def give_back(self, index: int) -> None:
+        self.held.discard(self.kept.pop(index, -1))
+
     # --- workers that die or hang -----------------------------------------------------------------------------------
     def _lost(self, worker: Handle, why: Failure) -> None:
         """Replace a worker; the task that it had claimed has failed."""
@@ -484,6 +501,7 @@ class WorkerPool(Pool):
         self.under_way.clear()
         self.finished.clear()
         self.held.clear()
+        self.kept.clear()
 
     def close(self) -> None:
         for worker in self.workers:
