@@ -135,6 +135,7 @@ class AsynchronousDriver(Driver):
         self.pace = run_spec.experiment.federation.pace
         self.removed = frozenset(run_spec.experiment.federation.without)
         super().__init__(run_spec, data)
+        self.keeps_nothing = not pytree.tree_leaves(self.state_spec.client)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -353,10 +354,12 @@ class AsynchronousDriver(Driver):
         return None
 
     def _has_state(self, job: Job) -> bool:
-        """Whether the state with which the job's client begins is known: the result that it comes from is there."""
+        """Whether the state with which the job's client begins is known: the result that it comes from is there, or the
+        method's clients keep nothing. Only then may the client have two jobs of one version, in one block or task."""
         before = job.before
         return (
             before is None
+            or self.keeps_nothing
             or (before.target or 0) <= self.round
             or before in self.waiting.results
             or before in self.waiting.dropped

@@ -193,6 +193,7 @@ def driver_of(made: Experiment) -> AsynchronousDriver:
     [
         ({"name": "buffered", "buffer": 3}, {}),
         ({"name": "buffered", "buffer": 2, "divide": "weights"}, {"divide": "weights"}),
+        ({"name": "buffered", "buffer": 4, "once": False}, {}),
         ({"name": "buffered", "buffer": 1, "staleness": 1}, {}),
         ({"name": "fedasync", "weight": "polynomial"}, {"current": True, "divide": "none", "mix": 0.6}),
         ({"name": "fedasync", "buffer": 2, "mix": 1.0, "divide": "buffer"}, {"current": True}),
