@@ -74,6 +74,7 @@ def test_fedavg_is_thrown_far_off_again_and_again(law, tail):
 
 
 @LAWS
+@pytest.mark.long
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounded_steps_converge(name, law, tail):
     """With the same draws, the gradient is small in all of the last thirty rounds."""

@@ -72,7 +72,11 @@ def test_full_size_is_shown_without_the_files(name: str, arguments: dict[str, An
     assert re.search(r"^no data: .+ in .+, got no such files; .+$|^no data: .+ must .+", shown, re.M), shown
 
 
-@pytest.mark.parametrize(("name", "arguments", "_", "smaller"), STUDIES, ids=IDS)
+@pytest.mark.parametrize(
+    ("name", "arguments", "_", "smaller"),
+    [pytest.param(*study, marks=pytest.mark.long if "resnet18" in str(study) else ()) for study in STUDIES],
+    ids=IDS,
+)
 def test_a_round_on_a_stand_in(name: str, arguments: dict[str, Any], _: int, smaller: dict[str, Any]):
     spec = {"name": name, **arguments, **smaller, "stand_in": 60}
     result = run(plan(spec, evaluate={"every": 0, "batch": 15}))
@@ -182,6 +186,7 @@ REAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_train(name: str, real_set: Callable[[str], Path]):
     """Some rounds of FedAvg lower the training loss."""
