@@ -390,3 +390,21 @@ def test_the_types_of_the_api_are_complete(installed: Path):
     symbols = pyright(installed, "--verifytypes", "fedfleet", "--ignoreexternal")["typeCompleteness"]["symbols"]
     known = {each["name"].removeprefix("fedfleet.") for each in symbols if each["isTypeKnown"]}
     assert set(fedfleet.__all__) - {"__version__"} <= known
+
+
+def test_records_become_a_table_without_pandas():
+    """pyarrow's own conversions import pandas, which takes longer than many a run."""
+    code = """
+import sys
+from fedfleet.engine.records.parquet import to_table
+rows = [{"round": 1, "train/loss": 0.5}, {"round": 2, "train/loss": float("nan"), "eval/accuracy": 0.25}]
+assert "pandas" not in sys.modules
+table = to_table(rows)
+assert "pandas" not in sys.modules
+assert str(table.schema.field("round").type) == "int64"
+assert table["round"].to_pylist() == [1, 2]
+assert table["eval/accuracy"].to_pylist() == [None, 0.25]
+assert table["train/loss"].null_count == 0
+assert to_table([]).num_rows == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

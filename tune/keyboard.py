@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -38,7 +39,8 @@ def keyboard() -> Iterator[None]:
 
 def finish(commands: Callable[[], Any]) -> None:
     """Run the command. If it was interrupted, the process exits without the interpreter's shutdown, which would abort
-    if a thread is in the middle of an import."""
+    if a thread is in the middle of an import. Otherwise the shutdown does not look for garbage among the objects that
+    are there now, which would take most of a second once torch is imported."""
     try:
         commands()
     except SystemExit as end:
@@ -46,4 +48,5 @@ def finish(commands: Callable[[], Any]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)
+        gc.freeze()
         raise

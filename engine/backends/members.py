@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..clients.batches import Stream
+from ..clients.batches import Draws
 from ..clients.evaluation import LossProbe
 from ..clients.members import (
     Evaluation,
@@ -38,7 +38,6 @@ from ..clients.members import (
     train_together,
 )
 from ..clients.worker import Data
-from ..cohorts.tasks import TrainingTask
 from ..config.run_spec import RunSpec
 from ..devices.notes import as_facts
 from ..errors import Interrupted, type_and_first_line
@@ -112,7 +111,7 @@ class Lockstep:
     def __init__(self) -> None:
         self.members: list[Member] = []
         self.given_back = threading.Semaphore(0)
-        self.trainers = Trainers()
+        self.trainers, self.draws = Trainers(), Draws()
         # form of trainers -> why members of this form cannot be trained together
         self.refused: dict[Hashable, str] = {}
         # how well members that were trained in this way agree with runs alone
@@ -173,10 +172,9 @@ class Lockstep:
         """Run the phases that these members need, and share the time among them."""
         began = time.perf_counter()
         parts: list[tuple[Member, Part]] = []
-        drawn: dict[Hashable, Stream] = {}
         for member in members if len(members) > 1 else ():
             assert member.phase is not None
-            parts += [(member, part) for part in member.phase[0].parts(member.phase[1], drawn)]
+            parts += [(member, part) for part in member.phase[0].parts(member.phase[1])]
         groups: dict[Hashable, list[tuple[Member, Part]]] = defaultdict(list)
         for member, part in parts:
             groups[common_form(part)].append((member, part))
@@ -222,6 +220,7 @@ class MemberPool(LocalPool):
     ) -> None:
         super().__init__(run_spec, data, layout, beat)
         self.member, self.lockstep = member, member.lockstep
+        self.worker.draws = self.lockstep.draws
         self.noted = False  # whether the log says how well the run agrees with the run alone
         self.alone = ""  # why it is not trained with others; "" if it may be
 
@@ -257,24 +256,9 @@ class MemberPool(LocalPool):
     def clock(self) -> float:
         return self.member.clock()
 
-    def parts(self, phase: Phase, drawn: dict[Hashable, Stream]) -> list[Part]:
-        """The tasks of a phase, before their first blocks. drawn: the batches that other members of this process have
-        drawn in this round; they are used again where seed, data, clients and visits are the same."""
-        return [Part(self.worker, self._begun(task, phase, drawn)) for task in phase.tasks]
-
-    def _begun(self, task: TrainingTask, phase: Phase, drawn: dict[Hashable, Stream]) -> Any:
-        experiment = self.worker.run_spec.experiment
-        key = (
-            id(self.worker.data.client_index),
-            experiment.seed,
-            experiment.federation.local.model_dump_json(),
-            self.worker.kernels,
-            task.warm_start,
-            *(None if each is None else each.tobytes() for each in (task.clients, task.visits, task.steps)),
-        )
-        if key not in drawn:
-            drawn[key] = self.worker.draw(task)
-        return self.worker.begin(task, phase.broadcast, drawn[key])
+    def parts(self, phase: Phase) -> list[Part]:
+        """The tasks of a phase, before their first blocks."""
+        return [Part(self.worker, self.worker.begin(task, phase.broadcast)) for task in phase.tasks]
 
     def _prove(self, phase: Phase, together: list[TaskResult]) -> Iterator[Outcome]:
         """Run a phase alone that was run together with others, and compare the results. Yields those of the run alone.

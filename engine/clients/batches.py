@@ -9,6 +9,8 @@ end. The permutation of pass e depends on (seed, client, e) only.
 from __future__ import annotations
 
 import ctypes
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,35 @@ class Stream(NamedTuple):
     weight: Tensor | None  # (c, K, B) float64, 1 / examples in the batch, 0 on repeats; None if all batches are full
     steps: Tensor  # (c,) int64, the number of local steps of each client
     keys: Tensor  # (c, K) int64, each step's source of randomness
+
+
+DRAWS_BYTES = 1 << 26
+"""The most bytes of batches that are kept for other runs of a process."""
+
+
+class Draws:
+    """Batches of earlier tasks, for runs of one process that have the same seed, data and cohorts. Those that were
+    needed last are kept."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, tuple[ClientIndex, Stream]] = OrderedDict()
+        self.bytes = 0
+
+    def of(self, client_index: ClientIndex, key: Hashable, draw: Callable[[], Stream]) -> Stream:
+        """What `draw` returns, or has returned for this key. key: everything that the batches depend on besides which
+        client has which rows."""
+        whole = (id(client_index), key)  # an entry keeps its client index, so that no other one has this id
+        if whole not in self.kept:
+            self.kept[whole] = client_index, draw()
+            self.bytes += _bytes_of(self.kept[whole][1])
+        self.kept.move_to_end(whole)
+        while self.bytes > DRAWS_BYTES and len(self.kept) > 1:
+            self.bytes -= _bytes_of(self.kept.popitem(last=False)[1][1])
+        return self.kept[whole][1]
+
+
+def _bytes_of(drawn: Stream) -> int:
+    return sum(tensor.nbytes for tensor in drawn if tensor is not None)
 
 
 class Visits(NamedTuple):

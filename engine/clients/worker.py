@@ -39,7 +39,7 @@ from ..methods.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
-from .batches import Stream, stream
+from .batches import Draws, Stream, stream
 from .evaluation import (
     ClientGroup,
     EvaluationTask,
@@ -168,6 +168,7 @@ class Worker:
         """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
         self.gather_seconds = 0.0  # of the task under way
+        self.draws: Draws | None = None  # of all runs of this process, if it has several
         self.trusted: ClientIndex | None = None  # the server's own examples, once they are needed
 
     def perform(self, call: str, task: Any, broadcast: Broadcast) -> TaskResult:
@@ -187,13 +188,13 @@ class Worker:
                 self.train_block(under_way, block)
         return self.end(under_way, without_form)
 
-    def begin(self, task: TrainingTask, broadcast: Broadcast, drawn: Stream | None = None) -> TaskUnderWay:
-        """Everything before the first block of a task. drawn: the batches of its clients, if they are known already."""
+    def begin(self, task: TrainingTask, broadcast: Broadcast) -> TaskUnderWay:
+        """Everything before the first block of a task."""
         started = time.perf_counter()
         trainer = self._trainer_for(task.round, task.warm_start)
         public = self._public_state(broadcast, trainer.algorithm, task)
         self.gather_seconds, began = 0.0, time.perf_counter()
-        batches = TaskBatches.of(drawn or self.draw(task), self.columns)
+        batches = TaskBatches.of(self.draw(task), self.columns)
         stream_seconds = time.perf_counter() - began
         added_up = trainer.state_spec.facts_only() if self.layout.messages else trainer.state_spec
         if task.targets is None:
@@ -208,8 +209,15 @@ class Worker:
         local = self.run_spec.experiment.federation.local
         if task.warm_start:
             local = Local(epochs=1, batch=local.batch)
-        seed, native = self.run_spec.experiment.seed, self.kernels in COMPILED
-        return stream(self._client_index(task), task.clients, task.visits, local, seed, native, task.steps)
+        seed, native, index = self.run_spec.experiment.seed, self.kernels in COMPILED, self._client_index(task)
+
+        def draw() -> Stream:
+            return stream(index, task.clients, task.visits, local, seed, native, task.steps)
+
+        if self.draws is None:
+            return draw()
+        arrays = tuple(None if a is None else a.tobytes() for a in (task.clients, task.visits, task.steps))
+        return self.draws.of(index, (seed, native, local.epochs, local.steps, local.batch, *arrays), draw)
 
     def end(self, under_way: TaskUnderWay, without_form: Collection[str] = ()) -> TaskResult:
         """The result of a task whose blocks have all been trained. without_form: names of kernels that ran and have no

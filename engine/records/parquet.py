@@ -75,5 +75,13 @@ def to_table(rows: Iterable[Record]) -> pa.Table:
     columns = {}
     for name in history.columns:
         values, measured = history.column(name)
-        columns[name] = pa.array(values.astype(np.int64) if name in INTEGER_COLUMNS else values, mask=~measured)
+        columns[name] = _column(values.astype(np.int64) if name in INTEGER_COLUMNS else values, measured)
     return pa.table(columns)
+
+
+def _column(values: np.ndarray, measured: np.ndarray) -> pa.Array:
+    """Values (R,), empty where they were not measured. Made from buffers, since pyarrow's own conversions load pandas,
+    which takes a third of a second."""
+    valid = None if measured.all() else pa.py_buffer(np.packbits(measured, bitorder="little"))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])

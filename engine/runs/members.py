@@ -15,6 +15,7 @@ from ..clients.worker import Data
 from ..config.run_spec import RunSpec
 from ..methods.numbers import form
 from ..planning.data import checked_split, keep_partition
+from ..planning.execution_plan import asks_for_kernels, own_kernels
 from ..state.row_files import StateLayout
 from .host import Host
 from .launch import execute
@@ -43,6 +44,13 @@ class SharedHost:
         if same is not None:
             self.checked.add(same)
         return split
+
+    def get_ready(self, run_spec: RunSpec) -> None:
+        """Load the data of a run, check them, and prove the kernels that it may choose, before the run begins."""
+        split = self.split(run_spec)
+        vars(run_spec)["proofs"] = self.proofs_of(run_spec)
+        if asks_for_kernels(run_spec, split):
+            own_kernels(run_spec, split)
 
     def _split(self, run_spec: RunSpec) -> Split:
         """The data of a run, loaded and divided once for all runs with the same data, clients and seed."""

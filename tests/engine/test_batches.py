@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.clients import batches as module
+from fedfleet.engine.clients.batches import Draws, Stream, stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.workloads.base import ClientIndex
 
@@ -100,3 +101,28 @@ def test_drawn_by_our_own_code_they_are_the_same(own_kernels):
                 assert mine is not None
                 assert mine.dtype == theirs.dtype
                 assert torch.equal(mine, theirs)
+
+
+def test_batches_of_earlier_runs_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch):
+    local, other, drawn = Local(steps=2, batch=4), PARTS._replace(rows=PARTS.rows[::-1].copy()), []
+
+    def batches_of(index: ClientIndex, visit: int) -> Stream:
+        def draw() -> Stream:
+            drawn.append(visit)
+            return stream(index, np.array([4]), np.array([visit]), local, 3)
+
+        return draws.of(index, visit, draw)
+
+    draws = Draws()
+    first = batches_of(PARTS, 0)
+    assert batches_of(PARTS, 0) is first
+    assert not torch.equal(batches_of(other, 0).rows, first.rows)  # the same key, other data
+    assert drawn == [0, 0]
+    size = sum(tensor.nbytes for tensor in first if tensor is not None)
+    monkeypatch.setattr(module, "DRAWS_BYTES", 2 * size)
+    batches_of(PARTS, 0)
+    batches_of(PARTS, 1)  # the batches of the other data were needed longest ago
+    assert draws.bytes == 2 * size
+    batches_of(PARTS, 0)
+    batches_of(other, 0)
+    assert drawn == [0, 0, 1, 0]

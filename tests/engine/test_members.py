@@ -15,6 +15,8 @@ from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import new_run, resume, run
 from fedfleet.engine.backends import members as backend
+from fedfleet.engine.clients import worker
+from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evaluate_together
 from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment, experiment
@@ -115,9 +117,15 @@ def test_methods_of_different_forms_go_on_beside_each_other():
     assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
 
 
-def test_clients_that_are_alone_in_their_blocks():
+def test_clients_that_are_alone_in_their_blocks(monkeypatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(worker, "stream", lambda *given: drawn.append(given) or stream(*given))
     experiments = [digits(method, STEPS, block=1) for method in METHODS_OF_MEMBERS["fedavg"]]
     results = together(experiments)
+    rounds, tasks = experiments[0].federation.rounds, experiments[0].federation.cohort
+    assert rounds <= len(drawn) <= rounds * tasks  # by the first run only
+    assert len({tuple(given[1].tolist() + given[2].tolist()) for given in drawn}) == len(drawn)
+    monkeypatch.undo()
     assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
 
 

@@ -169,9 +169,11 @@ def test_a_plan_has_every_client_once_the_longest_first(size, block):
         assert task.cuts[-1] == len(task.clients)
 
 
-def test_blocks_of_a_cohort_are_of_one_size_but_for_a_client():
-    tasks = plan_tasks(np.arange(20), np.ones(20, dtype=int), Local(steps=1), 16)
-    assert [len(task.clients) for task in tasks] == [10, 10]
+@pytest.mark.parametrize(("size", "block"), [(20, 16), (100, 1), (101, 3), (7, 9), (640, 4)])
+def test_blocks_of_a_cohort_are_of_one_size_but_for_a_client(size, block):
+    tasks = plan_tasks(np.arange(size), np.ones(size, dtype=int), Local(steps=1), block)
+    blocks = [part.tolist() for task in tasks for part in np.split(task.clients, task.cuts[:-1])]
+    assert blocks == [part.tolist() for part in np.array_split(np.arange(size), -(-size // block))]
 
 
 @pytest.mark.parametrize(("clients", "block"), [(1, 1), (7, 3), (20, 16), (99, 10), (100, 10), (5, 100)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,35 @@ def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
         assert jobs.server is not server
     assert not server.alive
     assert not jobs.server.alive
+
+
+def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
+    """A process loads data when it is told to, and the first run with the same data finds them there. Where that fails,
+    only a run says so."""
+    plugin, loads = tmp_path / "loads.py", tmp_path / "loads.txt"
+    plugin.write_text(
+        "from fedfleet.workloads.digits import Digits\n\n"
+        "class Counted(Digits):\n"
+        "    def load(self):\n"
+        f"        open({str(loads)!r}, 'a').write('x')\n"
+        "        return super().load()\n\n"
+        "WORKLOADS = {'counted': Counted}\n"
+    )
+    runs = [request(tmp_path, f"s{i}", 0.1 * (i + 1)) for i in range(2)]
+    for run in runs:
+        run.experiment.update(plugins=[str(plugin)], workload={**run.experiment["workload"], "name": "counted"})
+    broken = {**runs[0].experiment, "workload": {"name": "nowhere"}}
+    source = Listed(runs)
+    with Jobs(1, 4) as jobs:
+        jobs.load(broken)
+        jobs.load(runs[0].experiment)
+        deadline = time.monotonic() + 60
+        while not loads.is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert loads.read_text() == "x"  # no run has begun
+        jobs.run(source, lambda: 0)
+    assert source.ends == {"s0": "finished", "s1": "finished"}
+    assert loads.read_text() == "x"
 
 
 def test_kinds():

@@ -2,6 +2,7 @@
 
 Each run has a thread of its own, and one of them has the turn; see `engine.backends.members`. Messages of the driver:
 
+    ("data", experiment)         plain data of an experiment, whose data runs will need soon
     ("runs", [RunRequest, ...])  the runs to begin, which answers "room"
     ("answer", key, end)         to a report of the run with this key; end: whether to end it
     ("stop",)                    all runs are to write checkpoints and end, and so does the process
@@ -23,11 +24,15 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 from ...engine.backends.members import Member
 from ...engine.config.run_spec import RunSpec
+from ...engine.config.schema import experiment
 from ...engine.memory import available_memory
 from ...engine.runs.members import MemberHost, SharedHost
 from .jobs import Start
@@ -77,8 +82,8 @@ class Job:
         self.asks = True  # whether there may be room that the driver does not know of
         self.waits = False  # whether the driver has not answered yet that it was asked
         self.ending = False
-        self.inbox: queue.Queue[list[RunRequest]] = queue.Queue()
-        """What answers ("room", n), and [] when the threads of runs may be able to go on."""
+        self.inbox: queue.Queue[Callable[[], None]] = queue.Queue()
+        """What is to be done in the main thread. After it, the threads of runs may be able to go on."""
 
     def serve(self) -> None:
         """Execute runs until the driver asks to stop, or is gone."""
@@ -88,9 +93,17 @@ class Job:
             idle = not self.shared.lockstep.advance()
             with suppress(queue.Empty):
                 while True:
-                    for spec in self.inbox.get(timeout=HEARTBEAT_SECONDS if idle or self.waits else 0.0):
-                        self.runs[spec.key] = MemberRun(self, spec)
+                    self.inbox.get(timeout=HEARTBEAT_SECONDS if idle or self.waits else 0.0)()
                     idle = False
+
+    def _begin(self, runs: Sequence[RunRequest] = ()) -> None:
+        for spec in runs:
+            self.runs[spec.key] = MemberRun(self, spec)
+
+    def _load(self, data: dict[str, Any]) -> None:
+        """Get ready for runs with the data of an experiment. If that fails, the run will say so."""
+        with suppress(Exception):
+            self.shared.get_ready(RunSpec.of("data", experiment(data)))
 
     def _listen(self) -> None:
         """Receive the driver's messages, in a thread of its own: a run can then be asked to end within a round."""
@@ -108,8 +121,9 @@ class Job:
                 self.ending = True
                 for run in list(self.runs.values()):
                     run.asked = signal.SIGTERM
-            self.waits = self.waits and kind == "answer"
-            self.inbox.put(content[0] if kind == "runs" else [])
+            self.waits = self.waits and kind in ("answer", "data")
+            does = {"runs": self._begin, "data": self._load}.get(kind)
+            self.inbox.put(partial(does, content[0]) if does else self._begin)
 
     def _ask(self) -> None:
         """Tell the driver that there may be room for runs."""

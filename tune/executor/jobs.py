@@ -87,6 +87,13 @@ class Jobs:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def load(self, experiment: dict[str, Any]) -> None:
+        """Have all processes load the data of an experiment now, while the driver prepares runs with these data.
+
+        experiment: plain data."""
+        for process in self.processes:
+            process.send("data", experiment)
+
     def run(self, source: Source, stop: Callable[[], Any]) -> None:
         """Execute runs until the source has none left or `stop` returns something true. Returns when all runs that were
         under way have ended."""

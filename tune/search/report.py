@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from ...engine.storage.atomic_write import write
 from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from ..page.html import render
 from ..quantities import is_share, shown
-from .importance import importances
+from .importance import importances, may_have_importances
 from .plan import Plan
 from .space import Range, number
 from .trial_store import Trial, TrialStore
 
 LEADERS = 6
 """Number of the best trials whose curves have colours of their own."""
+
+
+def import_packages(plan: Plan) -> None:
+    """Import the packages of the report before it is to be written: those of the importances take a second."""
+    import_module("jinja2")
+    if may_have_importances(plan):
+        import_module("optuna.importance")
 
 
 def write_search_report(plan: Plan, store: TrialStore, page: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,10 +25,10 @@ from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
 from ..files import parse, read
 from .plan import TOTALS, Plan, plan
-from .report import write_search_report
+from .report import import_packages, write_search_report
 from .results import Results
 from .space import corners, decided
-from .trial_source import SearchObserver, TrialSource, trial_folder
+from .trial_source import SearchObserver, TrialSource, inner, trial_folder
 from .trial_store import Trial, TrialStore, open_storage, storage_url
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def search(
     wanted, path = plan(dict(data)), Path(folder).resolve()
     refuse(wanted, path, resume)
     with shared_processes(wanted) as jobs:  # they start while this process prepares the search
+        if jobs is not None and all(each.key.startswith("method.") for each in wanted.ranges):
+            jobs.load(inner(first_experiment(wanted), wanted.settings.workers).plain())
         try_out(wanted, path)
         with exclusive(path, LOCK):
             refuse(wanted, path, resume)  # again, since another process may have used the folder
@@ -228,6 +231,7 @@ def execute(source: TrialSource, stop: Callable[[], int], jobs: Jobs | None) -> 
         source.observers.append(shared)
     at_once = None if plan.settings.concurrent == "auto" else plan.settings.concurrent
     engine, workers = first_experiment(plan).engine, plan.settings.workers
+    threading.Thread(target=import_packages, args=(plan,), name="imports", daemon=True).start()
     with Executor(engine, lambda: stop() or source.broken, at_once, workers, jobs=jobs) as executor:
         if jobs is None:
             try:

@@ -119,6 +119,8 @@ class TrialStore:
     def report(self, number: int, round: int, value: float) -> bool:
         """Record the objective's value after a round; returns whether the pruner ends the trial here."""
         self.storage.set_trial_intermediate_value(self.ids[number], round, value)
+        if self.plan.settings.pruner == "none":
+            return False
         return bool(self.study.pruner.prune(self.study, self.storage.get_trial(self.ids[number])))
 
     def end(self, number: int, status: str, values: list[float], facts: dict[str, Any]) -> None:
