@@ -20,7 +20,7 @@ import pytest
 
 from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
-from fedfleet.tune.page.content import Page, Section, Table, Text, numbers, shares, thinned
+from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import groups
 from fedfleet.tune.report.findings import Findings, Run, mean_curve
@@ -560,7 +560,13 @@ def test_report_of_a_search():
     assert best is not None
     assert cells(best) == [["2", "75.0 %", "0.2", "0.5", "4", "finished"]]
     so_far, finished, pruned = by_title["Values by trial"].figures[0].series
-    assert (list(so_far.y), list(finished.y)) == ([50.0, 75.0], [50.0, 75.0])
+    assert (list(so_far.x), list(so_far.y)) == ([0, 2, 2], [50.0, 50.0, 75.0])  # a step where a trial is better
+    assert (list(finished.x), list(finished.y)) == ([0, 2], [50.0, 75.0])
+    drawn = by_title["Values by trial"].drawn  # a line for the best so far, points for the trials
+    assert (drawn["best so far"], drawn["finished"]) == ((True, False), (False, True))
+    settings = by_title["Settings"].table
+    assert settings is not None
+    assert not any(key in ("engine.backend", "engine.workers") for key, _ in cells(settings))
     assert (list(pruned.x), list(pruned.y)) == ([1], [50.0])
     rate, step = by_title["Sensitivity"].figures
     assert (rate.x.log, list(rate.series[0].x), list(rate.series[1].x)) == (True, [0.1, 0.2], [0.2])
@@ -568,6 +574,12 @@ def test_report_of_a_search():
     assert [one.name for one in by_title["Curves of the trials"].figures[0].series] == ["trial 2", "trial 0"]
     assert "&lt;script&gt;alert(1)" in render(page)
     assert parsed(render(page)).rows[1] == ["2", "75.0 %", "0.2", "0.5", "4", "finished"]
+
+
+def test_an_axis_that_begins_at_zero_has_no_logarithmic_scale():
+    points = Marks("a", 0, [1.0, 2.0], [1.0, 2.0])
+    figure = Figure("marks", "", Axis("share", zero=True), Axis("value"), [points])
+    assert Section("", "", figures=(figure,)).scales == {"x": None, "y": False}
 
 
 def test_report_wants_a_study_a_search_or_a_run(tmp_path: Path):

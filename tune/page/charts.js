@@ -101,6 +101,8 @@ function axis(spec, title, log, values, sideways) {
   } else if (log) {
     const tickvals = ticks(values);
     Object.assign(made, { tickmode: "array", tickvals, ticktext: tickvals.map(short) });
+  } else if (spec.zero) {
+    made.rangemode = "tozero";
   } else if (spec.whole) {
     made.tickformat = "~d";
     if (values.length && Math.max(...values) - Math.min(...values) <= 7) made.dtick = 1;  // else 4, 5, 5, 6, 6

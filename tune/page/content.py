@@ -34,12 +34,14 @@ class Table(NamedTuple):
 
 class Axis(NamedTuple):
     """An axis of a chart. `labels`: names of the positions 0, 1, …, or () for numbers; `log`: whether its scale is
-    logarithmic at first; `whole`: whether its numbers are whole."""
+    logarithmic at first; `whole`: whether its numbers are whole; `zero`: whether it begins at 0, and so is never
+    logarithmic."""
 
     title: str
     log: bool = False
     labels: tuple[str, ...] = ()
     whole: bool = False
+    zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,26 @@ class Section(NamedTuple):
         return found if any(len(figure.series) > 1 for figure in self.figures) and len(found) > 1 else {}
 
     @property
+    def drawn(self) -> dict[str, tuple[bool, bool]]:
+        """Name of a series -> whether it has a line, and whether it has markers."""
+        found: dict[str, tuple[bool, bool]] = {}
+        for figure in self.figures:
+            for one in figure.series:
+                if isinstance(one, Marks) and figure.kind == "marks":
+                    found.setdefault(one.name, (one.line, one.markers))
+                else:
+                    found.setdefault(one.name, (True, True))
+        return found
+
+    @property
     def scales(self) -> dict[str, bool | None]:
         """Axis, x or y -> whether its scale is logarithmic at first; None if it cannot be, because the axis has labels
-        or a number is not positive."""
+        or begins at 0, or a number is not positive."""
         made: dict[str, bool | None] = {}
         for name in ("x", "y"):
             axes = [(getattr(f, name), f) for f in self.figures if f.kind != "bars" and not getattr(f, name).labels]
             positive = all(value > 0 for _, figure in axes for value in values_of(figure, name))
+            positive = positive and not any(axis.zero for axis, _ in axes)
             made[name] = any(axis.log for axis, _ in axes) if axes and positive else None
         return made
 

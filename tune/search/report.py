@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -142,8 +142,8 @@ def ranges(plan: Plan) -> Table:
 
 
 def settings(plan: Plan) -> Table:
-    """Everything that is no range."""
-    keys = tuple(f"{r.key}." for r in plan.ranges)
+    """Everything that is no range, without the settings that a search does not use."""
+    keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
     return Table("Settings", "Of every trial.", ["key", "value"], [[Text(k), Text(str(v))] for k, v in fixed.items()])
 
@@ -158,13 +158,11 @@ def progress(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
     done = finished(trials)
     for at, (name, mode) in enumerate(plan.settings.objectives.items() if done else ()):
         values = [trial.values[at] * factor(name) for trial in done]
-        choose, so_far = (max if mode == "max" else min), []
-        for value in values:
-            so_far.append(choose([*so_far[-1:], value]))
         texts = [describe(trial, list(plan.settings.objectives)) for trial in done]
         x = [trial.number for trial in done]
+        steps, so_far = best_so_far(x, values, max if mode == "max" else min)
         series = [
-            Marks("best so far", 1, x, numbers(so_far), line=True, markers=False),
+            Marks("best so far", 1, steps, numbers(so_far), line=True, markers=False),
             Marks("finished", 0, x, numbers(values), texts=texts),
         ]
         low = min(values) if mode == "max" else max(values)
@@ -176,6 +174,18 @@ def progress(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
                     Marks(status, NO_STYLE, places, numbers([low] * len(ended)), texts=names, symbol=SYMBOLS[status])
                 )
         yield Figure("marks", name, Axis("trial", whole=True), Axis(unit(name)), series)
+
+
+def best_so_far(
+    trials: list[int], values: list[float], choose: Callable[[list[float]], float]
+) -> tuple[list[int], list[float]]:
+    """The best value so far as a line with steps: (numbers of trials, values), with two points where it changes."""
+    x, best = trials[:1], values[:1]
+    for number_of_trial, value in zip(trials[1:], values[1:], strict=True):
+        better = choose([best[-1], value])
+        x += [number_of_trial] * (1 + (better != best[-1]))
+        best += [best[-1], better] if better != best[-1] else [better]
+    return x, best
 
 
 SYMBOLS = {"pruned": "line-ns-open", "diverged": "x-thin-open", "failed": "cross-thin-open"}
@@ -224,7 +234,7 @@ def importance(plan: Plan, trials: list[Trial]) -> Iterator[Figure]:
         x = numbers(100 * of_key[key] for key in keys)
         texts = [f"{name}\n{objective}: {100 * of_key[key]:.0f} %" for key, name in zip(keys, names, strict=True)]
         series.append(Marks(objective, at, x, list(range(len(keys))), texts=texts, legend=len(shares) > 1))
-    yield Figure("marks", "", Axis("importance (%)"), Axis("", labels=names), series)
+    yield Figure("marks", "", Axis("importance (%)", zero=True), Axis("", labels=names), series)
 
 
 def sensitivity(plan: Plan, trials: list[Trial], best: list[Trial]) -> Iterator[Figure]:
