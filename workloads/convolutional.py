@@ -60,8 +60,8 @@ class Dropout(Keyed):
         if self.key is None or not self.rate:
             return x
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
-        kept = counted.uniform(self.key.to(x.device), prod(shape)).view(shape) >= self.rate
-        return torch.where(kept, x / (1 - self.rate), torch.zeros_like(x))
+        kept = counted.at_least(self.key.to(x.device), prod(shape), self.rate).view(shape)
+        return torch.where(kept, x / (1 - self.rate), 0.0)
 
 
 @dataclass(frozen=True)

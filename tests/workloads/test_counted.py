@@ -77,3 +77,23 @@ def test_generators_repeat_and_differ():
     assert torch.equal(
         torch.rand(3, generator=counted.generator(0, "a")), torch.rand(3, generator=counted.generator(0, "a"))
     )
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, 1 / 3, 0.5, 0.9, 2**-53, 1 - 2**-53, 1e-300])
+@pytest.mark.parametrize("count", [1, counted.AT_ONCE - 1, counted.AT_ONCE + 1, 3 * counted.AT_ONCE])
+def test_a_comparison_has_the_bits_of_the_draws(count, least):
+    """For one key, which takes a path of its own, and for several, alone and under vmap."""
+    keys = counted.key(count, "any", torch.arange(5))
+    drawn = counted.uniform(keys, count) >= least
+    for key, expected in zip(keys, drawn, strict=True):
+        assert torch.equal(counted.at_least(key, count, least), expected)
+    assert torch.equal(counted.at_least(keys, count, least), drawn)
+    assert torch.equal(torch.func.vmap(lambda key: counted.at_least(key, count, least))(keys), drawn)
+
+
+def test_a_comparison_with_a_draw_itself_is_true():
+    """The limit is a whole number of 2^-53, so an error of one unit would show here."""
+    key = counted.key(0, "any", torch.tensor(1))
+    for place, value in enumerate(counted.uniform(key, 100).tolist()):
+        assert counted.at_least(key, 100, value)[place]
+        assert not counted.at_least(key, 100, value + 2**-53)[place]
