@@ -22,7 +22,8 @@ from ..errors import ConfigError
 from ..storage.sha256 import sha256
 
 SOURCES = [
-    Path(__file__).with_name("csrc") / name for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "draw.cpp")
+    Path(__file__).with_name("csrc") / name
+    for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "vectors.cpp", "draw.cpp")
 ]
 """Each file includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
@@ -66,6 +67,13 @@ def library() -> ctypes.CDLL:
         raise NoKernels(
             f"{folder}/{name} cannot be made or loaded: {error}; set FEDFLEET_CACHE to a folder that can be written"
         ) from error
+
+
+def instruction_set() -> str:
+    """The instruction set that the library's vectors and tiles are for: AVX-512, AVX2, or "any". Raises NoKernels."""
+    named = library().instruction_set
+    named.restype = ctypes.c_char_p
+    return named().decode()
 
 
 def why_no_kernels() -> str:

@@ -27,7 +27,7 @@ from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..fleet.planner import build_sampler
 from ..kernels.fused_chain import NotAChain, chain_from
-from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, library, processor
+from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, instruction_set, library, processor
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
@@ -97,7 +97,8 @@ def write_plan(run_spec: RunSpec, how: str) -> None:
     file = Path(run_spec.directory) / "plan.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        write(file, json.dumps({**run_spec.plan_for_checkpoint(), "how": how}) + "\n")
+        compiled_for = {"compiled_for": instruction_set()} if run_spec.kernels in COMPILED else {}
+        write(file, json.dumps({**run_spec.plan_for_checkpoint(), **compiled_for, "how": how}) + "\n")
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
 

@@ -35,17 +35,22 @@ void dots(const float* x, int64_t xs, const float* w, int64_t ws, int64_t n, flo
   Lanes a[R][T];
 UNROLL
   for (int m = 0; m < R * T; m++) a[m / T][m % T] = Lanes{};
-  for (int64_t v = 0; v < n; v += LANES) {
-    const Mask m = first(n - v);
+  const auto step = [&](auto loaded, int64_t v) __attribute__((always_inline)) {
     Lanes q[T];
 UNROLL
-    for (int t = 0; t < T; t++) q[t] = held(load_of(w + t * ws + v, m));
+    for (int t = 0; t < T; t++) q[t] = held(loaded(w + t * ws + v));
 UNROLL
     for (int r = 0; r < R; r++) {
-      const Lanes p = held(load_of(x + r * xs + v, m));
+      const Lanes p = held(loaded(x + r * xs + v));
 UNROLL
       for (int t = 0; t < T; t++) a[r][t] += p * q[t];
     }
+  };
+  int64_t v = 0;
+  for (; v + LANES <= n; v += LANES) step([](const float* from) { return load(from); }, v);
+  if (v < n) {
+    const Mask rest = first(n - v);
+    step([rest](const float* from) { return load_of(from, rest); }, v);
   }
 UNROLL
   for (int r = 0; r < R; r++)
@@ -104,27 +109,30 @@ UNROLL
     case 4: call(4); break;   \
     default: call(5);         \
   }
+#define BY_VECTORS(n, call)                           \
+  switch (n) {                                        \
+    case 1: call(1); break;                           \
+    case 2: call(2); break;                           \
+    case 3: call(std::min(3, SPREAD_VECTORS)); break; \
+    default: call(SPREAD_VECTORS);                    \
+  }
 
 template <int R>
 void spread_row(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t n) {
-  for (int64_t v = 0; v < n; v += 4 * LANES) {
-    const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
+  constexpr int64_t most = SPREAD_VECTORS * LANES;
+  for (int64_t v = 0; v < n; v += most) {
+    const int64_t left = std::min(n - v, most), V = (left + LANES - 1) / LANES;
     const Mask last = first(left - (V - 1) * LANES);
-    switch (V) {
 #define CALL(k) spread<R, k>(g, gr, gs, w + v, n, O, last, y + v, n)
-      case 1: CALL(1); break;
-      case 2: CALL(2); break;
-      case 3: CALL(3); break;
-      default: CALL(4);
+    BY_VECTORS(V, CALL)
 #undef CALL
-    }
   }
 }
 
 // y (rows, n) = g (rows, O) . w (O, n). With g as it is stored this is the gradient of a linear layer's inputs, with g
 // transposed (gr and gs exchanged) that of its weights.
 void product(const float* g, int64_t gr, int64_t gs, const float* w, int64_t O, float* y, int64_t rows, int64_t n) {
-  for (int64_t r = 0; r < rows; r += 5) {
+  for (int64_t r = 0; r < rows; r += SPREAD_ROWS) {
 #define CALL(k) spread_row<k>(g + r * gr, gr, gs, w, O, y + r * n, n)
     BY_ROWS(rows - r, CALL)
 #undef CALL
@@ -139,11 +147,11 @@ void linear(const Layer& l, const float* p, const float* x, float* y, int64_t B)
   for (int64_t i = 0; i < l.I; i += CHUNK) {
     const int64_t n = l.I - i < CHUNK + LANES * 8 ? l.I - i : CHUNK;
     for (int64_t o = 0; o < l.O; o += l.O - o >= 4 ? 4 : 1)
-      for (int64_t b = 0; b < B; b += 5) {
+      for (int64_t b = 0; b < B; b += DOT_ROWS) {
         const float *from = x + b * l.I + i, *w = p + l.weight + o * l.I + i;
         float* to = y + b * l.O + o;
 #define CALL(k) l.O - o >= 4 ? dots<k, 4>(from, l.I, w, l.I, n, to, l.O) : dots<k, 1>(from, l.I, w, l.I, n, to, l.O)
-        BY_ROWS(B - b, CALL)
+        BY_ROWS(std::min<int64_t>(B - b, DOT_ROWS), CALL)
 #undef CALL
       }
     if (n > CHUNK) break;

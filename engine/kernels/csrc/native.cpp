@@ -1,104 +1,25 @@
 // Convolutions and max pooling of a block of clients, each with weights of its own. One thread, float32.
 //
-// A convolution (stride 1) computes sixteen places of an output row at a time. Each number that is loaded of the input
-// serves a tile of several output channels, and each weight serves two rows. The gradient in the input is the same
-// convolution, of the gradient in the outputs with rotated weights. The gradient in the weights is summed in sixteen
-// lanes, which are added at the end.
+// A convolution (stride 1) computes a vector of places of an output row at a time. Each number that is loaded of the
+// input serves a tile of several output channels, and each weight serves two rows. The gradient in the input is the same
+// convolution, of the gradient in the outputs with rotated weights. The gradient in the weights is summed in the lanes
+// of vectors, which are added at the end.
 //
 // C: clients. B: examples. I, O: input and output channels. h, w (or wd): height and width. p: padding. K: side of the
 // kernel. hp: height with padding. oh, ow: height and width of the output. stride, gs: floats from row to row.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
-#include "draw.cpp"
+#include "vectors.cpp"
 
 namespace {
-
-constexpr int64_t LANES = 16;
-typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
-
-inline Lanes load(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
-inline void store(float* p, Lanes v) { *reinterpret_cast<Lanes*>(p) = v; }
-
-// Loads and stores of only the first n lanes; other lanes are loaded as 0. n may be negative or larger than LANES.
-#ifdef __AVX512F__
-typedef __mmask16 Mask;
-inline Mask first(int64_t n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
-inline Lanes load_of(const float* p, Mask m) { return (Lanes)_mm512_maskz_loadu_ps(m, p); }
-inline void store_of(float* p, Lanes v, Mask m) { _mm512_mask_storeu_ps(p, m, (__m512)v); }
-// Keeps v in a register. Without this, compilers load a value again for each of its uses.
-inline Lanes held(Lanes v) {
-  __asm__("" : "+v"(v));
-  return v;
-}
-#else
-typedef int64_t Mask;
-inline Mask first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
-inline Lanes load_of(const float* p, Mask m) {
-  Lanes v = {};
-  std::memcpy(&v, p, m);
-  return v;
-}
-inline void store_of(float* p, Lanes v, Mask m) { std::memcpy(p, &v, m); }
-inline Lanes held(Lanes v) { return v; }
-#endif
-inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
-inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
-
-typedef int32_t Places __attribute__((vector_size(64)));
-
-// Sixteen lanes, each chosen by its number among the lanes of a (0 to 15) and b (16 to 31). clang has only the first of
-// these builtins, and g++ before 12 only the second.
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
-#endif
-
-// Before loops over arrays that must be in registers: the compiler has to unroll these loops.
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
-
-inline float sum(Lanes v) {
-  v += PICK(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  v += PICK(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-  v += PICK(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-  return v[0] + v[1];
-}
-
-typedef float Four __attribute__((vector_size(16)));
-
-// The sums of the lanes of each of four vectors.
-inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
-#ifdef __AVX512F__
-  const __m512 p = (__m512)a, q = (__m512)b, r = (__m512)c, s = (__m512)d;
-  const __m512 pq = _mm512_add_ps(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q));
-  const __m512 rs = _mm512_add_ps(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s));
-  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(pq, rs, 0x44), _mm512_shuffle_ps(pq, rs, 0xee));
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-#else
-  return Four{sum(a), sum(b), sum(c), sum(d)};
-#endif
-}
 
 // n rounded up to a multiple of LANES.
 inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-// One of this thread's four buffers, `which`, with space for `size` floats and LANES more, aligned to 64 bytes.
+// One of this thread's four buffers, `which`, with space for `size` floats, aligned to 64 bytes.
 float* scratch(int which, int64_t size) {
   static thread_local std::vector<float> kept[4];
-  if (int64_t(kept[which].size()) < size + LANES) kept[which].resize(size + LANES);
+  constexpr int64_t skipped = 64 / sizeof(float);  // at most this many floats come before the aligned one
+  if (int64_t(kept[which].size()) < size + skipped) kept[which].resize(size + skipped);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept[which].data()) + 63) / 64 * 64);
 }
 
@@ -164,9 +85,6 @@ int64_t pack(const float* w, float* to, int64_t first, int64_t O, int64_t I, boo
         *to++ = turned ? w[(i * O + first + t) * K * K + K * K - 1 - k] : w[((first + t) * I + i) * K * K + k];
   return I * K * K * T;
 }
-
-// The number of output channels of the next tile, if `left` channels are left.
-inline int64_t width(int64_t left) { return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
 #define BY_WIDTH(n, call)     \
   switch (n) {                \
@@ -252,7 +170,7 @@ UNROLL
 template <int K>
 void weigh_all(const float* x, const float* g, float* gw, int64_t n, int64_t I, int64_t O, int64_t hp, int64_t stride,
                int64_t oh, int64_t gs) {
-  constexpr int T = K >= 5 ? 4 : 6;
+  constexpr int T = weighed(K);
   int64_t o = 0;
 #define CALL(t) weigh<K, t>(x, g + o * oh * gs, gw + o * I * K * K, n, I, O, hp, stride, oh, gs)
   for (; o + T <= O; o += T) CALL(T);
@@ -292,11 +210,6 @@ void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, in
   }
 }
 
-#define EVEN(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define ODD(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
-#define LOW(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define HIGH(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-
 inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
   const Places more = (value > top) | (value != value);
   top = more ? value : top;
@@ -333,6 +246,9 @@ void add_up_of(const float* const* p, double* total, int64_t size) {
 }  // namespace
 
 extern "C" {
+
+// The instruction set that vectors and tiles are for.
+const char* instruction_set() { return INSTRUCTIONS; }
 
 // The functions below return a Status.
 int32_t conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,

@@ -8,22 +8,18 @@ namespace {
 
 template <int R>
 void columns(int64_t V, const float* g, const float* w, int64_t O, Mask last, float* y, int64_t n, const Plus& plus) {
-  switch (V) {
 #define CALL(k) spread<R, k>(g, O, 1, w, n, O, last, y, n, plus)
-    case 1: CALL(1); break;
-    case 2: CALL(2); break;
-    case 3: CALL(3); break;
-    default: CALL(4);
+  BY_VECTORS(V, CALL)
 #undef CALL
-  }
 }
 
 // y (rows, n) = plus(g (rows, O) . w (O, n)), see Plus; if symmetric, only its lower half is computed.
 void times(const float* g, const float* w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
-  for (int64_t v = 0; v < n; v += 4 * LANES) {
-    const int64_t left = std::min(n - v, 4 * LANES), V = (left + LANES - 1) / LANES;
+  constexpr int64_t most = SPREAD_VECTORS * LANES;
+  for (int64_t v = 0; v < n; v += most) {
+    const int64_t left = std::min(n - v, most), V = (left + LANES - 1) / LANES;
     const Mask last = first(left - (V - 1) * LANES);
-    for (int64_t r = symmetric ? v / 5 * 5 : 0; r < rows; r += 5) {
+    for (int64_t r = symmetric ? v / SPREAD_ROWS * SPREAD_ROWS : 0; r < rows; r += SPREAD_ROWS) {
       Plus plus = all;
       if (plus.z) plus.z += r * n + v;
 #define CALL(k) columns<k>(V, g + r * O, w + v, O, last, y + r * n + v, n, plus)
@@ -37,11 +33,11 @@ void times(const float* g, const float* w, float* y, int64_t rows, int64_t O, in
 void gram(const float* x, float* y, int64_t m, int64_t n) {
   std::memset(y, 0, sizeof(float) * m * m);
   for (int64_t o = 0; o < m; o += m - o >= 4 ? 4 : 1)
-    for (int64_t r = o / 5 * 5; r < m; r += 5) {
+    for (int64_t r = o / DOT_ROWS * DOT_ROWS; r < m; r += DOT_ROWS) {
       const float *from = x + r * n, *w = x + o * n;
       float* to = y + r * m + o;
 #define CALL(k) m - o >= 4 ? dots<k, 4>(from, n, w, n, n, to, m) : dots<k, 1>(from, n, w, n, n, to, m)
-      BY_ROWS(m - r, CALL)
+      BY_ROWS(std::min<int64_t>(m - r, DOT_ROWS), CALL)
 #undef CALL
     }
 }
