@@ -50,6 +50,7 @@ def test_what_takes_longer_shows_where_it_belongs(part, name, block, monkeypatch
     assert row[f"time/{part}"] >= len(calls) * PAUSE
 
 
+@pytest.mark.long
 def test_two_workers_wait_together(ray_here):
     for row in run(digits("fedavg", STEPS, backend="ray", workers=2)).rows:
         assert row["time/workers"] + row["time/wait"] == pytest.approx(2 * row["time/train"])

@@ -84,6 +84,7 @@ def test_auc_and_clients_are_those_of_the_final_model(two_classes: Path):
     assert not {"eval/score", "eval/label", "eval/clients/score"} & set(found)
 
 
+@pytest.mark.long
 def test_on_ray_and_in_process(two_classes: Path, ray_here: None):
     local = run(experiment_on(two_classes))
     for workers in (1, 2):

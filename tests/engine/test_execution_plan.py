@@ -62,6 +62,7 @@ def plan_execution(
     return run_spec.execution_plan, told
 
 
+@pytest.mark.long
 def test_measured_once_then_remembered_to_the_same_bits(tmp_path: Path, cache: Path, monkeypatch):
     first, told = played(auto(), tmp_path / "run")
     assert "measured, ms per client: 1 torch " in told

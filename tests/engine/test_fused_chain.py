@@ -312,6 +312,7 @@ def test_a_workload_with_losses_of_its_own_is_no_chain():
     assert chain_or_none(other, Tree.of(other.init(0)).layout) is None
 
 
+@pytest.mark.long
 def test_a_run_by_chain_is_the_run_by_torch(ray_here):
     paths = (("chain", 2), ("chain", 1), ("torch", 2))
     results = [run(lenet(kernels=kernels, block=block)) for kernels, block in paths]

@@ -150,6 +150,7 @@ def test_clients_with_few_rows(batch):
     assert result.metrics["eval/clients/test_accuracy_worst"] == pytest.approx(worst(own), abs=1e-12)
 
 
+@pytest.mark.long
 def test_on_ray_and_in_process(table, ray_here):
     asked = {"fairness": True, "held_out": 0.25}
     local = run(plan(table, evaluate=asked))
@@ -188,7 +189,7 @@ def test_mistakes_about_held_out_rows(table):
 
 
 # --- rows that nobody has ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_natural_with_fewer_clients_says_how_many_rows_it_leaves_out(backend, table, tmp_path, ray_here):
     run(plan(table, 5, backend=backend, workers=1), tmp_path / "out")
     log = (tmp_path / "out/run.log").read_text()

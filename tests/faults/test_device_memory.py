@@ -27,6 +27,7 @@ def recorded(out: Path) -> dict[str, Any]:
     return json.loads((out / "plan.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["scaffold", "adam"])
 def test_blocks_are_halved_in_round_1(method, tmp_path):
     watch = Watch()
@@ -85,6 +86,7 @@ def test_a_worker_that_loses_its_device_is_replaced(tmp_path, ray_here):
     assert "another one starts" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", [{}, {"vectorise": False}], ids=["vectorised", "one at a time"])
 def test_one_client_that_is_too_large_ends_the_run(engine, tmp_path):
     with pytest.raises(OutOfMemory, match=r"one client alone failed on this process for lack of memory: .*CUDA out of"):

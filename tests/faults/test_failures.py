@@ -84,7 +84,7 @@ def newest(number: int) -> set[int]:
     return set(cohort_of(number).tolist()) - {c for r in range(1, number) for c in cohort_of(r).tolist()}
 
 
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_the_error_is_typed(backend, tmp_path, request):
     if backend == "ray":
         request.getfixturevalue("ray_here")
@@ -181,6 +181,7 @@ def test_a_client_that_fails_at_first_costs_retries_and_nothing_else(block, time
     assert len([text for text in watch.told if f"client {client} is broken" in text]) == times
 
 
+@pytest.mark.long
 def test_the_same_on_ray(tmp_path, expected, ray_here):
     client, skip = of_round(3)
     plan(tmp_path, rule(client, "raise", skip, 1))
@@ -223,6 +224,7 @@ def test_a_worker_that_is_stuck_is_replaced_and_its_stack_shown(kind, where, tmp
     assert log.count("another one starts") == 1
 
 
+@pytest.mark.long
 def test_workers_that_cannot_start_end_the_run(tmp_path, ray_here):
     plan(tmp_path, rule(0, "start"))
     with pytest.raises(WorkersLost, match=r"no worker is left that can run clients, the last: .*no worker can start"):
@@ -230,7 +232,7 @@ def test_workers_that_cannot_start_end_the_run(tmp_path, ray_here):
 
 
 # --- evaluation, divergence -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
 def test_an_evaluation_that_fails(backend, tmp_path, expected, request):
     if backend == "ray":
         request.getfixturevalue("ray_here")

@@ -116,6 +116,7 @@ def test_a_run_whose_process_is_killed_is_resumed_in_another(here: Path, ray_her
     assert results[0]["model_sha256"] == results[1]["model_sha256"]
 
 
+@pytest.mark.long
 def test_runs_that_are_asked_to_end_leave_a_checkpoint(here: Path, ray_here: None):
     source = Listed([spec(here, name, 100_000) for name in ("one", "two", "three")])
     began = time.monotonic()
@@ -127,6 +128,7 @@ def test_runs_that_are_asked_to_end_leave_a_checkpoint(here: Path, ray_here: Non
     assert time.monotonic() - began < 120
 
 
+@pytest.mark.long
 def test_what_was_done_is_read_and_not_run(here: Path, ray_here: None):
     execute(Listed([spec(here, "run")]))
     notes = (here / "notes").read_text()

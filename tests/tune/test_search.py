@@ -84,7 +84,7 @@ def study(found: Found) -> Any:
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("together", ["auto", False])
+@pytest.mark.parametrize("together", ["auto", pytest.param(False, marks=pytest.mark.long)])
 def test_a_grid_finds_its_best_point(here: Path, ray_here: None, together: Any):
     """Every trial's value is that of the same run without a search; the winner is a file that runs."""
     made = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "together": together})
@@ -156,7 +156,7 @@ def experiment_of(here: Path, data: dict[str, Any]) -> Any:
     return load(str(path))
 
 
-@pytest.mark.parametrize("together", ["auto", False])
+@pytest.mark.parametrize("together", ["auto", pytest.param(False, marks=pytest.mark.long)])
 def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None, together: Any):
     """Six trials: one finishes, one diverges, one fails, the processes of one die twice (a process is replaced once),
     and two lag behind."""
