@@ -3,8 +3,8 @@
     python benchmarks/first_round.py            three times on Ray, once on the local backend
     python benchmarks/first_round.py --where    once on Ray, with the processor time of each process until then
 
-It runs w1, on Ray with two workers. With more processor time than seconds times processors, no other order of the start
-would be faster.
+It runs w1, on Ray with two workers. The processor time divided by the number of processors is the least that the start
+can take, in whatever order its parts run.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class Eligible:
         """(count,) distinct members in ascending order: the draw of a synchronous round, among the members."""
         if count == self.count:
             places = np.arange(count)
-        elif count == 1:  # as at most arrivals; the same number as by `choice`, in a fifth of the time
+        elif count == 1:  # which most arrivals ask for: the same member as by `choice`, in a fifth of the time
             return self._one(int(random.integers(self.count)))
         else:
             places = np.sort(random.choice(self.count, count, replace=False, shuffle=False).astype(np.int64))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,14 @@ def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
 def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
     """A process loads data when it is told to, and the first run with the same data finds them there. Where that fails,
     only a run says so."""
-    plugin, loads = tmp_path / "loads.py", tmp_path / "loads.txt"
+    plugin, loads, told = tmp_path / "loads.py", tmp_path / "loads.txt", tmp_path / "told"
+    os.mkfifo(told)
     plugin.write_text(
         "from fedfleet.workloads.digits import Digits\n\n"
         "class Counted(Digits):\n"
         "    def load(self):\n"
         f"        open({str(loads)!r}, 'a').write('x')\n"
+        f"        open({str(told)!r}, 'w').write('x')\n"
         "        return super().load()\n\n"
         "WORKLOADS = {'counted': Counted}\n"
     )
@@ -106,12 +108,10 @@ def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
         run.experiment.update(plugins=[str(plugin)], workload={**run.experiment["workload"], "name": "counted"})
     broken = {**runs[0].experiment, "workload": {"name": "nowhere"}}
     source = Listed(runs)
-    with Jobs(1, 4) as jobs:
+    with open(told, "r+b", buffering=0) as loaded, Jobs(1, 4) as jobs:
         jobs.load(broken)
         jobs.load(runs[0].experiment)
-        deadline = time.monotonic() + 60
-        while not loads.is_file() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert select.select([loaded], [], [], 60)[0]
         assert loads.read_text() == "x"  # no run has begun
         jobs.run(source, lambda: 0)
     assert source.ends == {"s0": "finished", "s1": "finished"}
