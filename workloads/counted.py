@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, TypeVar, overload
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.library import Library
 
 Words = TypeVar("Words", Tensor, np.ndarray)
 """An int64 tensor or array. numpy is faster for small arrays."""
@@ -104,8 +104,18 @@ def uniform(key: Tensor, count: int) -> Tensor:
 
 def at_least(key: Tensor, count: int, least: float) -> Tensor:
     """(..., count) bool from keys (...): whether `uniform(key, count)` is at least this number, 0 <= least < 1."""
-    if key.ndim or key.device.type != "cpu" or is_functorch_wrapped_tensor(key) or _get_current_dispatch_mode():
+    if key.ndim or key.device.type != "cpu" or is_functorch_wrapped_tensor(key):
         return uniform(key, count) >= least
+    return torch.ops.fedfleet.at_least(key, count, least)
+
+
+# An operation of torch, so that a recording of operations has it as one.
+_OPERATIONS = Library("fedfleet", "DEF")
+_OPERATIONS.define("at_least(Tensor key, int count, float least) -> Tensor")
+
+
+@partial(_OPERATIONS.impl, "at_least", dispatch_key="CPU")
+def _at_least_of_one(key: Tensor, count: int, least: float) -> Tensor:
     return torch.from_numpy(_at_least(int(key), count, least))
 
 

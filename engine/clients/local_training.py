@@ -6,7 +6,7 @@ runs it for one client, or for a block of clients at once under `torch.func.vmap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
 from .recorded_step import StepRecorder, copy_into
+from .tape import Tapes
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
 """Local step -> the batches of a block of clients: columns (c, B, …), "key" (c,), and "weight" (c, B) if some batches
@@ -30,6 +31,10 @@ are short."""
 GATHERED_STEPS = 32
 """The largest number of local steps whose batches are gathered at once. It limits the memory that they take, and the
 time without a sign of life."""
+
+RECORDED_BYTES = 64 << 20
+"""The gradient of one client is recorded if all its tensors together take at most so much memory. In larger ones the
+operations take so long that it does not matter how they are found."""
 
 
 class ClientBatches(Protocol):
@@ -149,15 +154,14 @@ class ClientSteps:
         """`descend` by torch's kernels, without shift and sum. It has the bits of y <- y.add(gradient, -lr), but writes
         neither the gradient nor y to fresh memory in each step."""
         after = Tree(y.flat.clone(), y.layout)
-        leaves = leaves_of(after)
+        leaves = after.views()
         for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 batch = unpadded(batches, i, self.batches.examples(begin + i))
-                gradients, loss = leaf_gradients(self.trainer, leaves, batch)
+                gradients, loss = self.trainer.gradients_of(y.layout.names, leaves, batch)
                 with torch.no_grad():
-                    for leaf, gradient in zip(leaves.values(), gradients, strict=True):
-                        leaf.add_(gradient, alpha=-lr)
+                    torch._foreach_add_(leaves, gradients, alpha=-lr)  # pyright: ignore[reportPrivateImportUsage]
                 self.losses.append(loss)
         self.trainer.gradients = 1
         return after
@@ -192,6 +196,7 @@ class LocalTrainer:
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.x, self.gradients = x, 0
+        self.tapes = Tapes(RECORDED_BYTES) if kernels == "torch" and self.device.type == "cpu" else None
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
@@ -210,6 +215,25 @@ class LocalTrainer:
     def loss_at(self, point: Tree, batch: Batch) -> Tensor:
         """`loss` at a point in the run's dtype."""
         return self.loss(dict((point if self.precision is None else point.to(self.precision)).items()), batch)
+
+    def gradients_of(
+        self, names: tuple[str, ...], leaves: Sequence[Tensor], batch: Batch
+    ) -> tuple[list[Tensor], Tensor]:
+        """`leaf_gradients`, by a recording of it where this is possible. names, leaves: the tensors of the model."""
+
+        def gradients(*tensors: Tensor) -> tuple[list[Tensor], None]:
+            point = {
+                name: leaf.detach().requires_grad_() for name, leaf in zip(names, tensors[: len(names)], strict=True)
+            }
+            found, loss = leaf_gradients(self, point, dict(zip(batch, tensors[len(names) :], strict=True)))
+            return [*found, loss], None
+
+        tensors = [*leaves, *batch.values()]
+        if self.tapes is None:
+            *found, loss = gradients(*tensors)[0]
+        else:
+            *found, loss = self.tapes.call_flat((names, tuple(batch)), gradients, tensors)[0]
+        return found, loss
 
     def _of_visit(self, losses: Tensor, steps: Tensor | int) -> tuple[Tensor, Tensor | None]:
         """(mean loss, root mean square of the examples' losses or None) of a visit. losses: the sum of what `loss` gave
@@ -335,11 +359,6 @@ def _chain(workload: Workload, layout: Layout) -> Chain:
         raise NoKernels(f"chain kernels cannot be used here: {error}") from error
 
 
-def leaves_of(point: Tree) -> dict[str, Tensor]:
-    """The tensors of a point, by name, as views of its flat vector with which autograd begins."""
-    return {name: leaf.detach().requires_grad_() for name, leaf in point.items()}
-
-
 def leaf_gradients(trainer: LocalTrainer, leaves: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
     """(gradient of each leaf, what `LocalTrainer.loss` gives) for one client. A tensor that the loss does not use has
     the gradient 0."""
@@ -370,7 +389,7 @@ class Gradient(torch.autograd.Function):
             return trainer.chain.gradient(point, dict(zip(names, columns, strict=True)))
         batch = dict(zip(names, columns, strict=True))
         if trainer.precision is None:
-            gradients, loss = leaf_gradients(trainer, leaves_of(Tree(point.detach(), layout)), batch)
+            gradients, loss = trainer.gradients_of(layout.names, Tree(point.detach(), layout).views(), batch)
             return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()

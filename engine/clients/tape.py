@@ -1,16 +1,19 @@
 """Pure functions of tensors that are recorded once, as the operations of torch that they consist of, and replayed.
 
-A local step of a small network under vmap consists of some hundred operations of microseconds. To find out which ones
-they are, by the rules of vmap, the graph of autograd and the trees of the states, takes longer than they take. They are
-the same in every step as long as the shapes are the same, because the functions of a method take no branch on a value.
+A local step of a small network consists of some dozens of operations of microseconds, under vmap of some hundred. To
+find out which ones they are, by the modules of the network, the graph of autograd, the rules of vmap and the trees of
+the states, takes as long as they take, or longer. They are the same in every step as long as the shapes are the same,
+because the functions of a method and of a workload take no branch on a value.
 
-What is recorded must be what would have run. The first calls with each recording are therefore made both ways, and if
-the bits differ, nothing is replayed any more. Other inputs than those of the recording show whatever the function took
-from anywhere else than its arguments.
+What is recorded must be what would have run. A function that reads the numbers of a tensor, which is what a branch on
+a value needs, is not recorded. The first calls with each recording are made both ways, and if the bits differ, nothing
+is replayed any more. Other inputs than those of the recording show whatever the function took from anywhere else than
+its arguments.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,9 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import type_and_first_line
 from .random_generators import equal
 
 Replay = Callable[..., list[Tensor]]
@@ -32,6 +37,8 @@ TRIES = 64
 """After so many recordings, each must have been replayed once on average; otherwise no further ones are made."""
 PROOFS = 2
 """The number of calls with a recording that are made both ways."""
+READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
+"""Methods that give away the numbers of a tensor and are no operations. (The others, such as `item`, are.)"""
 
 
 class NotRecordable(Exception):
@@ -48,11 +55,22 @@ class Operation(NamedTuple):
     pure: bool
 
 
+class NoReads(TorchFunctionMode):
+    """Raises NotRecordable where a function reads the numbers of a tensor without an operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise NotRecordable(f"{func.__name__} reads the numbers of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
 class Tape(TorchDispatchMode):
     """Records the operations of a call as a program in Python, in which every tensor has a name."""
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], most_bytes: float) -> None:
+        """most_bytes: the largest memory of all tensors together. They all stay in memory until the call has ended."""
         super().__init__()
+        self.bytes, self.most_bytes = 0, most_bytes
         self.names: dict[int, str] = {}  # id of a tensor -> its name
         self.values: dict[str, Any] = {}  # name -> value of everything that is the same in each replay
         self.seen: list[Any] = []  # all tensors, which stay alive so that none of their ids is used twice
@@ -86,8 +104,12 @@ class Tape(TorchDispatchMode):
 
     def _name(self, tensor: Tensor) -> str:
         self.seen.append(tensor)
-        if tensor.numel():
-            self.storages.add(tensor.untyped_storage().data_ptr())
+        storage = tensor.untyped_storage()
+        if tensor.numel() and storage.data_ptr() not in self.storages:
+            self.storages.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+            if self.bytes > self.most_bytes:
+                raise NotRecordable("its operations take so long that a recording would not make them faster")
         return self.names.setdefault(id(tensor), f"t{len(self.seen)}")
 
     def _value(self, value: Any) -> str:
@@ -134,67 +156,89 @@ SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.a
 
 @dataclass
 class Recording:
-    """A recorded function for arguments of some shapes. spec: the tree of its result. proofs: how many calls with it
-    were made both ways."""
+    """A recorded function for arguments of some shapes. form: what it gave beside its tensors. proofs: how many calls
+    with it were made both ways."""
 
     replay: Replay
-    spec: Any
+    form: Any
     proofs: int = 0
 
 
 def shapes_of(leaves: Sequence[Tensor]) -> Hashable:
     """What tensors must have in common so that the same operations do the same with them."""
-    return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
+    return tuple([(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves])
 
 
 class Tapes:
     """Calls functions of tensors without gradients, by recordings where these are possible."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = math.inf) -> None:
+        """most_bytes: what works on more memory is not recorded."""
+        self.most_bytes = most_bytes
         self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
         self.recorded = self.replayed = 0
         self.refused = ""  # why nothing is recorded any more
 
-    @torch.no_grad()
     def call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
         """The result of a function. given: its arguments, trees of tensors. name: of the function, which must do the
         same in all calls with this name."""
-        if self.refused:
-            return function(*given)
         leaves, spec = pytree.tree_flatten(given)
-        key = (name, spec, shapes_of(leaves))
+        found, form = self.call_flat(
+            (name, spec), lambda *leaves: pytree.tree_flatten(function(*pytree.tree_unflatten(leaves, spec))), leaves
+        )
+        return pytree.tree_unflatten(found, form)
+
+    @torch.no_grad()
+    def call_flat(
+        self, name: Hashable, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Any]:
+        """`call` for a function of tensors, which returns tensors and whatever depends on no value of its arguments."""
+        if self.refused:
+            return function(*leaves)
+        key = (name, shapes_of(leaves))
         known = self.kept.get(key)
         if known is None:
-            return self._record(key, function, leaves, spec)
+            return self._record(key, function, leaves)
         self.kept.move_to_end(key)
         self.replayed += 1
-        found = known.replay(*leaves)
         if known.proofs < PROOFS:
-            known.proofs += 1
-            result = function(*given)
-            if not equal(found, pytree.tree_leaves(result)):
-                self._refuse("a replay gave other bits")
-            return result
-        return pytree.tree_unflatten(found, known.spec)
+            return self._prove(known, function, leaves)
+        return known.replay(*leaves), known.form
 
-    def _record(self, key: Hashable, function: Callable[..., Any], leaves: list[Tensor], spec: Any) -> Any:
+    def _prove(
+        self, known: Recording, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Any]:
+        """Call the function, and compare what it gives with what its recording gives."""
+        known.proofs += 1
+        result, form = function(*leaves)
+        try:
+            found = known.replay(*leaves)
+        except RuntimeError as error:  # an operation that refuses its arguments
+            self._refuse(type_and_first_line(error))
+        else:
+            if not equal(list(found), list(result)) or form != known.form:
+                self._refuse("a replay gave other bits")
+        return result, form
+
+    def _record(
+        self, key: Hashable, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Any]:
         """Call the function, and record the call."""
-        given = pytree.tree_unflatten([leaf.detach() for leaf in leaves], spec)  # so that no tensor is there twice
+        given = [leaf.detach() for leaf in leaves]  # so that no tensor is there twice
         if self.recorded >= TRIES and self.replayed < self.recorded:
             self._refuse("shapes change too often")
             return function(*given)
         self.recorded += 1
         try:
-            with Tape(pytree.tree_leaves(given)) as tape:
-                result = function(*given)
-            outputs, result_spec = pytree.tree_flatten(result)
-            self.kept[key] = Recording(tape.replay(outputs), result_spec)
+            with NoReads(), Tape(given, self.most_bytes) as tape:
+                result, form = function(*given)
+            self.kept[key] = Recording(tape.replay(result), form)
         except NotRecordable as error:
             self._refuse(str(error))
             return function(*given)
         while len(self.kept) > MOST:
             self.kept.popitem(last=False)
-        return result
+        return result, form
 
     def _refuse(self, why: str) -> None:
         self.refused = why

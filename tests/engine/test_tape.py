@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from fedfleet import run
 from fedfleet.algorithms.table import METHODS
-from fedfleet.engine.clients import tape
+from fedfleet.engine.clients import local_training, tape
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
 from fedfleet.engine.clients.random_generators import equal
 from fedfleet.engine.clients.tape import PROOFS, Tapes
+from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.methods.numbers import numbers
 from fedfleet.engine.runs.launch import prepare
 
 from ..test_conformance import spec as with_arguments
-from .setups import STEPS, digits
+from .setups import EPOCHS, STEPS, digits
 
 SHORT = ("fedavg", "scaffold", "fedadam", "local_muon", "fedmuon_bc", "stem", "fedprox", "diloco")
 """Methods of all kinds. `make test-long` has the others, too."""
@@ -114,8 +117,13 @@ def test_several_results_and_arguments_that_are_one_tensor():
     [
         (lambda x: x + torch.rand(4), "random"),
         (lambda x: x * float(x[1]), "not a tensor"),
-        (lambda x: x + torch.from_numpy(x.numpy()), "that no operation made"),
-        (lambda x: x + torch.tensor(x.tolist()), "other bits"),
+        (lambda x: x * 2 if x.sum() > 7 else x, "not a tensor"),
+        (lambda x: x * (2 if torch.equal(x, x.abs()) else 3), "not a tensor"),
+        (lambda x: x + torch.from_numpy(x.numpy()), "numpy reads the numbers"),
+        (lambda x: x + float(np.asarray(x)[1]), "__array__ reads the numbers"),
+        (lambda x: x + torch.tensor(x.tolist()), "tolist reads the numbers"),
+        (lambda x: x + torch.from_dlpack(torch._C._to_dlpack(x)), "that no operation made"),
+        (lambda x: x + float(repr(x)[8]), "other bits"),
     ],
 )
 def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):
@@ -129,6 +137,69 @@ def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):
             assert torch.equal(found, function(x))
     assert why in tapes.refused
     assert not tapes.kept
+
+
+def test_a_replay_that_fails_is_refused():
+    """torch's LSTM on the processor gives a workspace that a replay cannot give to its backward pass."""
+    lstm = torch.nn.LSTM(3, 5, batch_first=True)
+    weights = [value.detach() for value in lstm.parameters()]
+    zeros = torch.zeros(1, 2, 5)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            out = torch.lstm(x, (zeros, zeros), weights, True, 1, 0.0, False, False, True)[0]
+            return torch.autograd.grad(out.square().sum(), x)[0]
+
+    tapes = Tapes()
+    for _ in range(4):
+        x = torch.rand(2, 4, 3)
+        assert torch.equal(tapes.call("f", function, x), function(x))
+    assert tapes.refused
+
+
+def test_what_takes_much_memory_is_not_recorded():
+    tapes = Tapes(most_bytes=100)
+    for _ in range(3):
+        assert torch.equal(tapes.call("f", lambda x: (x + 1) * 2, torch.ones(4)), torch.full((4,), 4.0))
+    assert (tapes.recorded, tapes.replayed, tapes.refused) == (1, 2, "")
+    for _ in range(3):
+        assert torch.equal(tapes.call("f", lambda x: (x + 1) * 2, torch.ones(9)), torch.full((9,), 4.0))
+    assert "would not make them faster" in tapes.refused
+
+
+VIT = {"name": "vit", "width": 16, "depth": 1, "heads": 2, "head": 8, "mlp": 16, "dropout": 0.3}
+
+
+@pytest.mark.parametrize("method", ["fedavg", {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}, "fedmuon_bc"])
+@pytest.mark.parametrize(
+    ("workload", "local"),
+    [
+        ({"name": "digits", "model": {"name": "mlp", "hidden": [16]}}, EPOCHS),
+        ({"name": "digits", "model": VIT}, EPOCHS),
+        ({"name": "digits", "model": VIT}, STEPS),
+    ],
+)
+def test_a_client_alone_has_the_same_bits(
+    method: Any, workload: dict[str, Any], local: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    """Epochs have short batches, whose shapes have recordings of their own; the transformer draws for its dropout."""
+    made: list[Tapes] = []
+    start = Tapes.__init__
+
+    def started(self: Tapes, most_bytes: float = 0) -> None:
+        start(self, most_bytes)
+        made.append(self)
+
+    monkeypatch.setattr(Tapes, "__init__", started)
+    plan = digits(method, local, block=1, kernels="torch").model_dump()
+    experiment = Experiment.model_validate({**plan, "workload": workload})
+    recorded = run(experiment)
+    assert {tapes.refused for tapes in made} == {""}
+    assert max(tapes.replayed for tapes in made) > 20
+    monkeypatch.setattr(local_training, "RECORDED_BYTES", 0)
+    assert run(experiment).model_sha256 == recorded.model_sha256
+    assert made[-1].replayed == 0
 
 
 def test_shapes_that_always_change_are_not_recorded_for_ever(monkeypatch: pytest.MonkeyPatch):
