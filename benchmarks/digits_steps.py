@@ -11,7 +11,8 @@ from statistics import mean
 from typing import Any
 
 from fedfleet.engine import run
-from fedfleet.tune.demo import accuracies, rounds_to
+from fedfleet.tune.chart import accuracies
+from fedfleet.tune.demo import rounds_to
 from fedfleet.tune.files import load
 
 RATES = (0.03, 0.1, 0.3, 1.0)
@@ -27,7 +28,7 @@ GRID: list[dict[str, Any]] = [
 def main() -> None:
     base = load("digits", ("federation.rounds=100", "engine.backend=local", "tracking.uri=none"))
     for method in GRID:
-        points = accuracies(run(base.model_copy(update={"method": method})))
+        points = accuracies(run(base.model_copy(update={"method": method})).rows)
         late = mean(value for _, value in points[-5:])
         print(
             f"{method}: last five {late:.3f}, rounds to 80 % {rounds_to(points, 0.8)}, to 90 % {rounds_to(points, 0.9)}"

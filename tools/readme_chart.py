@@ -11,21 +11,24 @@ from pathlib import Path
 import numpy as np
 
 from fedfleet.engine.api import run
-from fedfleet.tune.chart import COLOURS
-from fedfleet.tune.demo import METHODS, accuracies, experiment
+from fedfleet.engine.config.schema import experiment
+from fedfleet.tune.chart import COLOURS, accuracies
+from fedfleet.tune.files import override
+from fedfleet.tune.study.cells import cells
+from fedfleet.tune.study.spec import load
 
 PATH = Path(__file__).parents[1] / "docs/assets/digits.svg"
-SEEDS = (0, 1, 2)
+SEEDS = "[0, 1, 2]"
 FIXED = ("engine.backend=local", "engine.block=1", "engine.kernels=torch", "tracking.uri=none")
 GREY = "#808080"
 
 
 def main() -> None:
-    curves = {}
-    for label in METHODS:
-        runs = [accuracies(run(experiment(label, f"seed={seed}", *FIXED))) for seed in SEEDS]
-        curves[label] = np.array([[(number, 100 * value) for number, value in points] for points in runs])
-    draw(curves, PATH)
+    runs: dict[str, list[list[tuple[int, float]]]] = {}
+    for cell in cells(load("demo", (f"seeds={SEEDS}",))):
+        points = accuracies(run(experiment(override(cell.data, FIXED))).rows)
+        runs.setdefault(cell.method, []).append([(number, 100 * value) for number, value in points])
+    draw({label: np.array(points) for label, points in runs.items()}, PATH)
     print(f"{PATH} is drawn")
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The palette of Okabe and Ito, which colour-blind readers can distinguish; markers distinguish the lines in print."""
 MARKERS = "os^DvPX"
+
+
+def accuracies(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(round, test accuracy) of the rounds that were evaluated. rows: the records of a run."""
+    return [(int(row["round"]), row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
 
 
 def curves(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path, title: str) -> None:

@@ -1,75 +1,77 @@
-"""`make demo`: four methods on handwritten digits. 100 clients have few classes each, and 20 of them form a cohort.
-
-The step sizes are the best of `python benchmarks/digits_steps.py`.
-"""
+"""`make demo`: runs the study `demo`, prints a table, and draws a chart."""
 
 from __future__ import annotations
+
+from .keyboard import arm, finish
+
+if __name__ == "__main__":
+    arm()  # before the other imports, which take some time
 
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ..engine.api import run
-from ..engine.config.schema import Experiment
-from ..engine.runs.launch import new_run_id
-from ..engine.runs.result import Result
-from .chart import curves
-from .files import load
+from ..engine.errors import FedFleetError, Interrupted
+from .executor.fork_server import begin
 from .listing import columns
-from .progress import Progress
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "FedAvg": ("method.name=fedavg", "method.rule={name: sgd, lr: 0.3}"),
-    "SCAFFOLD": ("method.name=scaffold", "method.rule={name: sgd, lr: 0.3}"),
-    "LocalMuon": ("method.name=local_muon", "method.matrix_lr=0.1", "method.vector_lr=0.1"),
-    "FedMuon-BC": ("method.name=fedmuon_bc", "method.matrix_lr=0.03", "method.vector_lr=0.1"),
-}
-COMMON = ("federation.rounds=100", "evaluate.every=5", "tracking.experiment=demo")
-TARGETS = (0.8, 0.9)
+from .outcome import report_errors
+from .study.folder import Folder
+from .study.spec import load
 
 
-def experiment(label: str, *more: str) -> Experiment:
-    return load("digits", (*COMMON, *METHODS[label], *more))
-
-
-def accuracies(result: Result) -> list[tuple[int, float]]:
-    """(round, test accuracy) of the rounds that were evaluated."""
-    return [(int(row["round"]), row["eval/accuracy"]) for row in result.rows if "eval/accuracy" in row]
-
-
-def rounds_to(points: list[tuple[int, float]], target: float) -> str:
-    """The first evaluated round whose accuracy is at least the target, as text."""
+def rounds_to(points: Sequence[tuple[int, float]], target: float) -> str:
+    """The first evaluated round whose accuracy is at least the target, as text. points: (round, accuracy)."""
     return next((str(number) for number, value in points if value >= target), "–")
 
 
-def table(results: dict[str, Result]) -> str:
-    rows = [("method", "final accuracy", *(f"rounds to {t:.0%}" for t in TARGETS), "MB up", "seconds")]
-    for label, result in results.items():
-        points, summary = accuracies(result), result.summary()
-        reached = (rounds_to(points, target) for target in TARGETS)
-        sent = f"{summary['bytes_up'] / 1e6:.1f}"
-        rows.append((label, f"{points[-1][1]:.1%}", *reached, sent, f"{summary['seconds']:.1f}"))
+def table(folder: Folder, curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """A line for each method. curves: label -> (round, test accuracy)."""
+    targets = folder.study.report.targets
+    rows = [("method", "final accuracy", *(f"rounds to {t:.0%}" for t in targets), "MB up", "seconds")]
+    for cell in folder.cells():
+        points, result = curves[cell.method], folder.result(cell)
+        reached = (rounds_to(points, target) for target in targets)
+        sent = f"{result['bytes_up'] / 1e6:.1f}"
+        rows.append((cell.method, f"{points[-1][1]:.1%}", *reached, sent, f"{result['seconds']:.1f}"))
     return columns(rows)
 
 
-def main() -> None:
-    started, run_id = time.perf_counter(), new_run_id()
-    folder = Path("runs") / f"demo-{run_id}"
-    print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each, on Ray …", flush=True)
-    results: dict[str, Result] = {}
-    for label in METHODS:
-        results[label] = run(experiment(label), folder / label.lower(), [Progress()])
-        print(f"  {label}: {accuracies(results[label])[-1][1]:.1%}", flush=True)
-    chart = folder / "accuracy.png"
-    points: dict[str, Any] = {label: accuracies(result) for label, result in results.items()}
-    curves(points, chart, "Digits, 100 clients, cohorts of 20, Dirichlet 0.1")
-    print(f"\n{table(results)}\n\nchart: {chart}\nruns:  {folder}")
+def run_all(path: Path) -> Folder:
+    """Run the study in a folder. Raises FedFleetError if a method has no result."""
+    from .study_run.runner import run_study
+
+    try:
+        outcome, _ = run_study(load("demo"), path)
+    except Interrupted as error:
+        raise Interrupted(error.signal, f"; to go on: fedfleet study demo --out {path}") from None
+    if outcome.failed or outcome.diverged:
+        raise FedFleetError(f"{outcome.failed + outcome.diverged} methods have no result; see {path / 'report.md'}")
+    return Folder(path)
+
+
+@report_errors
+def demo() -> None:
+    """Run the study and show what came out."""
+    started = time.perf_counter()
+    begin()  # the processes of the runs import beside this one
+
+    from ..engine.runs.launch import new_run_id
+    from ..engine.runs.run_directory import read_rows
+    from .chart import accuracies, curves
+
+    path = Path("runs") / f"demo-{new_run_id()}"
+    print("Four methods, 100 clients, cohorts of 20, Dirichlet 0.1, 100 rounds each …", flush=True)
+    folder = run_all(path)
+    lines = {cell.method: accuracies(read_rows(folder.of(cell) / "rounds.parquet")) for cell in folder.cells()}
+    chart = path / "accuracy.png"
+    curves(lines, chart, "Digits, 100 clients, cohorts of 20, Dirichlet 0.1")
+    print(f"\n{table(folder, lines)}\n\nchart:  {chart}\nreport: {path / 'report.html'}")
     print(f"took {time.perf_counter() - started:.0f} s. To look at the runs in MLflow:")
     print(f"  {os.path.relpath(Path(sys.executable).parent / 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db")
     print("  and open http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")
 
 
 if __name__ == "__main__":
-    main()
+    finish(demo)
