@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,8 @@ STEPS, CLIENTS = 5, 4
 """The largest number of local steps per client, and the smallest number of clients if the cohort has as many."""
 SLOWER_LIMIT = 1.1
 """Larger blocks are not tried once a block takes this many times as long as the best so far."""
+HOPELESS = 2.0
+"""A plan is not timed again once it takes this many times as long as the best of the others."""
 
 
 def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
@@ -50,7 +53,7 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
         if plan.kernels in done or (found and time.perf_counter() - began > limit):
             continue
         try:
-            found[plan] = seconds = min(time_plan(run_spec, data, plan))
+            found[plan] = seconds = fastest(time_plan(run_spec, data, plan), min(found.values(), default=math.inf))
         except Exception:
             done.add(plan.kernels)
             if run_spec.device.type != "cpu":
@@ -64,6 +67,16 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
     if run_spec.device.type != "cpu":
         release_freed_memory()  # the workers, which are other processes, need it
     return found
+
+
+def fastest(passes: Iterable[float], best: float) -> float:
+    """The least of some times. No further one is asked for once one is hopeless beside the best of other plans."""
+    least = math.inf
+    for seconds in passes:
+        least = min(least, seconds)
+        if seconds > HOPELESS * best:
+            break
+    return least
 
 
 def time_plan(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> Iterator[float]:

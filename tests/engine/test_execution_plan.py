@@ -4,6 +4,7 @@ the cache, or measured."""
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,14 @@ def test_a_cache_that_cannot_be_written_costs_the_memory_only(cache: Path):
     chosen, told = plan_execution(auto(), lambda *_: {ExecutionPlan(2, "torch"): 1.0})
     assert chosen == (2, "torch")
     assert "measured, but not stored" in told
+
+
+def test_a_hopeless_plan_is_timed_once():
+    passes = iter([3.0, 1.0, 1.0, 1.0])
+    assert autotune.fastest(passes, best=1.4) == 3.0
+    assert list(passes) == [1.0, 1.0, 1.0]
+    assert autotune.fastest(iter([3.0, 1.0, 2.0]), best=1.6) == 1.0
+    assert autotune.fastest(iter([3.0, 1.0, 2.0]), best=math.inf) == 1.0
 
 
 def test_measuring_leaves_the_callers_threads_alone():
