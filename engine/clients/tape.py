@@ -78,6 +78,12 @@ class Tape(TorchDispatchMode):
         self.operations: list[Operation] = []
         self.inputs = [self._name(tensor) for tensor in inputs]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch's compiler has to pass over this class. It would be loaded for that, which costs every process
+        1.4 s and memory, and nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRecordable(f"{func} draws random numbers, or is no operation of its own")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,19 @@ def test_a_client_alone_has_the_same_bits(
     monkeypatch.setattr(local_training, "RECORDED_BYTES", 0)
     assert run(experiment).model_sha256 == recorded.model_sha256
     assert made[-1].replayed == 0
+
+
+LOADED = """
+import sys, fedfleet
+from fedfleet.tune.files import load
+run = ("federation.rounds=2", "engine.backend=local", "engine.block=1", "engine.kernels=torch", "tracking.uri=none")
+fedfleet.run(load("digits", ("method.name=fedavg", *run)))
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_recordings_do_not_load_the_compiler_of_torch():
+    assert subprocess.run([sys.executable, "-c", LOADED], timeout=120).returncode == 0
 
 
 def test_shapes_that_always_change_are_not_recorded_for_ever(monkeypatch: pytest.MonkeyPatch):
