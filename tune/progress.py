@@ -1,4 +1,5 @@
-"""Progress of a run: the round, loss, accuracy and clients per second, as a live line or as lines of a log."""
+"""Progress of a run: a line that says what is run, then the round, loss, accuracy and clients per second, as a live
+line or as lines of a log."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import sys
 from typing import Any
 
 from ..engine.config.run_spec import RunSpec
+from ..engine.config.schema import Asynchronous
 from ..engine.rounds.driver import Record
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
@@ -81,9 +83,42 @@ class Progress(Observer):
             self.bar.stop()
 
 
+class FirstLine(Observer):
+    """An observer that prints to standard error what is about to run, before Ray starts and the data are read."""
+
+    def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
+        print(described(run_spec), file=sys.stderr, flush=True)
+
+
+def described(run_spec: RunSpec) -> str:
+    """A run in one line: the method, the workload, the clients, the rounds, where they are computed, and the folder."""
+    federation = run_spec.experiment.federation
+    pace, cohort, rounds = federation.pace, federation.cohort, f"{run_spec.last_round} rounds"
+    if isinstance(pace, Asynchronous):
+        sampled = f"{cohort} at a time" if pace.starts == "slots" else f"one every {pace.gap:g} s"
+        rounds = f"{run_spec.last_round} updates"
+    else:
+        sampled = f"cohorts of {cohort}" if federation.sampling == "fixed" else f"cohorts of about {cohort}"
+    parts = [f"{federation.clients} clients", sampled, rounds, place_of(run_spec)]
+    if run_spec.directory is not None:
+        parts.append(f"{'from the last checkpoint ' if run_spec.resume else ''}in {run_spec.directory}")
+    return f"{run_spec.experiment.title}: {', '.join(parts)}"
+
+
+def place_of(run_spec: RunSpec) -> str:
+    """Where a run is computed, as in "2 workers on Ray". On a cluster, `engine.workers: auto` is known only later."""
+    engine = run_spec.experiment.engine
+    if engine.backend != "ray":
+        return "in this process"
+    if engine.address is not None and engine.workers == "auto":
+        return f"on the Ray cluster {engine.address}"
+    workers = f"{run_spec.workers} worker{'s' if run_spec.workers != 1 else ''}"
+    return f"{workers} on {'Ray' if engine.address is None else f'the Ray cluster {engine.address}'}"
+
+
 def shown(quiet: bool) -> list[Observer]:
     """The observers of a command that runs an experiment. quiet: whether to show no progress."""
-    return [] if quiet else [Progress()]
+    return [] if quiet else [FirstLine(), Progress()]
 
 
 def in_notebook() -> bool:

@@ -12,7 +12,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 
-from ..tune.commands import shell
+from ..tune.commands import error_in, shell
 from .conftest import STORE, ended
 
 PLUGIN = str(Path(__file__).parents[1] / "faults" / "unfit.py")
@@ -98,7 +98,7 @@ def test_where_no_worker_is_left_the_run_ends_with_a_sentence(unfit, start, tmp_
     process = start(setting(backend="ray", workers=[{"count": 2, "cpus": 1, "labels": {"kind": "unfit"}}]))
     _, said = process.communicate(timeout=240)
     assert process.returncode == 1
-    (line,) = said.splitlines()
+    line = error_in(said)
     assert line.startswith("error: no worker is left that can run clients, the last: ")
     assert line.endswith("RuntimeError: the model cannot be built here")
     assert "Traceback" not in said

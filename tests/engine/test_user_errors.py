@@ -12,7 +12,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ClientFailed, ConfigError, EvaluationFailed, FedFleetError, MethodFailed, RemoteCause
 from fedfleet.workloads.base import Split
-from tests.tune.commands import invoke
+from tests.tune.commands import error_in, invoke
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -205,7 +205,7 @@ def test_on_the_command_line(tmp_path: Path, where: str, status: int, monkeypatc
     small = ("federation.clients=6", "federation.cohort=3", "federation.rounds=2", "federation.local.batch=4")
     done = invoke("run", "e.yaml", "engine.backend=local", "tracking.uri=none", *small)
     assert done.exit_code == status, done.output
-    (line,) = done.stderr.splitlines()
+    line = error_in(done.stderr)
     assert line.startswith("error: ")
     names_the_line(line, plugin, where)
 

@@ -25,7 +25,7 @@ from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.storage.object_store import Folder, join_url, split_url
 from fedfleet.tune.files import load
 
-from ..tune.commands import COMMAND, invoke
+from ..tune.commands import COMMAND, error_in, invoke
 from .runs import METHODS, Watch, interrupt, kill_driver, same, setting, small
 
 SECRET = "s3cr3t-of-nobody"
@@ -254,8 +254,8 @@ def test_all_damaged_is_one_sentence(tmp_path):
     for name in names(there):
         flip(Path(there) / name / "manifest.json")
     done = invoke("resume", Path(there).as_uri())
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "holds no sound checkpoint" in done.stderr
+    assert done.exit_code == 2
+    assert "holds no sound checkpoint" in error_in(done.stderr)
 
 
 def test_a_folder_that_fails_costs_copies_and_not_the_run(tmp_path, expected):
@@ -284,7 +284,7 @@ WRONG = {
 def test_an_address_that_is_refused(address, tmp_path):
     done = invoke("run", "digits", "engine.backend=local", f"checkpoint.folder={address}", "--out", str(tmp_path / "o"))
     assert done.exit_code == 2
-    (line,) = done.stderr.splitlines()
+    line = error_in(done.stderr)
     assert WRONG[address] in line
     assert "checkpoint.folder" in line
     assert "hush" not in line or address.startswith("nosuch")
@@ -296,8 +296,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path):
     done = invoke(
         "run", "digits", "engine.backend=local", f"checkpoint.folder={tmp_path / 'file'}", "--out", str(tmp_path / "o")
     )
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "cannot be written to" in done.stderr
+    assert done.exit_code == 2
+    assert "cannot be written to" in error_in(done.stderr)
     assert not (tmp_path / "o").exists()
 
 

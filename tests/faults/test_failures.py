@@ -26,7 +26,7 @@ from fedfleet.engine.runs.result import model_digest
 from fedfleet.engine.state.checkpoint import read
 from fedfleet.engine.state.table import Table
 
-from ..tune.commands import invoke, shell
+from ..tune.commands import error_in, invoke, shell
 from .faulty import ANYONE
 from .runs import CLIENTS, STEPS, Watch, cohort_of, plan, rule, same, setting, small, visitor
 
@@ -67,7 +67,7 @@ def test_a_client_that_fails_is_named_and_the_run_can_go_on_once_it_is_repaired(
     plan(tmp_path / "faults", *[rule(client, "raise", skip) for client, skip in guilty])
     done = invoke(*command(tmp_path, block=block))
     assert done.exit_code == 1
-    (line,) = done.stderr.splitlines()
+    line = error_in(done.stderr)
     names = ", ".join(str(client) for client, _ in guilty)
     assert f"client{'s' if clients > 1 else ''} {names} failed on" in line
     assert "is broken (" in line  # the plug-in's line follows

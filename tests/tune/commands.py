@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,14 @@ def invoke(*args: str) -> Result:
 
 def shell(folder: Path, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *args], cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+
+def error_in(stderr: str) -> str:
+    """The line of an error. It stands alone, or below the line that says what is run if the run had begun."""
+    *before, line = stderr.splitlines()
+    assert len(before) <= 1, stderr
+    assert all(re.fullmatch(r"\w+ on \w+: \d+ clients, .*", each) for each in before), stderr
+    return line
 
 
 def until(found: Callable[[], T | None], what: str, seconds: float = 60) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -22,11 +23,15 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from fedfleet.engine import run
+from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.errors import FedFleetError
 from fedfleet.engine.runs.result import model_digest
 from fedfleet.tune import pulse
 from fedfleet.tune.files import load
+from fedfleet.tune.progress import described, shown
 
-from .commands import COMMAND, LOCAL, invoke, shell, until
+from .commands import COMMAND, LOCAL, error_in, invoke, shell, until
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +71,7 @@ BAD = {
 
 def check_refused(status: int, stderr: str, says: list[str], folder: Path, held: set[Path]) -> None:
     assert status == 2, stderr
-    assert len(stderr.splitlines()) == 1
-    assert stderr.startswith("error: ")
+    assert error_in(stderr).startswith("error: ")
     assert "Traceback" not in stderr
     for words in says:
         assert words in stderr
@@ -165,7 +169,7 @@ def test_an_empty_folder_stays_empty_where_nothing_can_run(here: Path):
 def test_a_run_that_diverges_fails_with_one_line_and_keeps_its_record(here: Path):
     done = invoke("run", "digits", *LOCAL, "method.rule.lr=1e30", "--out", "mine")
     assert done.exit_code == 1
-    assert re.fullmatch(r"error: diverged in round \d: .*; lower the step size\n", done.stderr)
+    assert re.fullmatch(r"error: diverged in round \d: .*; lower the step size", error_in(done.stderr))
     assert "failed: Diverged" in (here / "mine" / "run.log").read_text()
 
 
@@ -256,20 +260,75 @@ def test_progress_on_a_terminal():
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent)
     last = text.rstrip().split("\r")[-1]
     assert re.search(r"round 3/3 .* loss \d\.\d{4}  accuracy \d+\.\d\d%  clients/s \d+ 0:00:00", last), text
+    assert text.count("scaffold on digits") == 1
+    assert text.startswith("scaffold on digits: 100 clients, cohorts of 20, 3 rounds, in this process, in /"), text
     assert "Traceback" not in text
     assert json.loads(stdout)["rounds"] == 3
 
 
 # --- in a log ---------------------------------------------------------------------------------------------------------
 def test_progress_in_a_log(here: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a terminal there are lines at the times that `Pulse` gives, here after every round, and none with
-    --quiet."""
+    """Without a terminal there are a line at the beginning and lines at the times that `Pulse` gives, here after every
+    round, and none with --quiet."""
     monkeypatch.setattr(pulse, "SHORTEST", 0.0)
     monkeypatch.setattr(pulse, "LONGEST", 0.0)
-    done = invoke("run", "digits", *LOCAL, "--json")
-    assert re.fullmatch(r"(round [12] of 2  loss \d\.\d{4}.*  clients/s \d+\n){2}", done.stderr), done.stderr
+    done = invoke("run", "digits", *LOCAL, "--json", "--out", "mine")
+    first, lines = done.stderr.split("\n", 1)
+    assert first == f"scaffold on digits: 100 clients, cohorts of 20, 2 rounds, in this process, in {here / 'mine'}"
+    assert re.fullmatch(r"(round [12] of 2  loss \d\.\d{4}.*  clients/s \d+\n){2}", lines), done.stderr
     assert json.loads(done.stdout)["rounds"] == 2
     assert invoke("run", "digits", *LOCAL, "--quiet").stderr == ""
+
+
+def test_a_run_says_what_it_is_before_it_starts(here: Path, monkeypatch: pytest.MonkeyPatch):
+    """The line is complete before Ray is asked for workers."""
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
+
+    def refuses(*asked: Any, **how: Any) -> None:
+        raise FedFleetError(f"printed before: {said.getvalue()}")
+
+    monkeypatch.setattr("fedfleet.engine.runs.launch._play_rounds", refuses)
+    with pytest.raises(
+        FedFleetError, match=r"printed before: scaffold on digits: .*, 2 workers on Ray, in /.*/mine\n$"
+    ):
+        run(load("digits", ["tracking.uri=none"]), "mine", shown(quiet=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ((), "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 2 workers on Ray"),
+        (("engine.workers=1",), "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 1 worker on Ray"),
+        (
+            ("engine.address=head:6379",),
+            "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 2 workers on the Ray cluster head:6379",
+        ),
+        (
+            ("engine.address=head:6379", "engine.workers=auto"),
+            "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, on the Ray cluster head:6379",
+        ),
+        (
+            ("federation.sampling=poisson", "engine.backend=local"),
+            "scaffold on digits: 100 clients, cohorts of about 20, 50 rounds, in this process",
+        ),
+        (
+            ("federation.pace={name: buffered}", "systems={}", "engine.backend=local"),
+            "scaffold on digits: 100 clients, 20 at a time, 50 updates, in this process",
+        ),
+        (
+            ("federation.pace={name: buffered, starts: rate, gap: 2}", "systems={}", "engine.backend=local"),
+            "scaffold on digits: 100 clients, one every 2 s, 50 updates, in this process",
+        ),
+    ],
+)
+def test_a_run_in_one_line(changes: tuple[str, ...], line: str):
+    assert described(RunSpec.of("run", load("digits", changes))) == line
+
+
+def test_a_resumed_run_in_one_line():
+    resumed = RunSpec.of("run", load("digits", ["engine.backend=local"]), "mine", resume=True)
+    assert described(resumed).endswith(" 50 rounds, in this process, from the last checkpoint in mine")
 
 
 def test_when_lines_of_a_log_are_due(monkeypatch: pytest.MonkeyPatch):

@@ -651,7 +651,7 @@ def test_a_run_that_the_store_has_lost_is_begun_anew(here: Path):
     with pytest.raises(Interrupted):
         start(chosen, "mine", [Stop()])
     (here / "mine" / "mlflow.json").write_text(json.dumps({"uri": "sqlite:///gone.db", "run_id": "0" * 32}))
-    done = invoke("resume", "mine", "tracking.uri=sqlite:///runs.db")
+    done = invoke("resume", "mine", "tracking.uri=sqlite:///runs.db", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     assert statuses("sqlite:///runs.db") == ("FINISHED", [1, 2, 3, 4, 5, 6, 7])
 
