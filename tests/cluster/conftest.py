@@ -9,26 +9,51 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from ..tune.commands import COMMAND
+from ..tune.commands import COMMAND, until
 
 STORE = 100 * 2**20
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two nodes with one logical processor each; tests remove and add nodes."""
-    from ray.cluster_utils import Cluster
-
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[list[Any]]:
+    """The cluster that the tests of a file share, or an empty list while there is none."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives a busy machine 30
-    folder = tempfile.mkdtemp(prefix="ff-ray-")  # other programs must not find this cluster
-    monkeypatch.setattr("ray._private.utils.write_ray_address", lambda *told: None)  # for the same reason
+    shared: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray._private.utils.write_ray_address", lambda *told: None)  # others must not find the cluster
+        yield shared
+    for made in shared:
+        ended_cluster(made)
+
+
+@pytest.fixture
+def cluster(clusters: list[Any]) -> Iterator[Any]:
+    """Two nodes with one logical processor each; tests remove and add nodes. The next test of the file has the same
+    cluster if these are still its nodes, and when the processes of this test have ended."""
+    if not clusters:
+        clusters.append(two_nodes(tempfile.mkdtemp(prefix="ff-ray-")))  # other programs must not find this cluster
+    (shared,) = clusters
+    nodes = set(shared.list_all_nodes())
+    yield shared
+    if set(shared.list_all_nodes()) == nodes:
+        until(lambda: not any(busy(node) for node in nodes), "the workers of the test to end")
+    else:
+        ended_cluster(clusters.pop())
+
+
+def two_nodes(folder: str) -> Any:
+    """folder: of Ray's files. It must be short, because Ray makes sockets in it."""
+    from ray.cluster_utils import Cluster
+
     made = Cluster(
         initialize_head=True,
         head_node_args={
@@ -39,9 +64,25 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         },
     )
     made.add_node(num_cpus=1, object_store_memory=STORE, labels={"kind": "second"})
-    yield made
+    return made
+
+
+def ended_cluster(made: Any) -> None:
+    folder = made.head_node.temp_dir
     made.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def busy(node: Any) -> bool:
+    """Whether the node has a process that Ray has made an actor of, or that executes a task. Their titles begin with
+    "ray::" and the name of the class or of the function."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    titles = []
+    for process in raylet.children(recursive=True):
+        with suppress(psutil.Error):
+            titles.append(" ".join(process.cmdline()))
+    own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    return any(title.startswith("ray::") and not title.startswith(own) for title in titles)
 
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from fedfleet.engine import run
@@ -73,7 +75,11 @@ def head() -> Iterator[Head]:
         until(lambda: all(map(listens, (gcs, dashboard, agent))), "the head's ports", 120)
         yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", env)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        family = [process, *psutil.Process(process.pid).children(recursive=True)]
+        for each in family:  # Ray's own end takes half a minute
+            with suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(family[1:], timeout=60)
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
