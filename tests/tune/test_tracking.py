@@ -617,7 +617,7 @@ def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest
     rounds = max(known) + 5
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
-    done = invoke("resume", "../mine", f"federation.rounds={rounds}")
+    done = invoke("resume", "../mine", f"federation.rounds={rounds}", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     status, known = statuses(uri)
     assert status == "FINISHED"
