@@ -17,7 +17,7 @@ compute are local steps, evaluations, sums of messages and the server's steps. `
     sums        of messages, and the server's steps
     batches     drawn and gathered
     states      of clients, read and written
-    rounds      the rest of the rounds: drawing cohorts, commits, records
+    rounds      the rest of the rounds: drawing cohorts, planning tasks, commits, records
     outside     processors that no round used: imports, loading and dividing the data, checks, planning, files, the
                 report, and waiting
 """
@@ -126,7 +126,7 @@ def measure(way: str, work: str, rounds: int, trials: int) -> dict[str, Any]:
 COLUMNS = {
     "training": ("time/compute",),
     "evaluation": ("time/evaluate",),
-    "sums": ("time/reduce", "time/server"),
+    "sums": ("time/reduce", "time/sum", "time/server"),
     "batches": ("time/data",),
     "states": ("time/state",),
 }

@@ -50,6 +50,7 @@ time/seconds, train, workers        seconds of the round; of the driver's wait f
 time/state, data, reduce, compute   the workers' seconds in parts: reading, writing and checking clients' states;
                                     drawing and gathering batches; adding up messages; the rest: local steps
 time/wait                           the seconds of all workers without a task while the driver waited for local work
+time/sum                            the seconds in which the driver added up the sums of tasks, a part of time/train
 time/server, evaluate               seconds of the server's step; of the evaluation, in rounds with an evaluation
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, ad
 TIMES = ("state", "data", "reduce")
 NAMES = ("loss", "steps", "gradients", "weight", *TIMES, "seconds")
 """The sums that every task of a training returns."""
+DRIVER = "sum"
+"""The name of the seconds in which the driver added up the results of a phase."""
 
 
 class RoundTotals(NamedTuple):
@@ -31,7 +34,7 @@ class RoundTotals(NamedTuple):
     def of_nobody(shapes: Sequence[tuple[int, ...]]) -> RoundTotals:
         """The sums of a round without clients. shapes: of the messages' leaves."""
         clients = {"id": np.zeros(0, np.int64), **{name: np.zeros(0) for name in ("loss", "norm2", "steps")}}
-        return RoundTotals([np.zeros(shape) for shape in shapes], dict.fromkeys(NAMES, 0.0), clients, ())
+        return RoundTotals([np.zeros(shape) for shape in shapes], dict.fromkeys((*NAMES, DRIVER), 0.0), clients, ())
 
     def record(self, count: int, train: float, workers: int) -> dict[str, float]:
         """The columns of a round. `count`: the clients in the mean; `train`, `workers`: see `time_columns`."""
@@ -57,23 +60,29 @@ class RoundTotals(NamedTuple):
 def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]) -> RoundTotals:
     """Add the results as they arrive, in the order of the tree over the tasks."""
     numbers, leaves = TreeReducer(shape, add_results), TreeReducer(shape, add_leaves)
+    seconds = 0.0
     for result in results:
+        began = time.perf_counter()
         if isinstance(result, PartialSum):
             leaves.put(*result)
-            continue
-        if result.leaves is not None:
-            leaves.put(shape.node_of(result), result.leaves)
-        numbers.put(shape.node_of(result), result._replace(leaves=[]))
-    total = numbers.total()
-    return RoundTotals([np.array(leaf) for leaf in leaves.total()], total.facts, total.clients, total.dropped)
+        else:
+            if result.leaves is not None:
+                leaves.put(shape.node_of(result), result.leaves)
+            numbers.put(shape.node_of(result), result._replace(leaves=[]))
+        seconds += time.perf_counter() - began
+    began, total = time.perf_counter(), numbers.total()
+    sums = [np.array(leaf) for leaf in leaves.total()]
+    seconds += time.perf_counter() - began
+    return RoundTotals(sums, {**total.facts, DRIVER: seconds}, total.clients, total.dropped)
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:
-    """The columns time/… that say how the workers spent their time.
+    """The columns time/… that say how the workers spent their time, and how much of it the driver was adding.
 
     `train`: the seconds that the driver waited for them; `workers`: their number.
     """
     parts = {name: facts[name] for name in TIMES}
     columns = {"train": train, "workers": facts["seconds"], **parts}
     columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(workers * train - facts["seconds"], 0.0)}
+    columns[DRIVER] = facts[DRIVER]
     return {f"time/{name}": value for name, value in columns.items()}

@@ -13,6 +13,7 @@ that is resumed computes their results again in the same blocks, and so to the s
 from __future__ import annotations
 
 import heapq
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,7 +45,7 @@ from ..fleet.timeline import UNUSED, Job, Timeline
 from ..methods.state_spec import StateSpec
 from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
-from ..reduction.round_totals import TIMES, RoundTotals
+from ..reduction.round_totals import DRIVER, TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
 from .aggregation import Aggregated, StageState
 from .driver import DataSummary, Driver
@@ -174,7 +175,9 @@ class AsynchronousDriver(Driver):
         if not used:
             clients = tuple(plan.clients.tolist())
             raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
+        began = time.perf_counter()
         leaves, facts, divisor = self._sum(number, state_spec, used)
+        facts[DRIVER] = time.perf_counter() - began
         results = [waiting.results[job] for job in used]
         clients = {
             "id": np.array([job.client for job in used]),

@@ -30,6 +30,7 @@ def test_parts_are_the_workers_time(block):
         assert all(row[f"time/{part}"] > 0 for part in PARTS)
         assert sum(row[f"time/{part}"] for part in PARTS) == pytest.approx(row["time/workers"])
         assert row["time/workers"] + row["time/wait"] == pytest.approx(row["time/train"])  # one worker
+        assert 0 < row["time/sum"] <= row["time/wait"]
         assert row["time/train"] + row["time/server"] + row.get("time/evaluate", 0) <= row["time/seconds"]
     assert [int(row["round"]) for row in result.rows if "time/evaluate" in row] == [2, 3]
 
