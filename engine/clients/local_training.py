@@ -18,9 +18,10 @@ from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Batch, Workload
 from ..devices.transfer import number, to_device
+from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, chain_from
 from ..kernels.library import NoKernels
-from ..kernels.operators import kernels, method_kernels
+from ..kernels.operators import OF_TORCH, kernels, method_kernels
 from ..methods.state_spec import StateSpec
 from .recorded_step import StepRecorder, copy_into
 from .tape import Tapes
@@ -154,7 +155,9 @@ class ClientSteps:
         """`descend` by torch's kernels, without shift and sum. It has the bits of y <- y.add(gradient, -lr), but writes
         neither the gradient nor y to fresh memory in each step."""
         after = Tree(y.flat.clone(), y.layout)
-        leaves = after.views()
+        views = after.views()
+        last = self.trainer.kernels == CHANNELS_LAST
+        leaves = [channels_last(view) for view in views] if last else views  # once, and not in every step
         for begin, batches in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
@@ -163,6 +166,9 @@ class ClientSteps:
                 with torch.no_grad():
                     torch._foreach_add_(leaves, gradients, alpha=-lr)  # pyright: ignore[reportPrivateImportUsage]
                 self.losses.append(loss)
+        for view, leaf in zip(views, leaves, strict=True):
+            if leaf is not view:
+                view.copy_(leaf)
         self.trainer.gradients = 1
         return after
 
@@ -185,7 +191,7 @@ class LocalTrainer:
         recorder: StepRecorder | None = None,
         with_rms: bool = False,
     ) -> None:
-        """x: the initial model, for its shapes and its device. kernels: "torch", "native", "chain" or "graph".
+        """x: the initial model, for its shapes and its device. kernels: see `engine.kernels`.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
         block's local steps; None to run each of them. with_rms: not with kernels="chain".
@@ -196,7 +202,7 @@ class LocalTrainer:
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.x, self.gradients = x, 0
-        self.tapes = Tapes(RECORDED_BYTES) if kernels == "torch" and self.device.type == "cpu" else None
+        self.tapes = Tapes(RECORDED_BYTES) if kernels in OF_TORCH and self.device.type == "cpu" else None
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared

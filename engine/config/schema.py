@@ -371,7 +371,7 @@ class Engine(Section):
     cpus: float = Field(default=1.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     block: int | Literal["auto"] = "auto"
-    kernels: Literal["auto", "torch", "native", "chain", "graph"] = "auto"
+    kernels: Literal["auto", "torch", "channels_last", "native", "chain", "graph"] = "auto"
     vectorise: bool = True
     device: str = "auto"
     threads: int = Field(default=1, ge=1, le=4096)

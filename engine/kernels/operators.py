@@ -27,8 +27,13 @@ from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
 from .block_convolutions import Products, parsed
+from .channels_last import CHANNELS_LAST, ChannelsLast
 from .library import COMPILED, library
 
+PROVEN = (*COMPILED, CHANNELS_LAST)
+"""The names of the kernels that are used only after a proof on the data of the run, see `planning/kernel_proof.py`."""
+OF_TORCH = ("torch", CHANNELS_LAST)
+"""The names of the kernels that are operations of torch alone."""
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.cpp has."""
 
@@ -343,8 +348,10 @@ def kernels(name: str) -> AbstractContextManager[Any]:
     """A context in which compiled kernels replace operators of torch, unless `name` is torch.
 
     With `chain`, they replace the operators that are not part of the chain. With products, some convolutions of a block
-    are batched products.
+    are batched products. With `channels_last`, torch's operators have images in another layout.
     """
     if numbers := parsed(name)[1]:
         return Products(numbers)
+    if name == CHANNELS_LAST:
+        return ChannelsLast()
     return Native() if name in COMPILED else nullcontext()

@@ -26,8 +26,10 @@ from ..cohorts.tasks import steps_of
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..errors import ConfigError
 from ..fleet.planner import build_sampler
+from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, instruction_set, library, processor
+from ..kernels.operators import PROVEN
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
@@ -50,6 +52,7 @@ MEASURED_SOURCES = (
             "kernels/operators.py",
             "kernels/fused_chain.py",
             "kernels/block_convolutions.py",
+            "kernels/channels_last.py",
             "clients/local_training.py",
             "planning/kernel_proof.py",
         )
@@ -57,7 +60,7 @@ MEASURED_SOURCES = (
 )
 """The files that compute a client's result. When one of them changes, earlier measurements no longer hold."""
 
-KERNELS = re.compile(r"torch|native|chain|graph|(torch|graph)\+products:\d+(,\d+)*")
+KERNELS = re.compile(r"torch|channels_last|native|chain|graph|(torch|graph)\+products:\d+(,\d+)*")
 """The names of the kernels in a plan."""
 
 Measure = Callable[[RunSpec, Split, list[ExecutionPlan]], dict[ExecutionPlan, float]]
@@ -85,7 +88,7 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     write_plan(run_spec.with_plan(plan), how)
     if run_spec.missing_kernels and plan.kernels == "torch":
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
-    proven_kernels = kernel_identity() if plan.kernels in COMPILED else None
+    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in PROVEN else None
     text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
     return run_spec.with_plan(plan, proven_kernels), text
 
@@ -110,7 +113,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
     kernels fail on the same data, the run takes them in any case, so that it fails as it would with torch alone.
     """
     engine = run_spec.experiment.engine
-    error = disproof(run_spec, split, plan.kernels) if plan.kernels in COMPILED else None
+    error = disproof(run_spec, split, plan.kernels) if plan.kernels in PROVEN else None
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
@@ -127,7 +130,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
 
 
 def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | None:
-    """Why compiled kernels must not be used on this run's data, None if they are proven. Each kind is tried once."""
+    """Why kernels must not be used on this run's data, None if they are proven. Each kind is tried once."""
     if kernels not in run_spec.proofs:
         run_spec.proofs[kernels] = None
         try:
@@ -208,7 +211,8 @@ def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[Ex
 def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
     """The plans to measure: small blocks first, and for each block torch's kernels first.
 
-    With a split, compiled kernels are candidates only if they are proven on it.
+    With a split, other kernels than torch's are candidates only if they are proven on it. Channels come last only for a
+    client alone, and graphs only for blocks, unless the configuration says otherwise.
     """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     on_gpu = run_spec.device.type == "cuda"
@@ -220,11 +224,14 @@ def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionP
     if on_gpu and engine.kernels == "auto":
         names.append("graph")
     plans = [ExecutionPlan(block, name) for block in blocks for name in names]
-    return [plan for plan in plans if plan.kernels != "graph" or plan.block > 1 or engine.kernels == "graph"]
+    if engine.kernels != "auto":
+        return plans
+    return [plan for plan in plans if plan.kernels != ("graph" if plan.block == 1 else CHANNELS_LAST)]
 
 
 def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
-    """The compiled kernels that may be used: chain if it can compute the workload's loss, else native.
+    """The kernels beside torch's that may be used on a processor: chain if it can compute the workload's loss, else
+    native, and images with their channels last if the model may have images.
 
     With a split, only kernels that are proven on it.
     """
@@ -234,7 +241,15 @@ def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
         names = ["native"] if reason else ["chain"]
         if reason and split is not None:
             run_spec.proofs["chain"] = Disagreement(reason)
+    if "chain" not in names and may_convolve(run_spec):
+        names = [CHANNELS_LAST, *names]
     return [name for name in names if split is None or disproof(run_spec, split, name) is None]
+
+
+def may_convolve(run_spec: RunSpec) -> bool:
+    """Whether the loss may convolve images, as the model has a tensor (O, I, k, l), and device and dtype fit."""
+    fits = run_spec.device.type == "cpu" and run_spec.dtype == torch.float32
+    return fits and any(len(shape) == 4 for shape in run_spec.layout.shapes)
 
 
 def why_no_chain(run_spec: RunSpec) -> str:

@@ -1,4 +1,4 @@
-"""Proves that compiled kernels compute what torch's kernels compute, on the data of a run, before the run uses them.
+"""Proves that other kernels compute what torch's kernels compute, on the data of a run, before the run uses them.
 
 Losses and gradients are compared on batches of the run's first clients, at three models: the initial model, one near
 it, and a random one, since a model whose units are all dead has no gradient to compare. The batches have the keys of
@@ -6,7 +6,8 @@ several clients and steps, since a workload may draw from them. The reference is
 torch's own float32 kernels, times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the
 kinks of ReLU and max pooling a rounding error can change a gradient abruptly. So if the kernels differ by more, the
 reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the changes
-that this causes are allowed as well. Streams of batches and sums are compared to the bit.
+that this causes are allowed as well. Of compiled kernels, streams of batches and sums are compared too, to the bit, and
+the orthogonalisation of a method.
 
 All of this happens before round 1, and takes a fraction of a second for a small network.
 """
@@ -35,7 +36,7 @@ from ..config.run_spec import RunSpec
 from ..errors import type_and_first_line
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import AT_ONCE, add_up, polynomials
+from ..kernels.operators import AT_ONCE, PROVEN, add_up, polynomials
 
 FACTOR = 8.0
 """The factor by which another order of the same sums may exceed torch's own rounding error."""
@@ -54,7 +55,7 @@ Batch = dict[str, Tensor]
 
 
 class Disagreement(Exception):
-    """Compiled kernels must not be used. The message says why.
+    """The kernels must not be used. The message says why.
 
     `torch_fails`: whether the reason is that torch's own kernels fail on the same data.
     """
@@ -71,17 +72,18 @@ class TrainingData(NamedTuple):
     client_index: ClientIndex
 
 
-def kernel_identity() -> str:
-    """The library, torch version and instruction set that a proof holds for."""
-    return f"{Path(library()._name).name} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+def kernel_identity(kernels: str) -> str:
+    """The library of compiled kernels, torch version and instruction set that a proof of these kernels holds for."""
+    file = Path(library()._name).name if kernels in COMPILED else "torch"
+    return f"{file} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def prove_here(run_spec: RunSpec, data: Data) -> None:
-    """Raise NoKernels if the run uses compiled kernels that do not compute what torch computes on this machine.
+    """Raise NoKernels if the run uses other kernels that do not compute what torch computes on this machine.
 
     The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
     """
-    if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity():
+    if run_spec.kernels in PROVEN and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
         try:
             prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
@@ -89,7 +91,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
 
 def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
-    """Raise Disagreement unless the kernels (native or chain) compute what torch computes on this run's data."""
+    """Raise Disagreement unless the kernels, one of PROVEN, compute what torch computes on this run's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
@@ -103,7 +105,7 @@ def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
 
 @dataclass(frozen=True)
 class Errors:
-    """The results of one comparison, each on a flat vector: the reference in float64, torch's, and the compiled one."""
+    """The results of one comparison, each on a flat vector: the reference in float64, torch's, and the kernels'."""
 
     expected: Tensor
     torchs: Tensor
@@ -113,7 +115,7 @@ class Errors:
 class Proof:
     """All comparisons for one kind of kernels.
 
-    `torchs`, `double`, `own`: trainers with torch's kernels, with torch's in float64, and with the compiled kernels.
+    `torchs`, `double`, `own`: trainers with torch's kernels, with torch's in float64, and with the kernels.
     """
 
     def __init__(self, run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
@@ -130,13 +132,15 @@ class Proof:
         self.own = LocalTrainer(method, run_spec.workload, self.x, kernels, run_spec.precision)
 
     def run(self) -> None:
-        self.streams()
-        check_sums(self.x.flat.numel())
+        if self.kernels in COMPILED:
+            self.streams()
+            check_sums(self.x.flat.numel())
         batches = self.batches()
         for name, point, pair in zip(("initial", "perturbed", "random"), self.points(), batches, strict=True):
             self.gradients(f"at the {name} model", point, pair)
         self.descent(next(self.points()), batches[0])
-        self.orthogonalised(batches[0][0])
+        if self.kernels in COMPILED:
+            self.orthogonalised(batches[0][0])
 
     # --- what is compared -----------------------------------------------------------------------------------------
     def streams(self) -> None:
@@ -207,7 +211,7 @@ class Proof:
         block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
         for client, batch in enumerate(pair):
             torchs = self.by_torch(lambda batch=batch: loss_gradient(self.torchs, point, self.x.layout, batch))
-            own = self.by_compiled(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
+            own = self.by_own(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
             both = [own] if block is None else [own, (block[0][client], block[1][client])]
             for gradient, loss in both:
                 self.compare(where, point, batch, torchs, (gradient, loss))
@@ -288,7 +292,7 @@ class Proof:
             return
         total = torch.zeros_like(point)
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
-        y, _ = self.by_compiled(lambda: chain.descend(point, columns, lr, shift, total))
+        y, _ = self.by_own(lambda: chain.descend(point, columns, lr, shift, total))
 
         def perturbed(factors: Tensor) -> tuple[Tensor]:
             return (steps(self.double, point.double() * factors, torch.float64, wide),)
@@ -312,7 +316,7 @@ class Proof:
             drawn = torch.randn(shape, generator=draw).to(x.dtype)
             drawn = drawn / torch.linalg.matrix_norm(drawn.float(), keepdim=True).to(x.dtype)
             for matrix in (x, drawn):
-                own = self.by_compiled(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
+                own = self.by_own(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
                 if own is None:
                     continue
                 torchs, expected = iterate(matrix, triples), iterate(matrix.double(), triples)
@@ -348,7 +352,7 @@ class Proof:
                 f"there is nothing to compare with: float64 raises {type_and_first_line(error)}"
             ) from error
 
-    def by_compiled(self, f: Callable[[], Any]) -> Any:
+    def by_own(self, f: Callable[[], Any]) -> Any:
         try:
             return f()
         except Exception as error:
@@ -406,7 +410,7 @@ def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: B
 
 
 def tensor_errors(errors: Errors, layout: Layout) -> list[tuple[str, float, float, float]]:
-    """For each tensor of a flat vector, or for a single number: (name, error of the compiled kernels, allowed error,
+    """For each tensor of a flat vector, or for a single number: (name, error of the kernels, allowed error,
     largest entry)."""
     if not errors.expected.ndim:
         return [("", distance(errors.expected, errors.own), bound(errors.expected, errors.torchs, 1.0), 1.0)]

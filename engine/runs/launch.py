@@ -28,7 +28,8 @@ from ..devices.memory import bounded_memory
 from ..errors import ConfigError, Interrupted
 from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
-from ..kernels.library import NoKernels, library
+from ..kernels.library import COMPILED, NoKernels, library
+from ..kernels.operators import PROVEN
 from ..methods.state_spec import StateSpec
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
@@ -81,7 +82,7 @@ def prepare(
         raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
-    if engine.kernels in ("native", "chain"):
+    if engine.kernels in PROVEN:
         check_kernels(run_spec)
     if run_spec.precision is not None and (
         engine.dtype != "float32" or run_spec.buffers or not supports_bfloat16(run_spec.workload)
@@ -146,6 +147,8 @@ def check_kernels(run_spec: RunSpec) -> None:
     if run_spec.device.type != "cpu" or run_spec.experiment.engine.dtype != "float32":
         where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
         raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
+    if kernels not in COMPILED:
+        return
     try:
         library()
     except NoKernels as error:
