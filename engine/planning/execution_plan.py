@@ -13,8 +13,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from ..kernels.operators import PROVEN
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
+from ..storage.lock import Lock
 from ..storage.sha256 import sha256, sha256_of_json
 from .convolutions import plan_with_products
 from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
@@ -40,6 +41,8 @@ from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
 with a small network, and the measurement takes some seconds."""
+PATIENCE = 60.0
+"""The longest wait in seconds for another process that measures the same plan."""
 BLOCKS = (48, 24, 12, 8, 4)
 """The numbers of blocks per round that are tried. With them, two, four or eight workers end at the same time."""
 GPU_BLOCKS = (16, 8, 4, 2, 1)
@@ -194,6 +197,28 @@ def measured_plan(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[Ex
     file = cache_folder() / "paths" / f"{sha256_of_json(key)[:32]}.json"
     if file.is_file():
         return read_plan(file), "measured before"
+    with one_at_a_time(file):
+        return (read_plan(file), "measured before") if file.is_file() else new_plan(run_spec, split, measure, key, file)
+
+
+@contextmanager
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """While it lasts, no other process measures for this file: two measurements would disturb each other, and one of
+    them would be for nothing. Nobody is kept out for longer than PATIENCE, or where there are no locks."""
+    lock = Lock(file.with_suffix(".lock"))
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def new_plan(
+    run_spec: RunSpec, split: Split, measure: Measure, key: dict[str, Any], file: Path
+) -> tuple[ExecutionPlan, str]:
+    """The plan of a measurement, which is stored in this file of the cache folder with its key; and a clause."""
     seconds = measure(run_spec, split, candidates(run_spec, split))
     plan = quickest(seconds) or plan_by_rule(run_spec)
     if run_spec.device.type == "cuda" and plan.block > 1 and (other := plan_with_products(run_spec, split, plan)):

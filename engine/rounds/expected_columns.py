@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...workloads.base import ClientIndex, Split
+from ...workloads.base import Classification, ClientIndex, Split
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
@@ -20,6 +20,8 @@ from .driver import DataSummary
 
 ROWS = 256
 """Test rows that are evaluated, evenly spaced: metrics such as an AUC need several classes."""
+OF_CLASSIFICATION = ("eval/loss", "eval/accuracy")
+"""Columns of every run whose workload has the report of `Classification`."""
 
 
 def columns(experiment: Experiment) -> list[str] | None:
@@ -63,6 +65,13 @@ def little(split: Split) -> Split:
     return split._replace(test={name: column[chosen] for name, column in split.test.items()}, client_index=client_index)
 
 
+def is_plain_classification(experiment: Experiment) -> bool:
+    """Whether the workload has the report of `Classification`. No data are loaded to find out."""
+    workload = RunSpec.of("columns", experiment).workload
+    own = getattr(type(workload), "report", None) is not Classification.report or "report" in vars(workload)
+    return isinstance(workload, Classification) and not own
+
+
 def check_column(name: str, key: str, experiments: list[Experiment], others: Sequence[str] = ()) -> None:
     """Raise ConfigError unless one of these experiments will record the column `name`, which `key` asks for.
 
@@ -72,6 +81,8 @@ def check_column(name: str, key: str, experiments: list[Experiment], others: Seq
         return
     known: dict[str, None] = dict.fromkeys(others)
     for experiment in experiments:
+        if name in OF_CLASSIFICATION and is_plain_classification(experiment):
+            return
         found = columns(experiment)
         if found is None or name in found:
             return
