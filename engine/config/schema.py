@@ -334,10 +334,11 @@ class Engine(Section):
     `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
     `block`: the number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once
     if the run is long and follows from a rule if it is short.
-    `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `native`: also compiled
-    convolutions and pooling; `chain`: compiled code that computes the loss of a whole network and its gradient in one
-    call. `native` and `chain` are for float32 on a CPU. They are used only after a proof on the data of the run that
-    they compute what torch computes. `graph` is for CUDA devices: torch's kernels, and the local steps of a block are
+    `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of
+    torch, with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions
+    and pooling; `chain`: compiled code that computes the loss of a whole network and its gradient in one call. These
+    three are for float32 on a CPU. They are used only after a proof on the data of the run that they compute what torch
+    computes. `graph` is for CUDA devices: torch's kernels, and the local steps of a block are
     replayed from a CUDA graph, to the same bits. `auto` (default): the fastest in a measurement if the run is long,
     else `torch`.
     `vectorise`: whether the clients of a block run at once under torch.func.vmap (default true).

@@ -102,11 +102,12 @@ class OneByOne(Sgd):
 
 
 @pytest.mark.parametrize("steps", [1, GATHERED_STEPS + 3])
-def test_in_place_has_the_bits_of_step_by_step(steps):
-    batches = [Drawn(CHAINS["mlp"][0], steps, True) for _ in range(2)]
+@pytest.mark.parametrize(("chain", "kernels"), [("mlp", "torch"), ("pooled first", "channels_last")])
+def test_in_place_has_the_bits_of_step_by_step(chain, kernels, steps):
+    batches = [Drawn(CHAINS[chain][0], steps, True) for _ in range(2)]
     rules = Sgd(0.05), OneByOne(0.05)
     one, other = (
-        outcome(fedavg(rule), CHAINS["mlp"], "torch", drawn, steps) for rule, drawn in zip(rules, batches, strict=True)
+        outcome(fedavg(rule), CHAINS[chain], kernels, drawn, steps) for rule, drawn in zip(rules, batches, strict=True)
     )
     assert batches[0].beats == batches[1].beats == steps
     assert torch.equal(one.message.delta.flat, other.message.delta.flat)

@@ -18,6 +18,7 @@ from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.planning import autotune, execution_plan
 from fedfleet.engine.runs.observer import Observer
+from fedfleet.engine.storage.lock import Lock
 
 from .setups import STEPS, digits
 
@@ -186,23 +187,58 @@ def test_where_nothing_runs_the_rule_holds():
     assert plan_execution(auto(), lambda *_: {})[0] == (9, "torch")
 
 
-def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path):
-    both = threading.Barrier(2)
+def planned_by_two(measures: list[Any]) -> set[Any]:
+    """The plans that two threads find, each with a lock of its own, as two processes have."""
     found = []
-
-    def one(block: int) -> None:
-        def measure(*_):
-            both.wait()
-            return {ExecutionPlan(block, "torch"): 1.0}
-
-        found.append(plan_execution(auto(), measure)[0])
-
-    threads = [threading.Thread(target=one, args=(block,)) for block in (2, 3)]
+    threads = [
+        threading.Thread(target=lambda measure=measure: found.append(plan_execution(auto(), measure)[0]))
+        for measure in measures
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
+    assert len(found) == 2
+    return set(found)
+
+
+def test_of_two_processes_one_measures(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    measured, kept_out = [], threading.Event()
+
+    class Observed(Lock):
+        def take(self) -> bool:
+            if not (taken := super().take()):
+                kept_out.set()
+            return taken
+
+    monkeypatch.setattr(execution_plan, "Lock", Observed)
+
+    def measure(block: int) -> Any:
+        def one(*_):
+            measured.append(block)
+            assert kept_out.wait(60)
+            return {ExecutionPlan(block, "torch"): 1.0}
+
+        return one
+
+    assert planned_by_two([measure(2), measure(3)]) == {(measured[0], "torch")}
+    assert len(measured) == 1
+    assert len(list((cache / "paths").iterdir())) == 1  # the lock is gone
+
+
+def test_of_two_processes_that_measure_at_once_the_first_one_counts(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where one does not wait for the other, as on file systems without locks."""
+    monkeypatch.setattr(execution_plan, "PATIENCE", 0.0)
+    both = threading.Barrier(2)
+
+    def measure(block: int) -> Any:
+        def one(*_):
+            both.wait()
+            return {ExecutionPlan(block, "torch"): 1.0}
+
+        return one
+
+    assert len(planned_by_two([measure(2), measure(3)])) == 1
     assert len(list((cache / "paths").iterdir())) == 1
 
 

@@ -11,10 +11,12 @@ import pytest
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.rounds.expected_columns import columns
+from fedfleet.engine.rounds.expected_columns import check_column, columns
 from fedfleet.tune.files import load_data
 from fedfleet.tune.study.check import check
 from fedfleet.tune.study.spec import load
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.models import Logistic
 
 from .commands import LOCAL, invoke
 from .small_study import STUDY, written
@@ -43,6 +45,26 @@ def test_a_column_that_no_run_records(tmp_path: Path, key: str, metric: str):
 @pytest.mark.parametrize("metric", ["eval/loss", "train/loss", "server/lr", "comm/bytes_up", "time/seconds"])
 def test_columns_of_all_kinds(tmp_path: Path, metric: str):
     check(load(written(tmp_path, report={"metric": metric})))
+
+
+def test_no_data_are_loaded_for_the_columns_of_a_classification(monkeypatch: pytest.MonkeyPatch):
+    loaded, real = [], Digits.load
+    monkeypatch.setattr(Digits, "load", lambda self: loaded.append(self) or real(self))
+    plain = experiment(load_data("digits", ()))
+    for name in ("eval/loss", "eval/accuracy"):
+        check_column(name, "metric", [plain])
+    assert not loaded
+    with pytest.raises(ConfigError, match="no run will record eval/auc"):
+        check_column("eval/auc", "metric", [plain])
+    assert len(loaded) == 1
+
+    class Own(Digits):
+        def report(self, p: Any, batch: Any) -> Any:
+            return {"mine": super().report(p, batch)["loss"]}
+
+    own = plain.model_copy(update={"workload": Own(Logistic())})
+    with pytest.raises(ConfigError, match="no run will record eval/accuracy"):
+        check_column("eval/accuracy", "metric", [own])
 
 
 def test_a_column_of_one_method_alone(tmp_path: Path):

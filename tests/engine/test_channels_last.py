@@ -1,0 +1,244 @@
+"""Images with their channels last in memory: the same convolutions within rounding, the same bits on both backends, and
+torch's own layout wherever a network does not bear another one.
+
+TOLERANCE: float32 sums in another order, relative to the largest entry, as in test_kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional as F
+
+from fedfleet.engine import run
+from fedfleet.engine.clients.local_training import ClientSteps
+from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
+from fedfleet.engine.config.schema import Experiment, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.kernels.operators import kernels
+from fedfleet.engine.planning import execution_plan, kernel_proof
+from fedfleet.workloads.base import Model
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.norms import BatchNorm
+from fedfleet.workloads.partitions import Iid
+
+from .test_kernels import apart, drawn, gradients
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Built(Model):
+    """A network of images 1 x 8 x 8 and ten classes; `make` builds it."""
+
+    make: Callable[[], nn.Module]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return self.make()
+
+
+def normalised(*end: nn.Module) -> Callable[[], nn.Module]:
+    """Two convolutions with BatchNorm. end: the modules after them, which take images 6 x 4 x 4."""
+    return lambda: nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1, bias=False), BatchNorm(4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 6, 3, padding=1), BatchNorm(6), nn.ReLU()),
+        *(end or (nn.Flatten(),)),
+        nn.Linear(96, 10),
+    )
+
+
+class AsOneRow(nn.Module):
+    """Flattens by a view, which only images with their channels first have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+class InMemory(nn.Module):
+    """Flattens in the order in which the numbers lie in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_strided((len(x), x[0].numel()), (x[0].numel(), 1))
+
+
+def asked(network: Callable[[], nn.Module], method: Any = "fedavg", **engine: Any) -> Experiment:
+    return experiment(
+        {
+            "workload": Digits(Built(network), Iid()),
+            "method": {"name": method, "rule": {"name": "sgd", "lr": 0.1}},
+            "federation": {"clients": 12, "cohort": 8, "rounds": 3, "local": {"steps": 3, "batch": 16}},
+            "engine": {"backend": "local", "block": 1, "kernels": "channels_last", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+def proven(network: Callable[[], nn.Module]) -> None:
+    run_spec = RunSpec.of("run", asked(network))
+    split = run_spec.split()
+    kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "channels_last")
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "one input channel": ((5, 1, 9, 7), (4, 1, 3, 3), {"padding": 1}),
+    "several": ((5, 3, 9, 7), (4, 3, 3, 3), {"padding": (1, 0)}),
+    "strided": ((5, 3, 9, 7), (4, 3, 3, 2), {"stride": 2}),
+    "dilated, in groups": ((5, 4, 9, 7), (8, 2, 3, 3), {"groups": 2, "dilation": 2, "padding": "same"}),
+    "of one pixel": ((5, 4, 1, 1), (3, 4, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_are_torchs(case: str):
+    x_shape, weight_shape, options = CONVOLUTIONS[case]
+    x, weight, bias = drawn(*x_shape), drawn(*weight_shape), drawn(weight_shape[0])
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(x, weight, bias, **options)
+
+    expected = gradients(convolve, x, weight, bias)
+    with kernels("channels_last"):
+        y = convolve(x, weight, bias)
+        named = F.conv2d(weight=weight, input=x, bias=bias, **options)
+        found = gradients(convolve, x, weight, bias)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(named, y)
+    for own, value in zip(found, expected, strict=True):
+        assert own.shape == value.shape
+        assert apart(own, value) < TOLERANCE
+
+
+def test_the_layout_lasts_until_the_end():
+    layouts = []
+    network = normalised()()
+    for module in network:
+        module.register_forward_hook(
+            lambda module, given, y: layouts.append(y.ndim == 4 and y.stride(1) == 1 and y.shape[1] > 1)
+        )
+    network(drawn(3, 1, 8, 8))
+    assert not any(layouts)
+    layouts.clear()
+    with kernels("channels_last"):
+        network(drawn(3, 1, 8, 8))
+    assert layouts == [*[True] * 7, False, False]  # what is flat has no channels
+
+
+def test_what_is_no_batch_of_images_is_left_alone():
+    image, line, solid = drawn(3, 9, 9), drawn(2, 3, 9), drawn(2, 3, 5, 5, 5)
+    with kernels("channels_last"):
+        assert torch.equal(F.conv2d(image, drawn(4, 3, 3, 3)), F.conv2d(image, drawn(4, 3, 3, 3)))
+        assert F.conv1d(line, drawn(4, 3, 3)).is_contiguous()
+        assert F.conv3d(solid, drawn(4, 3, 3, 3, 3)).is_contiguous()
+
+
+def test_blocks_of_clients_have_the_bits_of_torch():
+    x, weight = drawn(3, 4, 2, 9, 9), drawn(3, 5, 2, 3, 3)
+    expected = gradients(vmap(F.conv2d), x, weight)
+    with kernels("channels_last"):
+        found = gradients(vmap(F.conv2d), x, weight)
+    assert all(torch.equal(own, value) for own, value in zip(found, expected, strict=True))
+
+
+# --- proofs -----------------------------------------------------------------------------------------------------------
+def test_a_network_that_bears_it_is_proven():
+    proven(normalised())
+
+
+@pytest.mark.parametrize(("end", "why"), [(AsOneRow(), "view"), (InMemory(), "is .* off torch's")])
+def test_a_network_that_does_not_is_found_out(end: nn.Module, why: str):
+    network = normalised(end)
+    with pytest.raises(kernel_proof.Disagreement, match=why):
+        proven(network)
+    with pytest.raises(ConfigError, match=r"engine\.kernels=channels_last must compute what torch's .*; choose torch"):
+        run(asked(network))
+    automatic = RunSpec.of("run", asked(network, kernels="auto"))
+    assert "channels_last" not in execution_plan.own_kernels(automatic, automatic.split())
+    assert run(asked(network, kernels="auto")).model_sha256 == run(asked(network, kernels="torch")).model_sha256
+
+
+def test_they_are_for_float32_on_processors():
+    with pytest.raises(ConfigError, match=r"engine\.kernels=channels_last is for float32 on processors"):
+        run(asked(normalised(), dtype="float64"))
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+def candidates(network: Callable[[], nn.Module], **engine: Any) -> list[int]:
+    """The blocks for which channels last is a candidate."""
+    plans = execution_plan.candidates(RunSpec.of("run", asked(network, **engine)))
+    return [plan.block for plan in plans if plan.kernels == "channels_last"]
+
+
+def test_candidates():
+    flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # noqa: E731
+    unknown = {"block": "auto", "kernels": "auto"}
+    assert candidates(normalised(), **unknown) == [1]  # under vmap the kernels would be torch's
+    assert candidates(normalised(), **{**unknown, "block": 2}) == []
+    assert candidates(normalised(), block="auto") == [1, 2]  # as asked for
+    assert candidates(flat, **unknown) == []
+    assert candidates(normalised(), **unknown, dtype="float64") == []
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_not_beside_a_chain():
+    def chain() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+    assert candidates(chain, block="auto", kernels="auto") == []
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_whole_runs_agree_with_torch(method: str, tmp_path: Path):
+    own = run(asked(normalised(), method), tmp_path / "own")
+    torchs = run(asked(normalised(), method, kernels="torch"))
+    plan = json.loads((tmp_path / "own" / "plan.json").read_text())
+    assert (plan["block"], plan["kernels"]) == (1, "channels_last")
+    for a, b in zip(own.rows, torchs.rows, strict=True):
+        assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
+
+
+def test_steps_in_place_have_the_bits_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    in_place = run(asked(normalised()))
+    monkeypatch.setattr(ClientSteps, "descend", lambda *_: None)
+    assert run(asked(normalised())).model_sha256 == in_place.model_sha256
+
+
+WORK = {
+    "plugins": ["fedfleet.tune.bench.works"],
+    "workload": "cnn4",
+    "method": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
+    "federation": {"clients": 100, "cohort": 4, "rounds": 2, "local": {"steps": 2, "batch": 8}},
+    "tracking": {"uri": "none"},
+}
+
+
+def test_both_backends_have_the_same_bits(ray_here: Any, tmp_path: Path):
+    found = set()
+    for number, more in enumerate(({"backend": "local"}, {"backend": "ray", "workers": 2})):
+        engine = {"block": 1, "kernels": "channels_last", **more}
+        found.add(run(experiment({**WORK, "engine": engine}), tmp_path / str(number)).model_sha256)
+    assert len(found) == 1
+
+
+def test_a_measurement_may_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is measured decides: here the times are given, with channels last as the quickest."""
+    monkeypatch.setattr(execution_plan, "WORTH", 1)
+    run_spec = RunSpec.of("run", experiment({**WORK, "engine": {"backend": "local"}}), str(tmp_path))
+    quick = ExecutionPlan(1, "channels_last")
+
+    def measure(run_spec: RunSpec, split: Any, plans: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
+        assert quick in plans
+        return {plan: 1.0 if plan == quick else 2.0 for plan in plans}
+
+    planned, line = execution_plan.plan_execution(run_spec, run_spec.split(), measure)
+    assert planned.execution_plan == quick
+    assert line.startswith("plan: blocks of 1 clients, channels_last kernels (measured")
