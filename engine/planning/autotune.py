@@ -35,6 +35,9 @@ SLOWER_LIMIT = 1.1
 """Larger blocks are not tried once a block takes this many times as long as the best so far."""
 HOPELESS = 2.0
 """A plan is not timed again once it takes this many times as long as the best of the others."""
+STAGNANT = 0.9
+"""Larger blocks of hopeless kernels are not tried either if a block takes this share of the time of smaller ones: they
+would have to become twice as fast."""
 
 
 def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) -> dict[ExecutionPlan, float]:
@@ -60,7 +63,8 @@ def measure(run_spec: RunSpec, split: Split, candidates: list[ExecutionPlan]) ->
                 release_freed_memory()
             continue
         if plan.block > 1:
-            if seconds > SLOWER_LIMIT * best.get(plan.kernels, seconds):
+            limit = STAGNANT if seconds > HOPELESS * min(found.values()) else SLOWER_LIMIT
+            if seconds > limit * best.get(plan.kernels, math.inf):
                 done.add(plan.kernels)
             best[plan.kernels] = min(best.get(plan.kernels, seconds), seconds)
     torch.set_num_threads(threads)

@@ -14,27 +14,27 @@ from .tree import PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves, ad
 TIMES = ("state", "data", "reduce")
 NAMES = ("loss", "steps", "gradients", "weight", *TIMES, "seconds")
 """The sums that every task of a training returns."""
-DRIVER = "sum"
-"""The name of the seconds in which the driver added up the results of a phase."""
 
 
 class RoundTotals(NamedTuple):
     """The sums of a phase.
 
     `leaves`: float64 sums of the messages' leaves. `facts`: sums by name. `clients`: arrays by name with one entry per
-    client. `dropped`: the clients that were left out: they failed, or `federation.without` names them.
+    client. `dropped`: the clients that were left out: they failed, or `federation.without` names them. `seconds`: the
+    time in which the driver added up these sums.
     """
 
     leaves: list[np.ndarray]
     facts: dict[str, float]
     clients: dict[str, np.ndarray]
     dropped: tuple[int, ...]
+    seconds: float = 0.0
 
     @staticmethod
     def of_nobody(shapes: Sequence[tuple[int, ...]]) -> RoundTotals:
         """The sums of a round without clients. shapes: of the messages' leaves."""
         clients = {"id": np.zeros(0, np.int64), **{name: np.zeros(0) for name in ("loss", "norm2", "steps")}}
-        return RoundTotals([np.zeros(shape) for shape in shapes], dict.fromkeys((*NAMES, DRIVER), 0.0), clients, ())
+        return RoundTotals([np.zeros(shape) for shape in shapes], dict.fromkeys(NAMES, 0.0), clients, ())
 
     def record(self, count: int, train: float, workers: int) -> dict[str, float]:
         """The columns of a round. `count`: the clients in the mean; `train`, `workers`: see `time_columns`."""
@@ -45,6 +45,7 @@ class RoundTotals(NamedTuple):
             "client/steps": self.facts["steps"],
             "client/gradients": self.facts["gradients"],
             **time_columns(self.facts, train, workers),
+            "time/sum": self.seconds,
         }
 
     def digests(self, sampled: np.ndarray) -> np.ndarray | None:
@@ -73,16 +74,15 @@ def reduce_in_order(shape: TreeShape, results: Iterable[TaskResult | PartialSum]
     began, total = time.perf_counter(), numbers.total()
     sums = [np.array(leaf) for leaf in leaves.total()]
     seconds += time.perf_counter() - began
-    return RoundTotals(sums, {**total.facts, DRIVER: seconds}, total.clients, total.dropped)
+    return RoundTotals(sums, total.facts, total.clients, total.dropped, seconds)
 
 
 def time_columns(facts: dict[str, float], train: float, workers: int) -> dict[str, float]:
-    """The columns time/… that say how the workers spent their time, and how much of it the driver was adding.
+    """The columns time/… that say how the workers spent their time.
 
     `train`: the seconds that the driver waited for them; `workers`: their number.
     """
     parts = {name: facts[name] for name in TIMES}
     columns = {"train": train, "workers": facts["seconds"], **parts}
     columns |= {"compute": facts["seconds"] - sum(parts.values()), "wait": max(workers * train - facts["seconds"], 0.0)}
-    columns[DRIVER] = facts[DRIVER]
     return {f"time/{name}": value for name, value in columns.items()}

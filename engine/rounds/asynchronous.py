@@ -45,7 +45,7 @@ from ..fleet.timeline import UNUSED, Job, Timeline
 from ..methods.state_spec import StateSpec
 from ..records.history import Record
 from ..reduction.accumulator import FACTS, added
-from ..reduction.round_totals import DRIVER, TIMES, RoundTotals
+from ..reduction.round_totals import TIMES, RoundTotals
 from ..reduction.tree import Leaves, PartialSum, TaskResult, TreeShape, add_leaves, add_sparse, sums_by_target
 from .aggregation import Aggregated, StageState
 from .driver import DataSummary, Driver
@@ -177,7 +177,7 @@ class AsynchronousDriver(Driver):
             raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
         began = time.perf_counter()
         leaves, facts, divisor = self._sum(number, state_spec, used)
-        facts[DRIVER] = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         results = [waiting.results[job] for job in used]
         clients = {
             "id": np.array([job.client for job in used]),
@@ -186,7 +186,7 @@ class AsynchronousDriver(Driver):
         times = {name: waiting.spent[name] for name in (*TIMES, "seconds")}
         waiting.spent.clear()
         dropped = tuple(job.client for job in update.jobs if job in waiting.dropped)
-        totals = RoundTotals(leaves, {**facts, **times}, clients, dropped)
+        totals = RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
         mean = state_spec.mean([torch.as_tensor(leaf) for leaf in leaves], len(used), divisor)
         return Aggregated(mean, self.stage_state, {}), totals, self._round(number, len(used))
 

@@ -33,6 +33,7 @@ def test_parts_are_the_workers_time(block):
         assert 0 < row["time/sum"] <= row["time/wait"]
         assert row["time/train"] + row["time/server"] + row.get("time/evaluate", 0) <= row["time/seconds"]
     assert [int(row["round"]) for row in result.rows if "time/evaluate" in row] == [2, 3]
+    assert [name for name in result.rows[-1] if name.startswith("eval/")] == ["eval/loss", "eval/accuracy"]
 
 
 @pytest.mark.parametrize("block", [1, 4])

@@ -266,6 +266,19 @@ def test_a_hopeless_plan_is_timed_once():
     assert autotune.fastest(iter([3.0, 1.0, 2.0]), best=math.inf) == 1.0
 
 
+def test_hopeless_kernels_are_tried_as_long_as_larger_blocks_help(monkeypatch: pytest.MonkeyPatch):
+    seconds = {
+        **{(1, "torch"): 9.0, (2, "torch"): 30.0, (3, "torch"): 12.0, (5, "torch"): 11.5, (9, "torch"): 1.0},
+        **{(1, "chain"): 3.0, (2, "chain"): 4.0, (3, "chain"): 4.1, (5, "chain"): 3.9, (9, "chain"): 3.8},
+    }
+    monkeypatch.setattr(autotune, "time_plan", lambda run_spec, data, plan: iter([seconds[tuple(plan)]]))
+    run_spec = RunSpec.of("run", auto())
+    plans = [ExecutionPlan(block, name) for block in (1, 2, 3, 5, 9) for name in ("torch", "chain")]
+    ran = autotune.measure(run_spec, run_spec.split(), plans)
+    assert [plan.block for plan in ran if plan.kernels == "torch"] == [1, 2, 3, 5]  # 11.5 after 12.0: it is given up
+    assert [plan.block for plan in ran if plan.kernels == "chain"] == [1, 2, 3, 5, 9]
+
+
 def test_measuring_leaves_the_callers_threads_alone():
     before = torch.get_num_threads()
     run_spec = RunSpec.of("run", auto(threads=2 if before == 1 else 1, kernels="torch"))
