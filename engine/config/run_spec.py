@@ -34,7 +34,8 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class ExecutionPlan(NamedTuple):
-    """How clients are run: the number of clients in a block, and the kernels (torch, native, chain or graph)."""
+    """How clients are run: the number of clients in a block, and the kernels: those of `engine.kernels`,
+    or with products, see `kernels/block_convolutions.py`."""
 
     block: int
     kernels: str
@@ -247,6 +248,8 @@ class RunSpec:
         if self.execution_plan is not None:
             return self.execution_plan.block
         if engine.block == "auto":
+            if engine.kernels == "channels_last":  # they are for clients that train alone
+                return 1
             return auto_block(parameters, cohort, self.device.type)
         return min(engine.block, cohort)
 
@@ -257,7 +260,7 @@ class RunSpec:
 
     @property
     def kernels(self) -> str:
-        """The kernels that clients run by: torch, native, chain or graph."""
+        """The kernels that clients run by, see `ExecutionPlan`."""
         if self.execution_plan is not None:
             return self.execution_plan.kernels
         wanted = self.experiment.engine.kernels

@@ -333,7 +333,7 @@ class Engine(Section):
     `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default 1).
     `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
     `block`: the number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once
-    if the run is long and follows from a rule if it is short.
+    if the run is long and follows from a rule if it is short; 1 with `kernels=channels_last`.
     `kernels`: the kernels that compute losses and gradients. `torch`: only those of torch; `channels_last`: those of
     torch, with the channels of images last in memory while a client trains alone; `native`: also compiled convolutions
     and pooling; `chain`: compiled code that computes the loss of a whole network and its gradient in one call. These

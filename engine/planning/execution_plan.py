@@ -236,14 +236,14 @@ def new_plan(
 def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionPlan]:
     """The plans to measure: small blocks first, and for each block torch's kernels first.
 
-    With a split, other kernels than torch's are candidates only if they are proven on it. Channels come last only for a
-    client alone, and graphs only for blocks, unless the configuration says otherwise.
+    With a split, other kernels than torch's are candidates only if they are proven on it. Channels come last only for
+    clients that train alone, and graphs are for blocks unless the configuration says otherwise.
     """
     engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
     on_gpu = run_spec.device.type == "cuda"
     numbers = GPU_BLOCKS if on_gpu else BLOCKS
     blocks = sorted({1, *(-(-cohort // number) for number in numbers)}) if engine.block == "auto" else [engine.block]
-    if not engine.vectorise:
+    if not engine.vectorise or engine.kernels == CHANNELS_LAST:
         blocks = blocks[:1]
     names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own_kernels(run_spec, split)]
     if on_gpu and engine.kernels == "auto":

@@ -148,6 +148,11 @@ def check_kernels(run_spec: RunSpec) -> None:
         where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
         raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
     if kernels not in COMPILED:
+        block = run_spec.experiment.engine.block
+        if block not in ("auto", 1) and run_spec.experiment.engine.vectorise:
+            raise ConfigError(
+                f"engine.kernels={kernels} is for clients that train alone, got engine.block={block}; choose block=1"
+            )
         return
     try:
         library()

@@ -170,6 +170,14 @@ def test_they_are_for_float32_on_processors():
         run(asked(normalised(), dtype="float64"))
 
 
+def test_they_are_for_clients_that_train_alone(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"is for clients that train alone, got engine\.block=4; choose block=1"):
+        run(asked(normalised(), block=4))
+    run(asked(normalised(), block="auto"), tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["block"] == 1
+    assert len(run(asked(normalised(), block=4, vectorise=False)).rows) == 3
+
+
 # --- plans ------------------------------------------------------------------------------------------------------------
 def candidates(network: Callable[[], nn.Module], **engine: Any) -> list[int]:
     """The blocks for which channels last is a candidate."""
@@ -182,7 +190,7 @@ def test_candidates():
     unknown = {"block": "auto", "kernels": "auto"}
     assert candidates(normalised(), **unknown) == [1]  # under vmap the kernels would be torch's
     assert candidates(normalised(), **{**unknown, "block": 2}) == []
-    assert candidates(normalised(), block="auto") == [1, 2]  # as asked for
+    assert candidates(normalised(), block="auto") == [1]
     assert candidates(flat, **unknown) == []
     assert candidates(normalised(), **unknown, dtype="float64") == []
 
