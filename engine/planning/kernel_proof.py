@@ -34,6 +34,7 @@ from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
 from ..errors import type_and_first_line
+from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
 from ..kernels.operators import AT_ONCE, PROVEN, add_up, polynomials
@@ -212,9 +213,19 @@ class Proof:
         for client, batch in enumerate(pair):
             torchs = self.by_torch(lambda batch=batch: loss_gradient(self.torchs, point, self.x.layout, batch))
             own = self.by_own(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
-            both = [own] if block is None else [own, (block[0][client], block[1][client])]
-            for gradient, loss in both:
+            found = [own] if block is None else [own, (block[0][client], block[1][client])]
+            if self.kernels == CHANNELS_LAST and self.run_spec.precision is None:
+                found.append(self.by_own(lambda batch=batch: self.in_layout(point, batch)))
+            for gradient, loss in found:
                 self.compare(where, point, batch, torchs, (gradient, loss))
+
+    def in_layout(self, point: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(gradient (P,), loss ()) where the tensors of the model have their channels last from the beginning, as in
+        steps in place."""
+        layout = self.x.layout
+        leaves = [channels_last(leaf) for leaf in Tree(point, layout).views()]
+        gradients, loss = self.own.gradients_of(layout.names, leaves, batch)
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]), loss
 
     def block(self, point: Tensor, pair: tuple[Batch, Batch]) -> tuple[Tensor, Tensor] | None:
         """(gradients (2, P), losses (2,)) of a block, None if torch's kernels cannot run a block either."""

@@ -69,6 +69,15 @@ class InMemory(nn.Module):
         return x.as_strided((len(x), x[0].numel()), (x[0].numel(), 1))
 
 
+class Standardised(nn.Conv2d):
+    """Convolves with weights of mean 0, which it computes by a view of the weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = self.weight.view(len(self.weight), -1)
+        weight = (flat - flat.mean(1, keepdim=True)).view(self.weight.shape)
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
 def asked(network: Callable[[], nn.Module], method: Any = "fedavg", **engine: Any) -> Experiment:
     return experiment(
         {
@@ -153,9 +162,20 @@ def test_a_network_that_bears_it_is_proven():
     proven(normalised())
 
 
-@pytest.mark.parametrize(("end", "why"), [(AsOneRow(), "view"), (InMemory(), "is .* off torch's")])
-def test_a_network_that_does_not_is_found_out(end: nn.Module, why: str):
-    network = normalised(end)
+def standardised() -> nn.Module:
+    return nn.Sequential(Standardised(1, 4, 3), nn.ReLU(), Standardised(4, 4, 3), nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (normalised(AsOneRow()), "view"),
+        (normalised(InMemory()), "is .* off torch's"),
+        (standardised, "view"),
+    ],
+    ids=["a view of images", "the order in memory", "a view of weights"],
+)
+def test_a_network_that_does_not_is_found_out(network: Callable[[], nn.Module], why: str):
     with pytest.raises(kernel_proof.Disagreement, match=why):
         proven(network)
     with pytest.raises(ConfigError, match=r"engine\.kernels=channels_last must compute what torch's .*; choose torch"):
