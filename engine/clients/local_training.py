@@ -19,7 +19,7 @@ from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Batch, Workload
 from ..devices.transfer import number, to_device
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
-from ..kernels.fused_chain import Chain, NotAChain, chain_from
+from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
 from ..kernels.library import NoKernels
 from ..kernels.operators import OF_TORCH, kernels, method_kernels
 from ..methods.state_spec import StateSpec
@@ -41,9 +41,13 @@ operations take so long that it does not matter how they are found."""
 class ClientBatches(Protocol):
     """The batches of one client."""
 
-    def __call__(self, steps: slice) -> dict[str, Tensor]:
+    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
         """The batches of these K local steps: columns (K, B, …), "key" (K,), and "weight" (K, B) if some batches are
-        short. Short batches are padded at their end."""
+        short. Short batches are padded at their end. without: a column that is not wanted."""
+        ...
+
+    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
+        """(column (N, …), rows (K, B)): what a column of the batches of these K local steps is gathered from."""
         ...
 
     def examples(self, step: int) -> int | None:
@@ -105,6 +109,20 @@ def unpadded(batches: Batch, i: int, real: int | None = None) -> Batch:
     return {name: column if name == "key" else column[:real] for name, column in batch.items()}
 
 
+def by_rows(inputs: RowInputs, i: int, examples: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The gradient of a client's batch i by the chain, as `Gradient.forward` gives it. inputs: of several batches
+    (K, B). examples: of this batch; the rest is padding."""
+    of_batch = RowInputs(inputs.column, inputs.rows[i, :examples])
+
+    def gradient(
+        point: Tensor, trainer: LocalTrainer, layout: Layout, names: tuple[str, ...], *columns: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert trainer.chain is not None
+        return trainer.chain.gradient(point, dict(zip(names, columns, strict=True)), of_batch)
+
+    return gradient
+
+
 class ClientSteps:
     """The local steps of one client in a round, as a method sees them (`LocalSteps`).
 
@@ -117,20 +135,28 @@ class ClientSteps:
         self.losses: list[Tensor] = []
 
     def __iter__(self) -> Iterator[BatchOracle]:
-        for begin, batches in self._gathered():
+        for begin, batches, inputs in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 done = number((begin + i) / self.steps, self.trainer.device)
                 batch = unpadded(batches, i, self.batches.examples(begin + i))
-                oracle = BatchOracle(Gradient.forward, self.trainer, batch, done)
+                gradient_of = Gradient.forward if inputs is None else by_rows(inputs, i, len(batch["label"]))
+                oracle = BatchOracle(gradient_of, self.trainer, batch, done)
                 yield oracle
                 self.trainer.gradients = len(oracle.losses)
                 self.losses.append(oracle.losses[0])
 
-    def _gathered(self) -> Iterator[tuple[int, Batch]]:
-        """(number of the first step, batches of some consecutive steps), for all steps in order."""
+    def _gathered(self) -> Iterator[tuple[int, Batch, RowInputs | None]]:
+        """(number of the first step, batches of some consecutive steps, their inputs if the chain reads them where they
+        lie), for all steps in order. Then the batches have no column "input"."""
+        chain = self.trainer.chain
         for begin in range(0, self.steps, GATHERED_STEPS):
-            yield begin, self.batches(slice(begin, min(begin + GATHERED_STEPS, self.steps)))
+            steps = slice(begin, min(begin + GATHERED_STEPS, self.steps))
+            inputs = None if chain is None else RowInputs(*self.batches.rows_of("input", steps))
+            if chain is None or inputs is None or not chain.takes(inputs.column, self.trainer.x.flat.dtype):
+                yield begin, self.batches(steps), None
+            else:
+                yield begin, self.batches(steps, without="input"), inputs
 
     def descend(self, y: Tree, lr: float, shift: Any, total: Any) -> tuple[Tree, Any] | None:
         if self.trainer.chain is not None:
@@ -145,8 +171,8 @@ class ClientSteps:
         flat = y.flat
         flat_total = total.flat.clone() if isinstance(total, Tree) else None
         flat_shift = shift.flat if isinstance(shift, Tree) else None
-        for _, batches in self._gathered():
-            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total)
+        for _, batches, inputs in self._gathered():
+            flat, losses = chain.descend(flat, batches, lr, flat_shift, flat_total, inputs)
             self.losses.append(losses)
         self.trainer.gradients = 1
         return Tree(flat, y.layout), total if flat_total is None else Tree(flat_total, y.layout)
@@ -158,7 +184,7 @@ class ClientSteps:
         views = after.views()
         last = self.trainer.kernels == CHANNELS_LAST
         leaves = [channels_last(view) for view in views] if last else views  # once, and not in every step
-        for begin, batches in self._gathered():
+        for begin, batches, _ in self._gathered():
             for i in range(len(batches["key"])):
                 self.batches.beat()
                 batch = unpadded(batches, i, self.batches.examples(begin + i))

@@ -94,9 +94,11 @@ class StreamedBatches:
         """position: of the client among the clients of the task."""
         self.worker, self.batches, self.position, self.beat = worker, batches, position, worker.beat
 
-    def __call__(self, steps: slice) -> dict[str, Tensor]:
-        selection = (self.position, steps)
-        return self.worker.padded(self.batches, selection)
+    def __call__(self, steps: slice, without: str | None = None) -> dict[str, Tensor]:
+        return self.worker.padded(self.batches, (self.position, steps), without)
+
+    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
+        return self.batches.columns[name], self.batches.rows[self.position, steps]
 
     def examples(self, step: int) -> int | None:
         weight = self.batches.drawn.weight
@@ -401,11 +403,12 @@ class Worker:
         """The batches of a block's clients for local step k."""
         return self.padded(batches, (block, k))
 
-    def padded(self, batches: TaskBatches, selection: tuple[Any, Any]) -> dict[str, Tensor]:
+    def padded(self, batches: TaskBatches, selection: tuple[Any, Any], without: str | None = None) -> dict[str, Tensor]:
         """n batches of B rows, short ones padded: columns (n, B, …), "key" (n,), and "weight" (n, B) if there are short
-        batches. selection: the index of these n batches, by client and step."""
+        batches. selection: the index of these n batches, by client and step. without: a column that is left out."""
         rows = batches.rows[selection]
-        batch = self._gather(batches.columns, rows.reshape(-1))
+        columns = {name: column for name, column in batches.columns.items() if name != without}
+        batch = self._gather(columns, rows.reshape(-1))
         batch = {name: column.view(*rows.shape, *column.shape[1:]) for name, column in batch.items()}
         batch["key"] = batches.keys[selection]
         if batches.weight is not None:

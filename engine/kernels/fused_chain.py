@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...algorithms.tree import Layout
 from ...workloads.base import Batch, Chained, Classification, Workload
 from .library import library
-from .operators import NO_CLASS, SIDES, check_status, pointer, scalar_of
+from .operators import NO_CLASS, NO_ROW, SIDES, check_status, pointer, scalar_of
 
 CONV, LINEAR = range(2)
 
@@ -57,6 +57,13 @@ class Layer(NamedTuple):
         return (self.outputs, height // 2, width // 2) if self.pool else (self.outputs, height, width)
 
 
+class RowInputs(NamedTuple):
+    """The inputs of examples where they lie: the rows `rows` of the column "input" (N, …) of all rows."""
+
+    column: Tensor
+    rows: Tensor
+
+
 class NotAChain(Exception):
     """chain.cpp cannot compute the workload's loss. The message says why."""
 
@@ -68,41 +75,60 @@ class Chain:
         self.layers = np.array(layers, dtype=np.int64)
         self.chained, self.parameters = chained, parameters
 
-    def gradient(self, points: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, points: Tensor, batch: Batch, inputs: RowInputs | None = None) -> tuple[Tensor, Tensor]:
         """(gradients (c, P), losses (c,)) at the models `points` (c, P), for a batch of columns (c, B, …).
 
-        For one client, all shapes are without c. Raises IndexError for a label that is not a class, RuntimeError for
-        columns with a shape or type that the network does not take, and MemoryError.
+        For one client, all shapes are without c. inputs: with `rows` (c, B), of a column that the network `takes`; they
+        are read instead of the column "input" of the batch. Raises IndexError for a label that is not a class or a row
+        that there is not, RuntimeError for columns with a shape or type that the network does not take, and
+        MemoryError.
         """
-        points, columns = points.contiguous(), self._columns(batch, points)
+        points, (label, share) = points.contiguous(), self._labels(batch, points)
+        x, rows = self._inputs(batch, inputs, label, points)
         gradients, losses = torch.empty_like(points), points.new_empty(points.shape[:-1])
-        self._call("chain_gradient", (points, *columns, gradients, losses), columns[1], points.shape[-1])
-        return gradients, self._nan_if_empty(losses, columns)
+        self._call("chain_gradient", (points, x, rows, label, share, gradients, losses), label, len(x))
+        return gradients, self._nan_if_empty(losses, label, share)
+
+    def takes(self, column: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the rows of a column "input" (N, …) are the inputs of the network as they are: nothing is computed
+        from them, and they lie one after another."""
+        if column.dtype != dtype or not len(column) or not column.is_contiguous():
+            return False
+        first = self.chained.inputs({"input": column[:1]}, dtype)
+        alike = first.data_ptr() == column.data_ptr() and first.is_contiguous() and first.dtype == column.dtype
+        return alike and first.shape == (1, *self.chained.shape) and first.numel() == column[0].numel()
 
     def descend(
-        self, y: Tensor, batches: Batch, lr: float, shift: Tensor | None, total: Tensor | None
+        self,
+        y: Tensor,
+        batches: Batch,
+        lr: float,
+        shift: Tensor | None,
+        total: Tensor | None,
+        inputs: RowInputs | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y (P,), losses (K,)) after K steps y <- y - lr (gradient + shift) of one client.
 
         `batches`: columns (K, B, …), one batch per step. `total` (P,): the gradients are added to it in place.
-        Raises the same errors as `gradient`.
+        `inputs`: as in `gradient`, with `rows` (K, B). Raises the same errors as `gradient`.
         """
         steps = len(batches["label"])
-        columns, losses = self._columns(batches, y.expand(steps, -1)), y.new_empty(steps)
+        (label, share), losses = self._labels(batches, y.expand(steps, -1)), y.new_empty(steps)
+        x, rows = self._inputs(batches, inputs, label, y)
         for name, other in (("the constant", shift), ("the sum of gradients", total)):
             if other is not None and (other.shape != y.shape or other.dtype != y.dtype):
                 raise RuntimeError(f"{name} must be {y.dtype} {list(y.shape)}, got {other.dtype} {list(other.shape)}")
         if total is not None and not total.is_contiguous():
             raise RuntimeError("the sum of gradients must be contiguous: it is written to")
         y, shift = y.clone(memory_format=torch.contiguous_format), None if shift is None else shift.contiguous()
-        self._call("chain_descend", (y, shift, total, *columns, losses), columns[1], len(y), ctypes.c_float(lr))
-        return y, self._nan_if_empty(losses, columns)
+        tensors = (y, shift, total, x, rows, label, share, losses)
+        self._call("chain_descend", tensors, label, len(x), ctypes.c_float(lr))
+        return y, self._nan_if_empty(losses, label, share)
 
-    def _columns(self, batch: Batch, points: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(inputs, labels, each example's share of the loss) as chain.cpp reads them.
+    # All sizes and types are checked here, since chain.cpp does not check them.
 
-        All sizes and types are checked here, since chain.cpp does not check them.
-        """
+    def _labels(self, batch: Batch, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(labels, each example's share of the loss) as chain.cpp reads them."""
         label, share = batch["label"], batch.get("weight")
         if points.dtype != torch.float32 or points.device.type != "cpu" or points.shape[-1] != self.parameters:
             wanted = f"float32 (…, {self.parameters}) on the processor"
@@ -113,32 +139,48 @@ class Chain:
             label = label.long()
         if label.shape[:-1] != points.shape[:-1] or not label.ndim:
             raise RuntimeError(f"labels must be {[*points.shape[:-1], 'B']}, got {list(label.shape)}")
-        given = batch["input"]
-        if given.shape[: label.ndim] != label.shape:
-            raise RuntimeError(f"inputs must be {[*label.shape, '…']} as their labels are, got {list(given.shape)}")
-        x = self.chained.inputs({"input": given.flatten(0, label.ndim - 1)}, points.dtype).contiguous()
-        if x.shape != (label.numel(), *self.chained.shape) or x.dtype != points.dtype or x.device != points.device:
-            wanted = f"{points.dtype} {[label.numel(), *self.chained.shape]}"
-            raise RuntimeError(f"inputs must be {wanted} for this network, got {x.dtype} {list(x.shape)}")
         if share is not None:
             if share.shape != label.shape:
                 raise RuntimeError(f"weights of examples must be {list(label.shape)}, got {list(share.shape)}")
             share = share.to(points.dtype).contiguous()
-        return x, label.contiguous(), share
+        return label.contiguous(), share
 
-    def _nan_if_empty(self, losses: Tensor, columns: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+    def _inputs(
+        self, batch: Batch, inputs: RowInputs | None, label: Tensor, points: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """(inputs (N, *shape), rows or None if they are all rows in order) as chain.cpp reads them. label: of the
+        examples."""
+        rows = None
+        if inputs is not None:
+            given, rows = inputs
+            if rows.shape != label.shape or rows.dtype != torch.int64:
+                raise RuntimeError(f"rows must be int64 {list(label.shape)}, got {rows.dtype} {list(rows.shape)}")
+            rows = rows.contiguous()
+        elif batch["input"].shape[: label.ndim] != label.shape:
+            shape = list(batch["input"].shape)
+            raise RuntimeError(f"inputs must be {[*label.shape, '…']} as their labels are, got {shape}")
+        else:
+            given = batch["input"].flatten(0, label.ndim - 1)
+        x = self.chained.inputs({"input": given}, points.dtype).contiguous()
+        if x.shape != (len(given), *self.chained.shape) or x.dtype != points.dtype or x.device != points.device:
+            wanted = f"{points.dtype} {[len(given), *self.chained.shape]}"
+            raise RuntimeError(f"inputs must be {wanted} for this network, got {x.dtype} {list(x.shape)}")
+        return x, rows
+
+    def _nan_if_empty(self, losses: Tensor, label: Tensor, share: Tensor | None) -> Tensor:
         """The losses; NaN if the batch has no example, as the mean over no example."""
-        _, label, share = columns
         return losses if label.shape[-1] or share is not None else losses.fill_(torch.nan)
 
-    def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, parameters: int, *more: Any) -> None:
-        """Call a function of the library. `label`: (n, B) or (B,), one of the tensors; `parameters`: P."""
+    def _call(self, name: str, tensors: tuple[Tensor | None, ...], label: Tensor, rows: int, *more: Any) -> None:
+        """Call a function of the library. `label`: (n, B) or (B,), one of the tensors. `rows`: N, of the inputs."""
         layers = ctypes.c_void_p(self.layers.ctypes.data)
-        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], parameters)
+        sizes = (len(self.layers), label.shape[:-1].numel(), label.shape[-1], self.parameters, rows)
         status = getattr(library(), name)(*map(pointer, tensors), layers, *map(ctypes.c_int64, sizes), *more)
         check_status(status)
         if status == NO_CLASS:
             raise IndexError(f"a label is out of bounds: classes 0 … {self.layers[-1][4] - 1}, got {label.tolist()}")
+        if status == NO_ROW:
+            raise IndexError("a row is out of bounds: the column of inputs does not have it")
 
 
 def chain_or_none(workload: Workload, layout: Layout) -> Chain | None:

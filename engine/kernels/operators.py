@@ -43,7 +43,7 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
-DONE, NO_CLASS, NO_MEMORY = range(3)
+DONE, NO_CLASS, NO_MEMORY, NO_ROW = range(4)
 """The values of the enum `Status` of draw.cpp, which functions of the library return."""
 
 

@@ -35,7 +35,7 @@ from ..cohorts import sampling
 from ..config.run_spec import RunSpec
 from ..errors import type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
-from ..kernels.fused_chain import NotAChain, chain_from
+from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
 from ..kernels.operators import AT_ONCE, PROVEN, add_up, polynomials
 
@@ -301,15 +301,23 @@ class Proof:
         torchs = self.by_torch(lambda: steps(self.torchs, point, torch.float32, pair))
         if not bool(torchs.isfinite().all()):
             return
-        total = torch.zeros_like(point)
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
-        y, _ = self.by_own(lambda: chain.descend(point, columns, lr, shift, total))
+        where: list[RowInputs | None] = [None]
+        column = torch.cat([batch["input"] for batch in reversed(pair)])
+        if chain.takes(column, point.dtype):  # steps then read the inputs where they lie
+            where.append(RowInputs(column, torch.arange(len(column)).view(2, -1).flip(0)))
 
         def perturbed(factors: Tensor) -> tuple[Tensor]:
             return (steps(self.double, point.double() * factors, torch.float64, wide),)
 
-        errors = Errors(expected, torchs, total + (point - y) / lr)
-        self.close("the outcome of two steps", errors, lambda: Perturbed(perturbed, point).of(0, expected))
+        moved = Perturbed(perturbed, point)
+        for inputs in where:
+            total = torch.zeros_like(point)
+            y, _ = self.by_own(
+                lambda inputs=inputs, total=total: chain.descend(point, columns, lr, shift, total, inputs)
+            )
+            errors = Errors(expected, torchs, total + (point - y) / lr)
+            self.close("the outcome of two steps", errors, lambda: moved.of(0, expected))
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
@@ -376,8 +384,11 @@ class OneBatch:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
 
-    def __call__(self, steps: slice) -> Batch:
-        return {name: column.unsqueeze(0) for name, column in self.batch.items()}
+    def __call__(self, steps: slice, without: str | None = None) -> Batch:
+        return {name: column.unsqueeze(0) for name, column in self.batch.items() if name != without}
+
+    def rows_of(self, name: str, steps: slice) -> tuple[Tensor, Tensor]:
+        return self.batch[name], torch.arange(len(self.batch[name])).unsqueeze(0)
 
     def examples(self, step: int) -> int | None:
         """Not known: it follows from the weights."""

@@ -21,7 +21,7 @@ from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.operators import AT_ONCE, add_up, kernels, polynomials
 from fedfleet.workloads.base import ClientIndex
 
-from .test_fused_chain import CHAINS, at, batch_of, both, workload
+from .test_fused_chain import CHAINS, at, batch_of, both, rows_of_all, workload
 from .test_kernels import CONVS, drawn, gradients
 
 ODD = (torch.nan, torch.inf, -torch.inf)
@@ -43,6 +43,10 @@ def chains() -> None:
                 own.chain.gradient(points, strided)
                 own.chain.descend(points[0], batch, 0.1, x.flat, torch.zeros_like(x.flat))
                 own.chain.descend(points[0], batch, 0.1, None, None)
+                others, inputs = rows_of_all(batch)
+                if examples:
+                    own.chain.gradient(points, others, inputs)
+                    own.chain.descend(points[0], others, 0.1, x.flat, torch.zeros_like(x.flat), inputs)
                 if examples:
                     wrong(own, x, alone)
                     for value in ODD:

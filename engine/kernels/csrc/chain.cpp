@@ -25,6 +25,14 @@ struct Layer {
   int64_t out() const { return kind == LINEAR ? O : O * (pool ? (oh() / 2) * (ow() / 2) : oh() * ow()); }
 };
 
+// The inputs of a batch of examples, each of `size` floats: example b is row b of x, or row[b] if row is not null.
+struct Examples {
+  const float* x;
+  int64_t size;
+  const int64_t* row = nullptr;
+  const float* operator[](int64_t b) const { return x + (row ? row[b] : b) * size; }
+};
+
 inline Lanes rectified(Lanes v) { return v < 0 ? Lanes{} : v; }  // NaN stays NaN
 
 // --- linear layers ------------------------------------------------------------------------------------------------
@@ -203,13 +211,13 @@ struct Pooled {
 };
 
 template <int K>
-void convolve(const Layer& l, const float* p, const float* x, float* y, int32_t* place, int64_t B) {
+void convolve(const Layer& l, const float* p, const Examples& x, float* y, int32_t* place, int64_t B) {
   const int64_t hp = l.h + 2 * l.p, oh = l.oh(), ow = l.ow(), stride = up(ow) + K - 1;
   float *padded = scratch(0, l.I * hp * stride + LANES), *packed = scratch(1, l.O * l.I * K * K);
   const float* bias = l.bias < 0 ? nullptr : p + l.bias;
   pack_all<K>(p + l.weight, packed, l.O, l.I, false);
   for (int64_t b = 0; b < B; b++) {
-    pad(x + b * l.in(), padded, l.I, l.h, l.w, l.p, stride);
+    pad(x[b], padded, l.I, l.h, l.w, l.p, stride);
     const Plain plain{y + b * l.out(), oh, ow};
     const Pooled pooled{y + b * l.out(), l.pool ? place + b * l.out() : nullptr, oh / 2, ow / 2, l.relu};
     if (l.pool)
@@ -244,7 +252,7 @@ void unpooled(const Layer& l, const float* g, const int32_t* place, float* to, i
 // Writes the gradients of a convolution: gp, in its weights and bias, and gx, in its inputs (unless gx is null). g: the
 // gradient in the outputs of its ReLU and pooling, already set to 0 where ReLU gave 0.
 template <int K>
-void convolve_back(const Layer& l, const float* p, const float* x, const float* g, const int32_t* place, float* gp,
+void convolve_back(const Layer& l, const float* p, const Examples& x, const float* g, const int32_t* place, float* gp,
                    float* gx, int64_t B) {
   const int64_t hp = l.h + 2 * l.p, oh = l.oh(), ow = l.ow(), gs = up(ow), stride = gs + K - 1;
   const int64_t rest = K - 1 - l.p, back = up(l.w) + K - 1;
@@ -262,7 +270,7 @@ void convolve_back(const Layer& l, const float* p, const float* x, const float* 
     for (int64_t e = 0; e < n; e++) {
       const float* mine = g + (b + e) * l.out();
       float* full = grads + e * l.O * oh * gs;
-      pad(x + (b + e) * l.in(), xs + e * l.I * hp * stride, l.I, l.h, l.w, l.p, stride);
+      pad(x[b + e], xs + e * l.I * hp * stride, l.I, l.h, l.w, l.p, stride);
       if (l.pool)
         unpooled(l, mine, place + (b + e) * l.out(), full, gs);
       else
@@ -319,9 +327,11 @@ void masked(const float* y, float* g, int64_t size) {
     default: call(7);       \
   }
 
-// Memory for the outputs y of all layers, the gradients g in them, and the places of the maxima of pooling.
+// Memory for the outputs y of all layers, the gradients g in them, the places of the maxima of pooling, and `inputs`,
+// the examples of a batch one after another.
 struct Room {
   std::vector<std::vector<float>> y, g;
+  std::vector<float> inputs;
   std::vector<std::vector<int32_t>> place;
   Room(const Layer* layers, int64_t n, int64_t B) : y(n), g(n), place(n) {
     for (int64_t l = 0; l < n; l++) {
@@ -332,15 +342,25 @@ struct Room {
   }
 };
 
+// The examples one after another; copies them if they are not. A linear layer reads several of them at once.
+Examples consecutive(const Examples& x, std::vector<float>& memory, int64_t B) {
+  if (!x.row) return x;
+  memory.resize(B * x.size + LANES);
+  for (int64_t b = 0; b < B; b++) std::memcpy(memory.data() + b * x.size, x[b], sizeof(float) * x.size);
+  return {memory.data(), x.size};
+}
+
 // Returns the loss of one client at the parameters p, and writes its gradient to gp. Calls after(layer) as soon as the
 // gradient of a layer is complete and its parameters will not be read again, so that they may be updated there.
 template <class After>
-float client(const Layer* layers, int64_t n, Room& room, const float* p, const float* x, const int64_t* label,
+float client(const Layer* layers, int64_t n, Room& room, const float* p, const Examples& x, const int64_t* label,
              const float* share, float* gp, int64_t B, After after) {
+  const Examples first = layers[0].kind == LINEAR ? consecutive(x, room.inputs, B) : x;
+  const auto inputs = [&](int64_t l) { return l ? Examples{room.y[l - 1].data(), layers[l].in()} : first; };
   for (int64_t l = 0; l < n; l++) {
-    const float* from = l ? room.y[l - 1].data() : x;
+    const Examples from = inputs(l);
     if (layers[l].kind == LINEAR) {
-      linear(layers[l], p, from, room.y[l].data(), B);
+      linear(layers[l], p, from.x, room.y[l].data(), B);
     } else {
 #define CALL(k) convolve<k>(layers[l], p, from, room.y[l].data(), room.place[l].data(), B)
       BY_KERNEL(layers[l].K, CALL)
@@ -350,16 +370,17 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const f
   float* logits = room.y[n - 1].data();
   const float loss = entropy(logits, label, share, B, layers[n - 1].O);
   for (int64_t l = n - 1; l >= 0; l--) {
-    const float *from = l ? room.y[l - 1].data() : x, *g = l == n - 1 ? logits : room.g[l].data();
+    const Examples from = inputs(l);
+    const float* g = l == n - 1 ? logits : room.g[l].data();
     float* gx = l ? room.g[l - 1].data() : nullptr;
     if (layers[l].kind == LINEAR) {
-      linear_back(layers[l], p, from, g, gp, gx, B);
+      linear_back(layers[l], p, from.x, g, gp, gx, B);
     } else {
 #define CALL(k) convolve_back<k>(layers[l], p, from, g, room.place[l].data(), gp, gx, B)
       BY_KERNEL(layers[l].K, CALL)
 #undef CALL
     }
-    if (l && layers[l - 1].relu) masked(from, gx, B * layers[l].in());
+    if (l && layers[l - 1].relu) masked(from.x, gx, B * layers[l].in());
     after(layers[l]);
   }
   return loss;
@@ -375,9 +396,20 @@ void walk(float* y, const float* g, const float* shift, float* total, float lr, 
     for (int64_t i = 0; i < n; i++) total[i] += g[i];
 }
 
-// Whether all labels are numbers of classes, 0 to n - 1.
-bool classes(const int64_t* label, int64_t count, int64_t n) {
-  return std::all_of(label, label + count, [n](int64_t each) { return each >= 0 && each < n; });
+// Whether all numbers are 0 to n - 1.
+bool all_below(const int64_t* numbers, int64_t count, int64_t n) {
+  return std::all_of(numbers, numbers + count, [n](int64_t each) { return each >= 0 && each < n; });
+}
+
+// DONE if all labels are numbers of classes and all examples are among the N rows, else another Status.
+int32_t checked(const int64_t* label, const int64_t* row, int64_t count, int64_t classes, int64_t N) {
+  if (!all_below(label, count, classes)) return NO_CLASS;
+  return (row ? all_below(row, count, N) : count <= N) ? DONE : NO_ROW;
+}
+
+// Batch number i of batches with B examples each. x, row: as in chain_gradient.
+Examples batch_of(const float* x, const int64_t* row, int64_t i, int64_t B, int64_t size) {
+  return row ? Examples{x, size, row + i * B} : Examples{x + i * B * size, size};
 }
 
 // This thread's memory for batches of B examples. It is made anew only if the layers or B differ from those of the last
@@ -398,27 +430,30 @@ Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
 
 extern "C" {
 
-// Writes the loss and the gradient gp of each of C clients. p, gp: (C, P); x: (C, B, ...); label, share: (C, B), share
-// may be null; loss: (C,). Returns a Status.
-int32_t chain_gradient(const float* p, const float* x, const int64_t* label, const float* share, float* gp, float* loss,
-                       const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P) {
+// Writes the loss and the gradient gp of each of C clients. p, gp: (C, P); x: (N, ...); row: (C, B), the rows of x that
+// are the examples, or null if they are all of them in order; label, share: (C, B), share may be null; loss: (C,).
+// Returns a Status.
+int32_t chain_gradient(const float* p, const float* x, const int64_t* row, const int64_t* label, const float* share,
+                       float* gp, float* loss, const int64_t* layers, int64_t n, int64_t C, int64_t B, int64_t P,
+                       int64_t N) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (!classes(label, C * B, all[n - 1].O)) return NO_CLASS;
+  if (const int32_t status = checked(label, row, C * B, all[n - 1].O, N)) return status;
   return guarded([&] {
     Room& room = room_of(layers, n, B);
     for (int64_t c = 0; c < C; c++)
-      loss[c] = client(all, n, room, p + c * P, x + c * B * all[0].in(), label + c * B, share ? share + c * B : nullptr,
-                       gp + c * P, B, [](const Layer&) {});
+      loss[c] = client(all, n, room, p + c * P, batch_of(x, row, c, B, all[0].in()), label + c * B,
+                       share ? share + c * B : nullptr, gp + c * P, B, [](const Layer&) {});
     return DONE;
   });
 }
 
 // Makes K local steps of one client: y <- y - lr (g + shift), total <- total + g. y, shift, total: (P,), the last two
-// may be null; x: (K, B, ...); label, share: (K, B), share may be null; loss: (K,). Returns a Status.
-int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* label, const float* share,
-                      float* loss, const int64_t* layers, int64_t n, int64_t K, int64_t B, int64_t P, float lr) {
+// may be null; x, row: as in chain_gradient, with K batches; label, share: (K, B), share may be null; loss: (K,). Returns a Status.
+int32_t chain_descend(float* y, const float* shift, float* total, const float* x, const int64_t* row,
+                      const int64_t* label, const float* share, float* loss, const int64_t* layers, int64_t n,
+                      int64_t K, int64_t B, int64_t P, int64_t N, float lr) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
-  if (!classes(label, K * B, all[n - 1].O)) return NO_CLASS;
+  if (const int32_t status = checked(label, row, K * B, all[n - 1].O, N)) return status;
   return guarded([&] {
     Room& room = room_of(layers, n, B);
     static thread_local std::vector<float> gradient;
@@ -428,8 +463,8 @@ int32_t chain_descend(float* y, const float* shift, float* total, const float* x
       walk(y + at, g + at, shift ? shift + at : nullptr, total ? total + at : nullptr, lr, size);
     };
     for (int64_t k = 0; k < K; k++)
-      loss[k] = client(all, n, room, y, x + k * B * all[0].in(), label + k * B, share ? share + k * B : nullptr, g, B,
-                       [&](const Layer& l) {
+      loss[k] = client(all, n, room, y, batch_of(x, row, k, B, all[0].in()), label + k * B,
+                       share ? share + k * B : nullptr, g, B, [&](const Layer& l) {
                          part(l.weight, l.O * l.I * (l.kind == LINEAR ? 1 : l.K * l.K));
                          if (l.bias >= 0) part(l.bias, l.O);
                        });

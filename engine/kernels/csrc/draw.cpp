@@ -18,7 +18,7 @@ inline uint64_t mixed(uint64_t x) {
 
 inline uint64_t folded(uint64_t key, uint64_t part) { return mixed((key ^ part) + 0x9E3779B97F4A7C15); }
 
-enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2 };
+enum Status { DONE = 0, NO_CLASS = 1, NO_MEMORY = 2, NO_ROW = 3 };
 
 // Returns what f returns, or NO_MEMORY if f raises an exception. An exception that leaves a function called from Python
 // would end the process.
