@@ -640,6 +640,34 @@ def test_rounds_that_are_run_again_are_there_once(here: Path):
     assert sorted((metric.step, metric.value) for metric in history) == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 6), (6, 7)]
 
 
+def test_a_process_that_ends_right_after_it_began_a_run_leaves_no_second_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The store has the run, and the folder does not have its id yet."""
+    uri, header = f"sqlite:///{here / 'mlflow.db'}", RunHeader("mine", {"kind": "run"}, {"a": 1})
+
+    def written() -> None:
+        writer = Writer(uri, "default", here, "run")
+        writer.begin(TOP, lambda: header)
+        writer.rounds(TOP, [{"round": 1, "train/loss": 0.5}])
+        writer.end(End(TOP, "finished"))
+        writer.close()
+
+    def ends(*_: Any) -> None:
+        raise OSError("the process is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "_parameters", ends)
+        written()
+    assert "the process is killed here" in capsys.readouterr().err
+    begun = json.loads((here / "mlflow.json").read_text())
+    assert begun["run_id"] == ""
+    written()
+    _, run = only_run(uri)
+    assert json.loads((here / "mlflow.json").read_text()) == {**begun, "run_id": run.info.run_id}
+    assert (run.info.status, run.data.params, run.data.metrics["train/loss"]) == ("FINISHED", {"a": "1"}, 0.5)
+
+
 def test_another_machine_without_the_database_begins_one(here: Path):
     """The folder of the run names a database that does not exist, so a new MLflow run begins."""
     (here / "mlflow.json").write_text(json.dumps({"uri": f"sqlite:///{here / 'no' / 'such.db'}", "run_id": "x"}))

@@ -5,8 +5,9 @@ SQLite allows one writer, and importing mlflow and creating its database take se
 So the callers put messages into a queue, and one thread writes them in batches. Nothing is written before the first
 round of a run is over or a run has ended, so an experiment that cannot start leaves nothing behind. Whatever is resumed
 continues in its MLflow run, which the file mlflow.json in its folder names, and values that the store has are not
-written again. If the store fails, a warning with the reason is printed and the run itself continues. A store that fails
-only for a while, such as a server that restarts, receives the missing values with the next batch.
+written again. The file has a token before the MLflow run has it as a tag, so that a process that is killed in between
+leaves no second run. If the store fails, a warning with the reason is printed and the run itself continues. A store
+that fails only for a while, such as a server that restarts, receives the missing values with the next batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -46,6 +48,9 @@ TRAINING_PAGES = "workflowType=machine_learning"
 
 NOTE = "mlflow.note.content"
 """Tag of the description that MLflow's page of a run shows, in Markdown."""
+
+TOKEN = "fedfleet.token"
+"""Tag of a top run with what its folder's file calls it before it has an id."""
 
 LOOK_SECONDS = 0.2
 """Time between checks whether the store has been opened, when everything else is over."""
@@ -146,6 +151,7 @@ class Writer:
         self.opening = 0.0  # time.monotonic() when opening the store began
         self.client: Any = None
         self.place = ""  # id of MLflow's experiment
+        self.token = ""  # of the top run
         self.runs: dict[str, str] = {}  # key -> id of the MLflow run
         self.open: set[str] = set()  # keys of the runs that have not ended
         self.earlier: dict[str, Any] = {}  # key -> the MLflow run that an earlier process left
@@ -241,26 +247,41 @@ class Writer:
 
     def _top(self) -> None:
         """Begin the top run, or continue the one that the folder names, with its nested runs."""
-        from mlflow.exceptions import MlflowException
-
-        run_id = kept(self.folder).get("run_id", "") if self.resumes else ""
-        try:
-            found = self.client.get_run(run_id) if run_id else None
-        except MlflowException:  # the store has lost the run, or is another store
-            found = None
+        before = kept(self.folder) if self.resumes else {}
+        found = self._named(before)
+        self.token = before.get("token") or uuid.uuid4().hex
         if found is not None:
             self.earlier[TOP] = found
             if self.child_tag:
-                self.earlier.update((run.data.tags[self.child_tag], run) for run in self._below(run_id))
+                self.earlier.update((run.data.tags[self.child_tag], run) for run in self._below(found.info.run_id))
+        else:
+            self._keep("")
         run_id = self._run(TOP)
-        if self.folder is not None:
-            text = json.dumps({"uri": redacted(self.uri), "run_id": run_id}) + "\n"
-            write(self.folder / KEPT, text)
+        self._keep(run_id)
         if self.system:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             self.monitor = SystemMetricsMonitor(run_id, resume_logging=found is not None, tracking_uri=self.uri)
             self.monitor.start()
+
+    def _named(self, before: dict[str, str]) -> Any:
+        """The top run that an earlier process left, or None. before: what it kept."""
+        from mlflow.exceptions import MlflowException
+
+        run_id, token = before.get("run_id", ""), before.get("token", "")
+        try:
+            if run_id:
+                return self.client.get_run(run_id)
+            mine = self.client.search_runs([self.place], f"tags.`{TOKEN}` = '{token}'") if token.isalnum() else ()
+        except MlflowException:  # the store has lost the run, or is another store
+            return None
+        return next(iter(mine), None)
+
+    def _keep(self, run_id: str) -> None:
+        """Write which run is the top run. run_id: empty if it is still to be created."""
+        if self.folder is not None:
+            names = {"uri": redacted(self.uri), "run_id": run_id, "token": self.token}
+            write(self.folder / KEPT, json.dumps(names) + "\n")
 
     def _below(self, parent: str) -> Iterator[Any]:
         """All nested runs of a run."""
@@ -277,7 +298,11 @@ class Writer:
             return self.runs[key]
         began, make = self.headers[key]
         header = make()
-        tags = {**header.tags, "mlflow.parentRunId": self.runs[TOP], self.child_tag: key} if key != TOP else header.tags
+        if key == TOP:
+            own = {} if self.folder is None else {TOKEN: self.token}
+        else:
+            own = {"mlflow.parentRunId": self.runs[TOP], self.child_tag: key}
+        tags = {**header.tags, **own}
         before = self.earlier.get(key)
         if before is None:
             run = self.client.create_run(self.place, start_time=began, tags=tags, run_name=header.name)
@@ -292,7 +317,7 @@ class Writer:
             if "reason" in run.data.tags:
                 self.client.delete_tag(run.info.run_id, "reason")
         self._parameters(run, header.parameters)
-        if header.data_set and before is None:
+        if header.data_set and not (before and before.inputs and before.inputs.dataset_inputs):
             self._data_set(run.info.run_id, header.data_set)
         self.runs[key] = run.info.run_id
         self.open.add(key)
@@ -421,7 +446,7 @@ def merged(messages: list[Message]) -> list[Message]:
 
 
 def kept(folder: Path | None) -> dict[str, str]:
-    """`uri` and `run_id` of the MLflow run that the folder names, or {}."""
+    """`uri`, `run_id` and `token` of the MLflow run that the folder names, or {}."""
     try:
         found = json.loads((folder / KEPT).read_text("utf-8")) if folder is not None else {}
     except (OSError, ValueError, RecursionError):
