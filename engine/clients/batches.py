@@ -21,8 +21,7 @@ from ...workloads import counted
 from ...workloads.base import ClientIndex
 from ..cohorts.tasks import steps_of
 from ..config.schema import Local
-from ..kernels.library import library
-from ..kernels.operators import check_status
+from ..kernels.library import check_status, library
 
 
 class Stream(NamedTuple):

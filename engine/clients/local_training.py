@@ -21,7 +21,7 @@ from ..devices.transfer import number, to_device
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
 from ..kernels.library import NoKernels
-from ..kernels.operators import OF_TORCH, kernels, method_kernels
+from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
 from .recorded_step import StepRecorder, copy_into
 from .tape import Tapes
@@ -228,7 +228,7 @@ class LocalTrainer:
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.x, self.gradients = x, 0
-        self.tapes = Tapes(RECORDED_BYTES) if kernels in OF_TORCH and self.device.type == "cpu" else None
+        self.tapes = Tapes(RECORDED_BYTES) if kernels == "torch" and self.device.type == "cpu" else None
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared

@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 from ..cohorts.tasks import Broadcast, TrainingTask
 from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
-from ..kernels.operators import OF_TORCH
 from ..methods.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
 from .evaluation import ClientGroup, Models, TestSlice
@@ -247,7 +246,7 @@ class MembersTrainer(LocalTrainer):
         """one: a member's trainer. paths: of the numbers in which the members' methods differ."""
         vars(self).update(vars(one))
         self.method, self.paths = one.algorithm, paths
-        self.tapes = Tapes() if one.kernels in OF_TORCH and one.device.type == "cpu" else None
+        self.tapes = Tapes() if one.kernels == "torch" and one.device.type == "cpu" else None
 
     def _take(self, numbers: tuple[Tensor, ...]) -> None:
         """Make the method that of one client under vmap."""

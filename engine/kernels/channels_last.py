@@ -4,36 +4,103 @@ torch stores images (B, C, h, w) plane by plane. Its normalisation, ReLU and abo
 channels of a pixel lie next to each other, since they then handle whole vectors of channels, and its convolutions are
 as fast. A convolution passes the layout of its input on to its result, and so do the operations between convolutions.
 So it is enough to bring the inputs of convolutions, and their weights, into this layout: from the first convolution on
-all images have it. What is computed is the same up to the order of sums.
+all images have it. Batch normalisation, ReLU and 2 x 2 max pooling that follow each other are one compiled pass in this
+layout, see `fused_pooling`, and the gradients in the weights of convolutions are products of matrices. What is computed
+is the same up to the order of sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from .arguments import padding_of, supported_alone
+from .fused_pooling import batch_norm, torch_batch_norm
 
 CHANNELS_LAST = "channels_last"
 """The name of these kernels, as `engine.kernels` gives it."""
 
 
+UNFOLDED = 256
+"""The gradient in the weights of a convolution is a product of unfolded images, if a patch of an image has this many
+numbers. torch's own kernel is faster for smaller patches, and slower by up to 40 % for larger ones."""
+ROWS = 1024
+"""So many patches are unfolded at once, which leaves them in the processor's caches."""
+
+
+class Convolution(torch.autograd.Function):
+    """The convolution of images x (N, I, h, w) with weight (O, I, k, l), without stride, by torch's kernels. `padding`:
+    the zeros around the images."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        ctx.padding, ctx.biased = padding, bias is not None
+        ctx.save_for_backward(x, weight)
+        return torch.conv2d(x, weight, bias, padding=padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient, padding = channels_last(grads[0]), ctx.padding
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            sizes = [1, 1], [padding, padding], [1, 1], False, [0, 0], 1
+            of_x = torch.ops.aten.convolution_backward(gradient, x, weight, None, *sizes, [True, False, False])[0]
+        of_bias = gradient.sum((0, 2, 3)) if ctx.biased else None
+        return of_x, weight_gradient(x, gradient, weight.shape, padding), of_bias, None
+
+
+def weight_gradient(x: Tensor, gradient: Tensor, shape: torch.Size, padding: int) -> Tensor:
+    """The gradient in the weights of `Convolution`, with the channels last. gradient: (N, O, h', w'), in its result.
+    shape: of the weights."""
+    outputs, channels, height, width = shape
+    pixels = F.pad(x, (padding,) * 4).permute(0, 2, 3, 1)
+    gradients = gradient.permute(0, 2, 3, 1)
+    along = pixels.stride()
+    line = width * channels  # the numbers of one line of a patch lie next to each other
+    patches = pixels.as_strided((*gradients.shape[:3], height, line), (*along[:3], along[1], 1))
+    found = x.new_zeros(outputs, height * line)
+    images = max(1, ROWS // gradients[0, ..., 0].numel())
+    for some, theirs in zip(patches.split(images), gradients.split(images), strict=True):
+        found.addmm_(theirs.reshape(-1, outputs).T, some.reshape(-1, height * line))
+    return found.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+
+
+def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """torch.conv2d, of images and weights that get their channels last."""
+    input, weight, padding = channels_last(input), channels_last(weight), padding_of(*args, **kwargs)
+    if padding is None or input.ndim != 4 or weight.ndim != 4 or weight[0].numel() < UNFOLDED or not input.numel():
+        return torch.conv2d(input, weight, bias, *args, **kwargs)
+    if not supported_alone(input, weight, bias):
+        return torch.conv2d(input, weight, bias, *args, **kwargs)
+    return Convolution.apply(input, weight, bias, padding)
+
+
 class ChannelsLast(TorchFunctionMode):
-    """A mode in which `torch.conv2d` gets images and weights with the channels last. Under vmap it changes nothing:
-    there the channels of all clients become groups of one convolution."""
+    """A mode in which `torch.conv2d` gets images and weights with the channels last, and in which `torch.batch_norm` is
+    computed together with the ReLU and the pooling that follow. Under vmap it changes nothing: there the channels of
+    all clients become groups of one convolution."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func is torch.conv2d:
-            input, weight, *others = (*args, *(given.pop(name) for name in NAMES[len(args) :] if name in given))
-            return func(channels_last(input), channels_last(weight), *others, **given)
-        return func(*args, **given)
+        own = REPLACEMENTS.get(func)
+        result = own(*args, **(kwargs or {})) if own is not None else None
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
-NAMES = ("input", "weight")
-"""The first arguments of `torch.conv2d`."""
+REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv2d: conv2d,
+    torch.batch_norm: torch_batch_norm,
+    F.batch_norm: batch_norm,
+}
+"""Functions that return None where torch has to compute the result."""
 
 
 def channels_last(tensor: Tensor) -> Tensor:

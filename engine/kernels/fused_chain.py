@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from ...algorithms.tree import Layout
 from ...workloads.base import Batch, Chained, Classification, Workload
-from .library import library
-from .operators import NO_CLASS, NO_ROW, SIDES, check_status, pointer, scalar_of
+from .arguments import scalar_of
+from .library import NO_CLASS, NO_ROW, check_status, library, pointer
+from .operators import SIDES
 
 CONV, LINEAR = range(2)
 

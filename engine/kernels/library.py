@@ -18,17 +18,21 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from torch import Tensor
+
 from ..errors import ConfigError
 from ..storage.sha256 import sha256
 
 SOURCES = [
     Path(__file__).with_name("csrc") / name
-    for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "vectors.cpp", "draw.cpp")
+    for name in ("orthogonal.cpp", "chain.cpp", "native.cpp", "normalised.cpp", "vectors.cpp", "draw.cpp")
 ]
 """Each file includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
-COMPILED = ("native", "chain")
-"""The names of the kernels that the library has, as `engine.kernels` gives them."""
+COMPILED = ("native", "chain", "channels_last")
+"""The names of the kernels that need the library, as `engine.kernels` gives them."""
+DONE, NO_CLASS, NO_MEMORY, NO_ROW = range(4)
+"""The values of the enum `Status` of draw.cpp, which functions of the library return."""
 COMPILERS = ("c++", "g++", "clang++")
 OLDEST = {"g++": 9, "clang++": 14}
 """The oldest versions that compile the sources."""
@@ -153,3 +157,19 @@ def processor() -> str:
         line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines if line.startswith(wanted)
     }
     return "\n".join([platform.machine(), *(f"{name}: {text}" for name, text in sorted(found.items()))])
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    """The address of a tensor's memory for a call of the library."""
+    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
+
+
+def check_status(status: int) -> None:
+    """Raise MemoryError if a function of the library returned that it could not allocate memory."""
+    if status == NO_MEMORY:
+        raise MemoryError("the kernels cannot allocate what a batch of this size needs")
+
+
+def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
+    """Call a function of the library whose arguments are tensors, then sizes."""
+    check_status(getattr(library(), name)(*map(pointer, tensors), *map(ctypes.c_int64, sizes)))

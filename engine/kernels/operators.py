@@ -16,46 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
-    is_batchedtensor,
-    is_gradtrackingtensor,
-    maybe_get_level,
-)
+from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ignore[reportMissingImports]
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
+from .arguments import padding_of, pools_two_by_two, scalar_of, supported
 from .block_convolutions import Products, parsed
 from .channels_last import CHANNELS_LAST, ChannelsLast
-from .library import COMPILED, library
+from .library import COMPILED, call, check_status, library, pointer
 
-PROVEN = (*COMPILED, CHANNELS_LAST)
-"""The names of the kernels that are used only after a proof on the data of the run, see `planning/kernel_proof.py`."""
-OF_TORCH = ("torch", CHANNELS_LAST)
-"""The names of the kernels that are operations of torch alone."""
 SIDES = (1, 2, 3, 4, 5, 7)
 """Sides of the square convolution kernels that native.cpp has."""
-
-
-def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
-    """The address of a tensor's memory for a call of the library."""
-    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
-
-
-DONE, NO_CLASS, NO_MEMORY, NO_ROW = range(4)
-"""The values of the enum `Status` of draw.cpp, which functions of the library return."""
-
-
-def check_status(status: int) -> None:
-    """Raise MemoryError if a function of the library returned that it could not allocate memory."""
-    if status == NO_MEMORY:
-        raise MemoryError("the kernels cannot allocate what a batch of this size needs")
-
-
-def call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
-    """Call a function of the library whose arguments are tensors, then sizes."""
-    check_status(getattr(library(), name)(*map(pointer, tensors), *map(ctypes.c_int64, sizes)))
 
 
 class Conv(torch.autograd.Function):
@@ -195,37 +168,15 @@ def clients_first(tensor: Any, dim: int | None, size: int) -> Any:
     return moved.contiguous()
 
 
-def supported(*tensors: Tensor | None) -> bool:
-    """Whether the compiled kernels can read the tensors: float32 on the CPU, not inside torch.func.grad."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in given)
-
-
-def scalar_of(value: Any) -> Any:
-    """The number that all entries of a pair have, None if they differ. A number stands for itself."""
-    if isinstance(value, tuple | list) and len(set(value)) == 1:
-        return value[0]
-    return value if isinstance(value, int) else None
-
-
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
+def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor | None:
     """torch.conv2d, or None if torch has to compute it."""
-    side, around = scalar_of(tuple(weight.shape[-2:])), scalar_of(padding)
-    plain = scalar_of(stride) == scalar_of(dilation) == groups == 1 and input.ndim == 4
-    if not plain or side not in SIDES or around is None or not 0 <= around < side or not supported(input, weight, bias):
+    side, around = scalar_of(tuple(weight.shape[-2:])), padding_of(*args, **kwargs)
+    if side not in SIDES or around is None or not 0 <= around < side or not supported(input, weight, bias):
+        return None
+    if input.ndim != 4 or min(input.shape) < 1 or min(input.shape[-2:]) + 2 * around < side:
         return None
     if weight.ndim != 4 or weight.shape[1] != input.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return None  # torch raises an error that says what is wrong
-    if min(input.shape) < 1 or min(input.shape[-2:]) + 2 * around < side:
-        return None
     return Conv.apply(input.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), around)
 
 
@@ -235,19 +186,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor 
     return Linear.apply(input, weight, bias) if plain and supported(input, weight, bias) else None
 
 
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
+def max_pool2d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     """F.max_pool2d, or None if torch has to compute it."""
-    side, default_stride = scalar_of(kernel_size), stride in (None, [], ())
-    is_plain = scalar_of(padding) == 0 and scalar_of(dilation) == 1 and not ceil_mode and not return_indices
-    if side != 2 or not (default_stride or scalar_of(stride) == 2) or not is_plain or not supported(input):
+    if not pools_two_by_two(*args, **kwargs) or not supported(input):
         return None
     if input.ndim not in (3, 4) or min(input.shape[-2:]) < 2:
         return None
@@ -348,7 +289,7 @@ def kernels(name: str) -> AbstractContextManager[Any]:
     """A context in which compiled kernels replace operators of torch, unless `name` is torch.
 
     With `chain`, they replace the operators that are not part of the chain. With products, some convolutions of a block
-    are batched products. With `channels_last`, torch's operators have images in another layout.
+    are batched products. With `channels_last`, torch's operators have images in another layout, and some are fused.
     """
     if numbers := parsed(name)[1]:
         return Products(numbers)

@@ -18,7 +18,7 @@ from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, plan_tasks, ste
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Local
 from ..devices.memory import allocated_memory, free_memory, peak_memory
-from ..kernels.operators import PROVEN
+from ..kernels.library import COMPILED
 from ..memory import release_freed_memory
 from ..state.row_files import StateLayout
 from .kernel_proof import kernel_identity
@@ -111,7 +111,7 @@ def short_run(run_spec: RunSpec, data: Data, plan: ExecutionPlan) -> RunSpec:
         local = Local(steps=STEPS, batch=federation.local.batch)
         federation = federation.model_copy(update={"local": local})
     # Kernels that are not proven yet are measured as if they were: a plan is not used unless its kernels are proven.
-    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in PROVEN else None
+    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in COMPILED else None
     return replace(
         run_spec,
         experiment=experiment.model_copy(update={"federation": federation}),

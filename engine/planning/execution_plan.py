@@ -29,7 +29,6 @@ from ..fleet.planner import build_sampler
 from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.fused_chain import NotAChain, chain_from
 from ..kernels.library import COMPILED, SOURCES, NoKernels, cache_folder, instruction_set, library, processor
-from ..kernels.operators import PROVEN
 from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
@@ -91,7 +90,7 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
     write_plan(run_spec.with_plan(plan), how)
     if run_spec.missing_kernels and plan.kernels == "torch":
         how += f"; no compiled kernels, which not every machine can have: {run_spec.missing_kernels[0]}"
-    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in PROVEN else None
+    proven_kernels = kernel_identity(plan.kernels) if plan.kernels in COMPILED else None
     text = f"plan: blocks of {plan.block} clients, {plan.kernels} kernels ({how})"
     return run_spec.with_plan(plan, proven_kernels), text
 
@@ -116,7 +115,7 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
     kernels fail on the same data, the run takes them in any case, so that it fails as it would with torch alone.
     """
     engine = run_spec.experiment.engine
-    error = disproof(run_spec, split, plan.kernels) if plan.kernels in PROVEN else None
+    error = disproof(run_spec, split, plan.kernels) if plan.kernels in COMPILED else None
     if error is not None:
         if not error.torch_fails and engine.kernels != "auto":
             raise ConfigError(
@@ -260,21 +259,18 @@ def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
 
     With a split, only kernels that are proven on it.
     """
-    names = []
-    if has_native(run_spec):
-        reason = why_no_chain(run_spec)
-        names = ["native"] if reason else ["chain"]
-        if reason and split is not None:
-            run_spec.proofs["chain"] = Disagreement(reason)
-    if "chain" not in names and may_convolve(run_spec):
-        names = [CHANNELS_LAST, *names]
+    if not has_native(run_spec):
+        return []
+    reason = why_no_chain(run_spec)
+    if reason and split is not None:
+        run_spec.proofs["chain"] = Disagreement(reason)
+    names = [*[CHANNELS_LAST] * may_convolve(run_spec), "native"] if reason else ["chain"]
     return [name for name in names if split is None or disproof(run_spec, split, name) is None]
 
 
 def may_convolve(run_spec: RunSpec) -> bool:
-    """Whether the loss may convolve images, as the model has a tensor (O, I, k, l), and device and dtype fit."""
-    fits = run_spec.device.type == "cpu" and run_spec.dtype == torch.float32
-    return fits and any(len(shape) == 4 for shape in run_spec.layout.shapes)
+    """Whether the loss may convolve images, as the model has a tensor (O, I, k, l)."""
+    return any(len(shape) == 4 for shape in run_spec.layout.shapes)
 
 
 def why_no_chain(run_spec: RunSpec) -> str:

@@ -37,7 +37,7 @@ from ..errors import type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import AT_ONCE, PROVEN, add_up, polynomials
+from ..kernels.operators import AT_ONCE, add_up, polynomials
 
 FACTOR = 8.0
 """The factor by which another order of the same sums may exceed torch's own rounding error."""
@@ -84,7 +84,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
     The proof is repeated only if this machine has another library, torch version or instruction set than the driver.
     """
-    if run_spec.kernels in PROVEN and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
+    if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
         try:
             prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
         except Disagreement as error:
@@ -92,7 +92,7 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
 
 
 def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
-    """Raise Disagreement unless the kernels, one of PROVEN, compute what torch computes on this run's data."""
+    """Raise Disagreement unless the kernels, one of COMPILED, compute what torch computes on this run's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:

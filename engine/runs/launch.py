@@ -28,8 +28,8 @@ from ..devices.memory import bounded_memory
 from ..errors import ConfigError, Interrupted
 from ..fleet.asynchronous import check_asynchronous
 from ..fleet.planner import check_planning
+from ..kernels.channels_last import CHANNELS_LAST
 from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import PROVEN
 from ..methods.state_spec import StateSpec
 from ..planning.execution_plan import why_no_chain
 from ..records.history import Event, History, Record
@@ -82,7 +82,7 @@ def prepare(
         raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
     if experiment.tracking.clients and directory is None:
         raise ConfigError("tracking.clients needs a folder for the run's files; give out")
-    if engine.kernels in PROVEN:
+    if engine.kernels in COMPILED:
         check_kernels(run_spec)
     if run_spec.precision is not None and (
         engine.dtype != "float32" or run_spec.buffers or not supports_bfloat16(run_spec.workload)
@@ -147,13 +147,11 @@ def check_kernels(run_spec: RunSpec) -> None:
     if run_spec.device.type != "cpu" or run_spec.experiment.engine.dtype != "float32":
         where = f"device={run_spec.device.type}, dtype={run_spec.experiment.engine.dtype}"
         raise ConfigError(f"engine.kernels={kernels} is for float32 on processors, got {where}; choose torch")
-    if kernels not in COMPILED:
-        block = run_spec.experiment.engine.block
-        if block not in ("auto", 1) and run_spec.experiment.engine.vectorise:
-            raise ConfigError(
-                f"engine.kernels={kernels} is for clients that train alone, got engine.block={block}; choose block=1"
-            )
-        return
+    block = run_spec.experiment.engine.block
+    if kernels == CHANNELS_LAST and block not in ("auto", 1) and run_spec.experiment.engine.vectorise:
+        raise ConfigError(
+            f"engine.kernels={kernels} is for clients that train alone, got engine.block={block}; choose block=1"
+        )
     try:
         library()
     except NoKernels as error:

@@ -22,6 +22,7 @@ from fedfleet.engine.kernels.operators import AT_ONCE, add_up, kernels, polynomi
 from fedfleet.workloads.base import ClientIndex
 
 from .test_fused_chain import CHAINS, at, batch_of, both, rows_of_all, workload
+from .test_fused_pooling import SHAPES, images, pooled
 from .test_kernels import CONVS, drawn, gradients
 
 ODD = (torch.nan, torch.inf, -torch.inf)
@@ -100,6 +101,15 @@ def singles() -> None:
             gradients(lambda a: F.max_pool2d(a, 2), x.mT.contiguous().mT)
 
 
+def fused() -> None:
+    for shape in SHAPES:
+        for value in (0.0, *ODD):
+            x = images(*shape)
+            x[0, 0, 0, 0] = value
+            with kernels("channels_last"):
+                gradients(pooled, x, drawn(shape[1]), drawn(shape[1]))
+
+
 def rest() -> None:
     for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (2, 6, 70)):
         x = drawn(*shape) / 10
@@ -134,5 +144,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     chains()
     singles()
+    fused()
     rest()
     print("all are sound")

@@ -103,6 +103,13 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]
     "strided": ((5, 3, 9, 7), (4, 3, 3, 2), {"stride": 2}),
     "dilated, in groups": ((5, 4, 9, 7), (8, 2, 3, 3), {"groups": 2, "dilation": 2, "padding": "same"}),
     "of one pixel": ((5, 4, 1, 1), (3, 4, 1, 1), {}),
+    "large patches": ((5, 40, 9, 7), (4, 40, 3, 3), {"padding": 1}),
+    "large patches, one client's last image": ((1, 70, 40, 30), (3, 70, 2, 2), {}),
+    "large patches, not square": ((3, 30, 9, 7), (20, 30, 3, 4), {"padding": 2}),
+    "large patches, strided": ((5, 40, 9, 7), (4, 40, 3, 3), {"stride": 2}),
+    "large patches, padding by name": ((5, 40, 9, 7), (4, 40, 3, 3), {"padding": "same"}),
+    "large patches, in pairs": ((5, 40, 9, 7), (4, 40, 3, 3), {"padding": (1, 1)}),
+    "many images": ((300, 40, 5, 4), (6, 40, 3, 3), {"padding": 1}),
 }
 
 

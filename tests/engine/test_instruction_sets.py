@@ -20,6 +20,8 @@ REPEATED = (
     "test_fused_chain.py::test_loss_and_gradient_are_torchs",
     "test_fused_chain.py::test_strides_do_not_matter",
     "test_fused_chain.py::test_what_is_not_finite_goes_where_torch_has_it_go",
+    "test_fused_pooling.py::test_in_one_pass",
+    "test_fused_pooling.py::test_what_is_not_finite_is_not_lost",
     "test_kernels.py::test_convolution_is_torchs",
     "test_kernels.py::test_pooling_is_torchs_to_the_bit",
     "test_own_orthogonal.py::test_iterations_are_torchs",

@@ -282,6 +282,7 @@ DEFECTS = {
         ("larger(top, at, ODD(b0, b1), 3)", "larger(top, at, ODD(b0, b1), 2)"),
         ("if (N == 3) sum += double(c[i]);", "if (N == 3) sum += double(b[i]);"),
     ],
+    "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
     "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
 }
@@ -380,3 +381,15 @@ def test_a_dead_start_proves_nothing_by_itself():
     kernel_proof.prove(right, kernel_proof.TrainingData(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
         kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_images_that_are_normalised_otherwise_are_found_out():
+    from .test_channels_last import asked, normalised
+
+    run_spec = RunSpec.of("run", asked(normalised()))
+    split = run_spec.split()
+    given = kernel_proof.TrainingData(split.train, split.client_index)
+    proving = kernel_proof.Proof(run_spec, given, "channels_last")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+        proving.gradients("here", proving.x.flat, proving.batches()[0])

@@ -14,7 +14,7 @@ import click
 from ...engine.backends.ray.connect import join, token_found
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
-from ...engine.kernels.library import why_no_kernels
+from ...engine.kernels.library import COMPILED, why_no_kernels
 from ..files import load
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
@@ -202,7 +202,7 @@ def of_kernels(what: str, why: str, experiment: Experiment | None) -> Finding:
     if not why:
         return Finding(what, True, "has kernels for its processor")
     wanted = experiment.engine.kernels if experiment is not None else "auto"
-    if wanted in ("native", "chain"):
+    if wanted in COMPILED:
         return Finding(
             what, False, f"engine.kernels={wanted}: {why}; workers there would be given up; choose torch or auto"
         )

@@ -8,7 +8,7 @@
 // C: clients. B: examples. I, O: input and output channels. h, w (or wd): height and width. p: padding. K: side of the
 // kernel. hp: height with padding. oh, ow: height and width of the output. stride, gs: floats from row to row.
 
-#include "vectors.cpp"
+#include "normalised.cpp"
 
 namespace {
 
@@ -208,12 +208,6 @@ void weights(const float* x, const float* g, float* gw, float* gb, int64_t C, in
         gb[c * O + o] = rest + sum(lanes);
       }
   }
-}
-
-inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
-  const Places more = (value > top) | (value != value);
-  top = more ? value : top;
-  at = more ? Places{} + which : at;
 }
 
 }  // namespace

@@ -176,4 +176,12 @@ inline Four sums(Lanes a, Lanes b, Lanes c, Lanes d) {
 }
 #endif
 
+// Puts `value`, which has the number `which`, in the lanes of `top` in which it is larger or not a number, and its number
+// in those of `at`.
+inline void larger(Lanes& top, Places& at, Lanes value, int32_t which) {
+  const Places more = (value > top) | (value != value);
+  top = more ? value : top;
+  at = more ? Places{} + which : at;
+}
+
 }  // namespace

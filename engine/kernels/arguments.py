@@ -1,0 +1,48 @@
+"""What the compiled kernels can take of the arguments of torch's functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor  # pyright: ignore[reportMissingImports]
+
+
+def supported(*tensors: Tensor | None) -> bool:
+    """Whether the compiled kernels can read the tensors: float32 on the CPU, not inside torch.func.grad."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" and not is_gradtrackingtensor(t) for t in given)
+
+
+def supported_alone(*tensors: Tensor | None) -> bool:
+    """Whether the tensors are `supported`, and not those of several clients of a block."""
+    return supported(*tensors) and not any(is_batchedtensor(tensor) for tensor in tensors if tensor is not None)
+
+
+def scalar_of(value: Any) -> Any:
+    """The number that all entries of a pair have, None if they differ. A number stands for itself."""
+    if isinstance(value, tuple | list) and len(set(value)) == 1:
+        return value[0]
+    return value if isinstance(value, int) else None
+
+
+def padding_of(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> int | None:
+    """The padding on every side of a convolution with these arguments, which follow its bias. None if the sides differ,
+    if the padding is named, or if the convolution has a stride, a dilation or groups."""
+    plain = scalar_of(stride) == scalar_of(dilation) == groups == 1
+    return scalar_of(padding) if plain else None
+
+
+def pools_two_by_two(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    """Whether F.max_pool2d with these arguments, which follow its input, takes the largest of 2 x 2 pixels each."""
+    default_stride = stride in (None, [], ())
+    is_plain = scalar_of(padding) == 0 and scalar_of(dilation) == 1 and not ceil_mode and not return_indices
+    return scalar_of(kernel_size) == 2 and (default_stride or scalar_of(stride) == 2) and is_plain
