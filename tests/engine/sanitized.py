@@ -33,7 +33,7 @@ def chains() -> None:
         made = workload(*chain)
         x, torchs, own = both(made)
         assert own.chain is not None
-        for examples in (0, 1, 6, 13):
+        for examples in (0, 1, 6, 13, 32):
             for weighted in (False, True):
                 batch = batch_of(made, 2, examples, weighted and examples > 0)
                 alone = {name: column[0] for name, column in batch.items()}

@@ -63,7 +63,7 @@ def chains() -> dict[str, tuple[Any, ...]]:
     """name -> (shape of an input, layers), with the same weights in every process.
 
     They have all tile widths, odd sizes, rows longer than a vector, all sides of kernels, with and without ReLU and
-    pooling.
+    pooling. Batches of 13, 16 and 29 examples fill enough lanes of vectors for batched.cpp, smaller ones do not.
     """
     torch.manual_seed(0)
     return {
@@ -125,7 +125,7 @@ def apart(x: Tree, first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("examples", [1, 4, 13])
+@pytest.mark.parametrize("examples", [1, 4, 13, 16, 29])
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_loss_and_gradient_are_torchs(chain, examples, weighted):
     made = workload(*chain)
@@ -238,12 +238,13 @@ def rows_of_all(batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("examples", [5, 14])
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_inputs_that_are_read_where_they_lie_give_the_same_bits(chain, weighted):
+def test_inputs_that_are_read_where_they_lie_give_the_same_bits(chain, examples, weighted):
     made = workload(*chain)
     x, _, own = both(made)
     assert own.chain is not None
-    batch = batch_of(made, 3, 5, weighted)
+    batch = batch_of(made, 3, examples, weighted)
     others, inputs = rows_of_all(batch)
     assert own.chain.takes(inputs.column, torch.float32)
     points = torch.stack([x.flat, 0.9 * x.flat, 1.1 * x.flat])
@@ -297,14 +298,15 @@ def test_no_example_has_no_loss_and_no_gradient():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["input", "weights", "bias of the last layer"])
+@pytest.mark.parametrize("examples", [4, 13])
 @pytest.mark.parametrize("chain", ["linear", "mlp", "pooled first", "unpooled"])
-def test_what_is_not_finite_goes_where_torch_has_it_go(chain, where, value):
+def test_what_is_not_finite_goes_where_torch_has_it_go(chain, examples, where, value):
     made = workload(*CHAINS[chain])
     x, torchs, own = both(made)
-    batch = {name: column[0] for name, column in batch_of(made, 1, 4).items()}
+    batch = {name: column[0] for name, column in batch_of(made, 1, examples).items()}
     point = x.flat.clone()
     if where == "input":
-        batch["input"].view(4, -1)[2, 3] = value
+        batch["input"].view(examples, -1)[2, 3] = value
     else:
         point[0 if where == "weights" else -1] = value
     (own_gradient, own_loss), (gradient, loss) = (at(trainer, x, point, batch) for trainer in (own, torchs))

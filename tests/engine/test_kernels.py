@@ -131,13 +131,13 @@ def test_what_does_not_fit_is_torchs(monkeypatch):
             F.conv2d(x, weight)
 
 
-def lenet(backend="local", workers=1, method="scaffold", **engine):
+def lenet(backend="local", workers=1, method="scaffold", batch=8, **engine):
     """Run LeNet on synthetic FashionMNIST with ten unequal clients, four of them in each round."""
     return experiment(
         {
             "workload": {"name": "fashion_mnist", "stand_in": 120, "model": "lenet", "partition": "dirichlet"},
             "method": {"name": method, "rule": {"name": "sgd", "lr": 0.05}},
-            "federation": {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": 8}},
+            "federation": {"clients": 6, "cohort": 4, "rounds": 2, "local": {"epochs": 1, "batch": batch}},
             "engine": {"backend": backend, "workers": workers, "block": 2, "kernels": "native", **engine},
             "evaluate": {"every": 0, "batch": 50},
             "tracking": {"uri": "none"},

@@ -282,6 +282,7 @@ DEFECTS = {
         ("larger(top, at, ODD(b0, b1), 3)", "larger(top, at, ODD(b0, b1), 2)"),
         ("if (N == 3) sum += double(c[i]);", "if (N == 3) sum += double(b[i]);"),
     ],
+    "batched.cpp": [("larger(top, which, a[t][3], 3)", "larger(top, which, a[t][3], 2)")],
     "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
     "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
@@ -381,6 +382,18 @@ def test_a_dead_start_proves_nothing_by_itself():
     kernel_proof.prove(right, kernel_proof.TrainingData(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
         kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_convolutions_with_examples_in_lanes_are_found_out():
+    """Batches of 16 examples fill the vectors, so that the chain computes convolutions with batched.cpp."""
+    from .test_kernels import lenet
+
+    run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
+    split = run_spec.split()
+    proving = kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+        proving.gradients("here", proving.x.flat, proving.batches()[0])
 
 
 @pytest.mark.usefixtures("wrong_library")

@@ -1,14 +1,16 @@
 // Loss and gradient of a chain of layers. The layers are convolutions and linear layers; ReLU may follow each of them,
-// and 2 x 2 max pooling may follow a convolution. The loss is the cross-entropy of the last layer's outputs. Clients
+// and 2 x 2 max pooling may follow a convolution. Convolutions compute rows of images (native.cpp), or all examples of
+// the batch at once if these fill vectors (batched.cpp). The loss is the cross-entropy of the last layer's outputs. Clients
 // are computed one after another, so that the data of one client stay in the processor's caches, and no step allocates
 // memory. One thread, float32.
 //
 // B: examples of a batch. P: parameters of the model. n: layers. C: clients. K: local steps, or the side of a kernel.
 
 #include <cmath>
+#include <map>
 #include <memory>
 
-#include "native.cpp"
+#include "batched.cpp"
 
 namespace {
 
@@ -55,7 +57,7 @@ UNROLL
     }
   };
   int64_t v = 0;
-  for (; v + LANES <= n; v += LANES) step([](const float* from) { return load(from); }, v);
+  for (; v + LANES <= n; v += LANES) step([](const float* from) { return fetched(from); }, v);
   if (v < n) {
     const Mask rest = first(n - v);
     step([rest](const float* from) { return load_of(from, rest); }, v);
@@ -93,7 +95,7 @@ UNROLL
     for (int v = 0; v < V; v++) q[v] = held(v < V - 1 ? load(w + o * ws + v * LANES) : load_of(w + o * ws + v * LANES, last));
 UNROLL
     for (int r = 0; r < R; r++) {
-      const Lanes d = held(Lanes{} + g[r * gr + o * gs]);
+      const Lanes d = repeated(g + r * gr + o * gs);
 UNROLL
       for (int v = 0; v < V; v++) a[r][v] += q[v] * d;
     }
@@ -290,6 +292,141 @@ void convolve_back(const Layer& l, const float* p, const Examples& x, const floa
   }
 }
 
+#define BY_SIDE(K, call) \
+  switch (K) {             \
+    case 1: call(1); break; \
+    case 2: call(2); break; \
+    case 3: call(3); break; \
+    case 4: call(4); break; \
+    case 5: call(5); break; \
+    default: call(7);       \
+  }
+
+// --- convolutions with the examples in lanes ------------------------------------------------------------------------
+
+// The number of layers from the first one on that are computed with the examples in lanes: all convolutions, or none. It
+// depends on shapes alone, so that the same run has the same bits wherever vectors have the same width. Three quarters of
+// the lanes have to be used, about as many as of rows of images of 28 x 28 that become 10 x 10.
+int64_t layers_in_lanes(const Layer* layers, int64_t n, int64_t B) {
+  constexpr int64_t most = 1 << 20;  // floats of a layer of a group: 4 MiB, about the size of a second-level cache
+  if (!B || 4 * B < 3 * up(B)) return 0;
+  int64_t count = 0;
+  for (; count < n && layers[count].kind == CONV; count++) {
+    const Layer& l = layers[count];
+    if (std::max(l.I * (l.h + 2 * l.p) * (l.w + 2 * l.p), l.O * l.oh() * l.ow()) * LANES > most) return 0;
+  }
+  return count;
+}
+
+// Memory of one convolution of B examples in groups.
+struct Images {
+  const Layer& layer;
+  const int64_t size, gradients, hp, wp, rest, fh, fw;  // floats of a group; sides of the planes of x and of full
+  Aligned x, g, full, place;  // inputs with padding; gradient in what leaves the layer; gradient in the convolution
+  Images(const Layer& l, int64_t groups)
+      : layer(l), size(l.I * (l.h + 2 * l.p) * (l.w + 2 * l.p) * LANES), gradients(l.out() * LANES), hp(l.h + 2 * l.p),
+        wp(l.w + 2 * l.p), rest(l.K - 1 - l.p), fh(l.oh() + 2 * rest), fw(l.ow() + 2 * rest), x(groups * size),
+        g(groups * gradients), full(l.O * fh * fw * LANES), place(l.pool ? groups * gradients : 0) {}
+  // Group k of the inputs with their padding, and without it.
+  Planes padded(int64_t k) { return {x.data() + k * size, wp * LANES, hp * wp * LANES}; }
+  Planes inputs(int64_t k) { return {padded(k).entry(0, layer.p, layer.p), wp * LANES, hp * wp * LANES}; }
+  int32_t* places(int64_t k) { return reinterpret_cast<int32_t*>(place.data()) + k * gradients; }
+  float* gradient(int64_t k) { return g.data() + k * gradients; }
+  // The gradient in the outputs of the convolution, with zeros around it for the gradient in the inputs, and without.
+  Planes around() { return {full.data(), fw * LANES, fh * fw * LANES}; }
+  Planes outputs() { return {around().entry(0, rest, rest), fw * LANES, fh * fw * LANES}; }
+};
+
+// Copies examples of a group to lanes, (I, h, w) of each. B: the examples of the batch; others repeat the last one.
+void to_lanes(const Examples& x, int64_t group, int64_t B, int64_t I, int64_t h, int64_t w, const Planes& to) {
+  for (int64_t lane = 0; lane < LANES; lane++) {
+    const float* from = x[std::min(group * LANES + lane, B - 1)];
+    for (int64_t i = 0; i < I; i++)
+      for (int64_t r = 0; r < h; r++) {
+        float* row = to.entry(i, r, 0) + lane;
+        for (int64_t c = 0; c < w; c++) row[c * LANES] = *from++;
+      }
+  }
+}
+
+// The convolutions of a chain with the examples of a batch in lanes.
+struct Batched {
+  std::vector<Images> images;  // one for each convolution
+  const int64_t B, groups, over;  // over: the examples of the last group, if they do not fill it, else 0
+  Aligned last;                // the outputs of the last convolution, of one group
+  Batched(const Layer* layers, int64_t count, int64_t B) : B(B), groups((B + LANES - 1) / LANES), over(B % LANES) {
+    for (int64_t l = 0; l < count; l++) images.emplace_back(layers[l], groups);
+    if (count) last = Aligned(layers[count - 1].out() * LANES);
+  }
+
+  // Writes the outputs of the last convolution of examples x to y (B, ...).
+  void forward(const float* p, const Examples& x, float* y) {
+    for (int64_t l = 0; l < int64_t(images.size()); l++) {
+      Images& own = images[l];
+      const Layer& of = own.layer;
+      const int64_t oh = of.oh(), ow = of.ow(), h = of.pool ? oh / 2 : oh, w = of.pool ? ow / 2 : ow;
+      float* packed = scratch(1, of.O * of.I * of.K * of.K);
+      pack_channels(p + of.weight, packed, of.O, of.I, of.K, false);
+      for (int64_t k = 0; k < groups; k++) {
+        if (!l) to_lanes(x, k, B, of.I, of.h, of.w, own.inputs(k));
+        const bool inner = l + 1 < int64_t(images.size());
+        const Planes to = inner ? images[l + 1].inputs(k) : Planes{last.data(), w * LANES, h * w * LANES};
+        const float* bias = of.bias < 0 ? nullptr : p + of.bias;
+        const Convolution made{own.padded(k), of.p, packed, bias, of.I, of.O, of.K, oh, ow, of.relu != 0, to};
+        of.pool ? made.pooled(own.places(k)) : made.all();
+        if (!inner) from_lanes(y, k, of.out());
+      }
+    }
+  }
+
+  // Writes the gradients in the parameters to gp. g: the gradient (B, ...) in the outputs of the last convolution, 0
+  // where its ReLU gave 0. Calls after(layer) as soon as the gradient of a layer is complete.
+  template <class After>
+  void backward(const float* p, const float* g, float* gp, After after) {
+    for (int64_t l = images.size() - 1; l >= 0; l--) {
+      Images& own = images[l];
+      const Layer& of = own.layer;
+      const bool outer = l + 1 == int64_t(images.size());
+      float *gw = gp + of.weight, *packed = scratch(1, of.O * of.I * of.K * of.K);
+      std::memset(gw, 0, sizeof(float) * of.O * of.I * of.K * of.K);
+      if (of.bias >= 0) std::memset(gp + of.bias, 0, sizeof(float) * of.O);
+      if (l) pack_channels(p + of.weight, packed, of.I, of.O, of.K, true);
+      for (int64_t k = 0; k < groups; k++) {
+        const bool partial = over && k == groups - 1;
+        if (outer) to_lanes({g, of.out()}, k, B, 1, 1, of.out(), {own.gradient(k), 0, 0});
+        if (partial) clear_lanes(own.gradient(k), of.out(), over);
+        if (partial) clear_lanes(own.padded(k).at, own.size / LANES, over);
+        spread_gradient(own, k);
+        if (of.bias >= 0) add_places(own.gradient(k), gp + of.bias, of.O, of.out() / of.O);
+#define CALL(k_) weigh_groups<k_>(own.padded(k), own.outputs(), gw, of.I, of.O, of.oh(), of.ow())
+        BY_SIDE(of.K, CALL)
+#undef CALL
+        if (!l) continue;
+        const Planes to{images[l - 1].gradient(k), of.w * LANES, of.h * of.w * LANES}, inputs = own.inputs(k);
+        const Convolution back{own.around(), own.rest, packed, nullptr, of.O, of.I, of.K, of.h, of.w, false, to};
+        back.all(images[l - 1].layer.relu ? &inputs : nullptr);
+      }
+      after(of);
+    }
+  }
+
+ private:
+  void from_lanes(float* y, int64_t group, int64_t size) {
+    for (int64_t b = group * LANES; b < std::min(B, (group + 1) * LANES); b++)
+      for (int64_t v = 0; v < size; v++) y[b * size + v] = last.data()[v * LANES + b % LANES];
+  }
+
+  // Writes the gradient in the outputs of a convolution from that in what leaves its layer.
+  void spread_gradient(Images& own, int64_t k) {
+    const Layer& of = own.layer;
+    const int64_t oh = of.oh(), ow = of.ow();
+    if (of.pool) return unpool(own.gradient(k), own.places(k), own.outputs(), of.O, oh / 2, ow / 2);
+    for (int64_t o = 0; o < of.O; o++)
+      for (int64_t r = 0; r < oh; r++)
+        std::memcpy(own.outputs().entry(o, r, 0), own.gradient(k) + (o * oh + r) * ow * LANES, sizeof(float) * ow * LANES);
+  }
+};
+
 // --- loss ---------------------------------------------------------------------------------------------------------
 
 // The cross-entropy of logits z (B, n), summed with the weight share[b] of each example, or 1 / B if share is null. The
@@ -316,25 +453,17 @@ void masked(const float* y, float* g, int64_t size) {
   }
 }
 
-#undef BY_KERNEL
-#define BY_KERNEL(K, call) \
-  switch (K) {             \
-    case 1: call(1); break; \
-    case 2: call(2); break; \
-    case 3: call(3); break; \
-    case 4: call(4); break; \
-    case 5: call(5); break; \
-    default: call(7);       \
-  }
-
 // Memory for the outputs y of all layers, the gradients g in them, the places of the maxima of pooling, and `inputs`,
-// the examples of a batch one after another.
+// the examples of a batch one after another; for convolutions with examples in lanes only for the outputs of the last.
 struct Room {
+  const std::vector<Layer> layers;
   std::vector<std::vector<float>> y, g;
   std::vector<float> inputs;
   std::vector<std::vector<int32_t>> place;
-  Room(const Layer* layers, int64_t n, int64_t B) : y(n), g(n), place(n) {
-    for (int64_t l = 0; l < n; l++) {
+  Batched batched;
+  Room(const Layer* given, int64_t n, int64_t B)
+      : layers(given, given + n), y(n), g(n), place(n), batched(layers.data(), layers_in_lanes(given, n, B), B) {
+    for (int64_t l = std::max<int64_t>(batched.images.size() - 1, 0); l < n; l++) {
       y[l].resize(B * layers[l].out() + LANES);
       g[l].resize(B * layers[l].out() + LANES);
       if (layers[l].pool) place[l].resize(B * layers[l].out() + LANES);
@@ -357,19 +486,21 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const E
              const float* share, float* gp, int64_t B, After after) {
   const Examples first = layers[0].kind == LINEAR ? consecutive(x, room.inputs, B) : x;
   const auto inputs = [&](int64_t l) { return l ? Examples{room.y[l - 1].data(), layers[l].in()} : first; };
-  for (int64_t l = 0; l < n; l++) {
+  const int64_t in_lanes = room.batched.images.size();
+  if (in_lanes) room.batched.forward(p, x, room.y[in_lanes - 1].data());
+  for (int64_t l = in_lanes; l < n; l++) {
     const Examples from = inputs(l);
     if (layers[l].kind == LINEAR) {
       linear(layers[l], p, from.x, room.y[l].data(), B);
     } else {
 #define CALL(k) convolve<k>(layers[l], p, from, room.y[l].data(), room.place[l].data(), B)
-      BY_KERNEL(layers[l].K, CALL)
+      BY_SIDE(layers[l].K, CALL)
 #undef CALL
     }
   }
   float* logits = room.y[n - 1].data();
   const float loss = entropy(logits, label, share, B, layers[n - 1].O);
-  for (int64_t l = n - 1; l >= 0; l--) {
+  for (int64_t l = n - 1; l >= in_lanes; l--) {
     const Examples from = inputs(l);
     const float* g = l == n - 1 ? logits : room.g[l].data();
     float* gx = l ? room.g[l - 1].data() : nullptr;
@@ -377,12 +508,13 @@ float client(const Layer* layers, int64_t n, Room& room, const float* p, const E
       linear_back(layers[l], p, from.x, g, gp, gx, B);
     } else {
 #define CALL(k) convolve_back<k>(layers[l], p, from, g, room.place[l].data(), gp, gx, B)
-      BY_KERNEL(layers[l].K, CALL)
+      BY_SIDE(layers[l].K, CALL)
 #undef CALL
     }
     if (l && layers[l - 1].relu) masked(from.x, gx, B * layers[l].in());
     after(layers[l]);
   }
+  if (in_lanes) room.batched.backward(p, room.g[in_lanes - 1].data(), gp, after);
   return loss;
 }
 
@@ -412,18 +544,16 @@ Examples batch_of(const float* x, const int64_t* row, int64_t i, int64_t B, int6
   return row ? Examples{x, size, row + i * B} : Examples{x + i * B * size, size};
 }
 
-// This thread's memory for batches of B examples. It is made anew only if the layers or B differ from those of the last
-// call.
+// This thread's memory for batches of B examples. It is kept for the last few kinds of batches: the batches of an epoch
+// have one size but for the last one.
 Room& room_of(const int64_t* layers, int64_t n, int64_t B) {
-  static thread_local std::vector<int64_t> told;
-  static thread_local std::unique_ptr<Room> room;
-  std::vector<int64_t> now(layers, layers + n * (sizeof(Layer) / sizeof(int64_t)));
-  now.push_back(B);
-  if (now != told) {
-    room = std::make_unique<Room>(reinterpret_cast<const Layer*>(layers), n, B);
-    told = now;
-  }
-  return *room;
+  static thread_local std::map<std::vector<int64_t>, std::unique_ptr<Room>> rooms;
+  std::vector<int64_t> key(layers, layers + n * (sizeof(Layer) / sizeof(int64_t)));
+  key.push_back(B);
+  const auto found = rooms.find(key);
+  if (found != rooms.end()) return *found->second;
+  if (rooms.size() >= 4) rooms.clear();
+  return *(rooms[key] = std::make_unique<Room>(reinterpret_cast<const Layer*>(layers), n, B));
 }
 
 }  // namespace

@@ -70,6 +70,19 @@ inline Lanes held(Lanes v) {
   __asm__("" : "+v"(v));
   return v;
 }
+// A vector from memory, and a number from memory in all lanes, each by one instruction that loads. Compilers otherwise
+// keep vectors that a later step will load again, for which the registers do not suffice, and repeat a number by an
+// instruction that takes the place of a product.
+inline Lanes fetched(const float* p) {
+  Lanes v;
+  __asm__("vmovups %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const Lanes*>(p)));
+  return v;
+}
+inline Lanes repeated(const float* p) {
+  Lanes v;
+  __asm__("vbroadcastss %1, %0" : "=v"(v) : "m"(*p));
+  return v;
+}
 inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
 inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 #elif defined(EIGHT_LANES)
@@ -102,6 +115,16 @@ inline Lanes held(Lanes v) {
   __asm__("" : "+x"(v));
   return v;
 }
+inline Lanes fetched(const float* p) {
+  Lanes v;
+  __asm__("vmovups %1, %0" : "=x"(v) : "m"(*reinterpret_cast<const Lanes*>(p)));
+  return v;
+}
+inline Lanes repeated(const float* p) {
+  Lanes v;
+  __asm__("vbroadcastss %1, %0" : "=x"(v) : "m"(*p));
+  return v;
+}
 #else
 typedef int64_t Mask;
 inline Mask first(int64_t n) { return sizeof(float) * std::min(std::max<int64_t>(n, 0), LANES); }
@@ -112,6 +135,8 @@ inline Lanes load_of(const float* p, Mask m) {
 }
 inline void store_of(float* p, Lanes v, Mask m) { std::memcpy(p, &v, m); }
 inline Lanes held(Lanes v) { return v; }
+inline Lanes fetched(const float* p) { return load(p); }
+inline Lanes repeated(const float* p) { return Lanes{} + *p; }
 inline Lanes load(const float* p, int64_t n) { return load_of(p, first(n)); }
 inline void store(float* p, Lanes v, int64_t n) { store_of(p, v, first(n)); }
 #endif
