@@ -234,7 +234,9 @@ def report(folder: Path, out: Path | None) -> None:
     if (folder / "study.yaml").is_file():
         from .report.page import write_report
         from .study.folder import Folder
+        from .study.kept_results import restore
 
+        restore(folder)
         click.echo(write_report(Folder(folder), page))
         return
     if (folder / "search.yaml").is_file():

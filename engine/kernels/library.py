@@ -25,7 +25,15 @@ from ..storage.sha256 import sha256
 
 SOURCES = [
     Path(__file__).with_name("csrc") / name
-    for name in ("orthogonal.cpp", "chain.cpp", "batched.cpp", "native.cpp", "normalised.cpp", "vectors.cpp", "draw.cpp")
+    for name in (
+        "orthogonal.cpp",
+        "chain.cpp",
+        "batched.cpp",
+        "native.cpp",
+        "normalised.cpp",
+        "vectors.cpp",
+        "draw.cpp",
+    )
 ]
 """Each file includes the next one."""
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")

@@ -180,7 +180,7 @@ def main(descriptor: int) -> None:
         sys.path[:] = start.path
         os.environ.update(start.variables)
         Job(connection, start).serve()
-    except EOFError:  # the driver has ended
+    except (EOFError, ConnectionError):  # the driver has ended
         pass
     except BaseException:
         traceback.print_exc()

@@ -1,7 +1,7 @@
 """A study's folder: study.yaml, cells/<key>/ with one run each, report.html, report.md, charts/.
 
 A cell is over when its folder has a result.json, or a failure.json with the reason that it has none. There is no other
-record of a study's progress.
+record of a study's progress, but for a folder without cells/ (see `kept_results`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from ..report.page import import_packages, write_report
 from ..study.cells import Cell, cells, fork_axis, trials
 from ..study.check import check
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
+from ..study.kept_results import keep, restore
 from ..study.ranges import run_searches, searches
 from ..study.spec import Study
 from .progress import Progress
@@ -70,6 +71,7 @@ def run_study(
     shared = Jobs(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
     with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
+        restore(path)
         tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
         ended = "killed"
         try:
@@ -105,6 +107,7 @@ def run_study(
             ended = "finished"
         finally:
             progress.close()
+            keep(path, {study.report.metric, study.deciding})
             tracker.close(ended)
     return outcome(folder), text
 

@@ -1,0 +1,132 @@
+"""A study goes on, and is reported, from cells.jsonl alone: nothing is run twice, and the numbers are the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedfleet.tune.run_files import Columns
+from fedfleet.tune.study.folder import FINISHED, Folder
+from fedfleet.tune.study.kept_results import NAME, keep, rows_of
+
+from .commands import shell
+from .small_study import written
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a study with tuning and a store of MLflow was run, into the folder `out`."""
+    folder = tmp_path_factory.mktemp("finished")
+    file = written(folder, tune={"each": "cell"}, tracking={"uri": f"sqlite:///{folder / 'mlflow.db'}"})
+    done = shell(folder, "study", file, "--out", "out", timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def copied(finished: Path, to: Path) -> Path:
+    """A copy of the study's folder that has only what is kept in a repository."""
+    to.mkdir()
+    for name in ("study.yaml", NAME):
+        shutil.copy(finished / "out" / name, to)
+    return to
+
+
+def numbers_of(report: str) -> list[str]:
+    """The tables of a report."""
+    return [line for line in report.splitlines() if line.startswith("|")]
+
+
+def test_the_report_is_the_same_without_the_folders_of_runs(finished: Path, tmp_path: Path):
+    folder = copied(finished, tmp_path / "kept")
+    done = shell(tmp_path, "report", "kept")
+    assert done.returncode == 0, done.stderr
+    first, again = ((path / "report.md").read_text() for path in (finished / "out", folder))
+    assert numbers_of(first)
+    assert numbers_of(again) == numbers_of(first)
+    assert (folder / NAME).stat().st_size < 0.2 * sum(f.stat().st_size for f in finished.glob("out/cells/*/*"))
+
+
+def test_a_study_goes_on_and_runs_nothing_twice(finished: Path, tmp_path: Path):
+    folder = copied(finished, tmp_path / "kept")
+    lines = (folder / NAME).read_text().splitlines()
+    dropped = json.loads(lines.pop())["key"]
+    (folder / NAME).write_text("".join(f"{line}\n" for line in lines))
+    store = f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
+    done = shell(tmp_path, "study", str(folder / "study.yaml"), store, "--out", "kept", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.parent.name for path in folder.glob("cells/*/partition.json")] == [dropped]
+    shas = [
+        {key: json.loads((path / "cells" / key / "result.json").read_text())["model_sha256"] for key in keys}
+        for path, keys in ((path, sorted(p.name for p in path.glob("cells/*/"))) for path in (finished / "out", folder))
+    ]
+    assert shas[0] == shas[1]
+    assert numbers_of((folder / "report.md").read_text()) != []
+    kept, before = ((path / NAME).read_text().splitlines() for path in (folder, finished / "out"))
+    for mine, first in zip(kept, before, strict=True):  # the seconds of the one that ran again are its own
+        a, b = json.loads(mine), json.loads(first)
+        assert a["key"] == b["key"]
+        assert a["rows"]["eval/accuracy"] == b["rows"]["eval/accuracy"]
+        assert a["rows"]["comm/bytes_up"] == b["rows"]["comm/bytes_up"]
+
+
+def test_a_run_whose_folder_was_removed_is_run_again(finished: Path, tmp_path: Path):
+    """The file counts only where there are no folders at all: whoever removes one wants that run again."""
+    folder = copied(finished, tmp_path / "kept")
+    assert shell(tmp_path, "report", "kept").returncode == 0
+    study = Folder(folder)
+    gone = study.of(study.cells()[0])
+    shutil.rmtree(gone)
+    done = shell(tmp_path, "study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (gone / "partition.json").is_file()
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"key": "../x"}', '{"key": "a1", "result": {}, "failure": {}}'])
+def test_a_damaged_file_is_told_and_nothing_is_lost(finished: Path, tmp_path: Path, damage: str):
+    folder = copied(finished, tmp_path / "kept")
+    text = (folder / NAME).read_text() + damage + "\n"
+    (folder / NAME).write_text(text)
+    for command in (("report", "kept"), ("study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept")):
+        done = shell(tmp_path, *command)
+        assert done.returncode == 2
+        assert "cells.jsonl is damaged in line" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert (folder / NAME).read_text() == text
+        assert not (folder / "cells").exists()
+
+
+def test_rows_between_evaluations_are_added_up():
+    columns: Columns = {
+        "round": np.arange(1.0, 6),
+        "eval/accuracy": np.array([np.nan, 0.5, np.nan, 0.75, np.nan]),
+        "train/loss": np.array([5.0, 4, 3, 2, 1]),
+        "comm/bytes_up": np.array([1.0, 2, 4, 8, 16]),
+        "time/seconds": np.array([0.5, 0.5, 0.25, 0.25, 0.125]),
+        "system/clock": np.array([1.0, 3, 6, 10, 15]),
+    }
+    assert rows_of(columns, set()) == {
+        "round": [2, 4, 5],
+        "system/clock": [3, 10, 15],
+        "eval/accuracy": [0.5, 0.75, None],
+        "comm/bytes_up": [3, 12, 16],
+        "time/seconds": [1, 0.5, 0.125],
+    }
+    assert rows_of(columns, {"train/loss"})["train/loss"] == [5, 4, 3, 2, 1]
+    assert rows_of({}, set()) == {}
+
+
+def test_diverged_runs_are_kept_and_failed_ones_are_not(tmp_path: Path):
+    for key, status in (("a1", "diverged"), ("b2", "failed")):
+        (tmp_path / "cells" / key).mkdir(parents=True)
+        (tmp_path / "cells" / key / "failure.json").write_text(json.dumps({"status": status, "reason": "round 5"}))
+    keep(tmp_path, set())
+    (line,) = map(json.loads, (tmp_path / NAME).read_text().splitlines())
+    assert line["key"] == "a1"
+    assert line["failure"]["reason"] == "round 5"
+    assert line["rows"] == {}
+    assert FINISHED not in line["failure"].values()
