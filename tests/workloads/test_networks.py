@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedfleet.workloads import counted
+from fedfleet.engine.clients.tape import Tapes
+from fedfleet.workloads import counted, recurrent
 from fedfleet.workloads.base import Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models import LeNet
@@ -105,6 +106,85 @@ def test_padding_does_not_count(model):
     real = torch.arange(8) < torch.tensor([[5], [1], [8]])
     for row, length in enumerate((5, 1, 8)):
         assert torch.allclose(reader(x, real)[row], reader(x[row : row + 1, :length])[0], atol=1e-6)
+
+
+SEQUENCES = {
+    "most are short": [1, 3, 12, 2, 1, 1, 4],
+    "one, which ends early": [3],
+    "equal": [2, 2, 2],
+    "all places": [12, 12, 12],
+    "one place more": [12, 12, 11],
+}
+
+
+def padded(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(inputs (B, 12, 5), mask (B, 12)) of sequences of these lengths."""
+    x = torch.randn(len(lengths), 12, 5, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(12) < torch.tensor(lengths).unsqueeze(1)
+
+
+def plainly(body: nn.Module, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """What a model gives where no place is passed over."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "lengths_of", lambda *given: None)
+        return body(x, real)
+
+
+@pytest.mark.parametrize("lengths", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("pool", ["max", "last"])
+@pytest.mark.parametrize("model", [Rnn, Lstm])
+def test_passing_over_padding_changes_nothing(model, pool, lengths):
+    """Sums of float32 in another order; 1e-5 is some 80 roundings, relative to the largest entry of a tensor."""
+    body = model(6, pool=pool).build((12, 5), 2)
+    x, real = padded(lengths)
+    x[~real] = 1e6  # whatever is there is not read
+    leaves = list(body.parameters())
+    found, wanted = (
+        (y, *torch.autograd.grad(y.square().sum(), leaves)) for y in (body(x, real), plainly(body, x, real))
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a - b).detach().abs().max()) <= 1e-5 * float(b.detach().abs().max())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda real: real.index_fill(1, torch.tensor([1]), False), "a place in the middle is missing"),
+        (lambda real: real.index_fill(0, torch.tensor([1]), False), "a sequence is empty"),
+        (torch.ones_like, "nothing is padded"),
+        (lambda real: real[:0], "there is no sequence"),
+        (lambda real: real.to("meta"), "values are not known"),
+    ],
+)
+def test_padding_is_not_passed_over(change, why):
+    x, real = padded([1, 3, 12, 2])
+    assert recurrent.lengths_of(real, (x,)) is not None
+    assert recurrent.lengths_of(change(real), (x,)) is None, why
+
+
+def test_a_mask_with_holes_gives_what_it_gave():
+    body = Rnn(6).build((12, 5), 2)
+    x, real = padded([1, 3, 12, 2])
+    real[2, 4:6] = False
+    assert torch.equal(body(x, real), plainly(body, x, real))
+
+
+@pytest.mark.parametrize("model", [Rnn(6), Lstm(6)], ids=str)
+def test_in_a_block_no_place_is_passed_over(model):
+    body = model.build((12, 5), 2)
+    x, real = padded([1, 3, 12, 2])
+    together = vmap(lambda a, b: body(a, b))(torch.stack([x, 2 * x]), torch.stack([real, real]))
+    for mine, inputs in zip(together, (x, 2 * x), strict=True):
+        torch.testing.assert_close(mine, body(inputs, real), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_passes_over_padding_is_not_recorded():
+    """What it does depends on the lengths, which a recording of its operations could not follow."""
+    body, tapes = Rnn(6).build((12, 5), 2), Tapes()
+    for lengths in SEQUENCES.values():
+        x, real = padded([*lengths, 1, 1, 1, 1, 1, 1][:7])
+        assert torch.equal(tapes.call("step", body, x, real), body(x, real).detach())
+    assert "reads" in tapes.refused or "not a tensor" in tapes.refused
 
 
 def test_dropout_drops_its_share_keeps_the_mean_and_sleeps_without_a_key():
