@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,24 @@ def kinds(layout: Layout, aux: tuple[str, ...] = ()) -> dict[str, tuple[int, int
     """name -> (rows, cols) for matrices, None for the rest and for names that match one of `aux`."""
     shapes = zip(layout.names, layout.shapes, strict=True)
     return {n: None if any(fnmatchcase(n, pattern) for pattern in aux) else as_matrix(shape) for n, shape in shapes}
+
+
+class Parts(NamedTuple):
+    """The tensors of a layout as Muon sees them. matrices: (rows, cols) -> names. vectors: the names of the rest, which
+    has the layout `rest`."""
+
+    matrices: dict[tuple[int, int], list[str]]
+    vectors: list[str]
+    rest: Layout
+
+
+@cache
+def parts(layout: Layout, aux: tuple[str, ...]) -> Parts:
+    """The tensors of a layout by their kind, as `kinds` has them."""
+    matrices, vectors = {}, []
+    for name, kind in kinds(layout, aux).items():
+        matrices.setdefault(kind, []).append(name) if kind else vectors.append(name)
+    return Parts(matrices, vectors, layout.pick(vectors))
 
 
 SCALES = {
@@ -121,28 +139,26 @@ class Spectral(Rule):
         one_of(*SCALES, scale=self.scale)
 
     def init(self, x: Tree) -> Any:
-        vectors = [name for name, kind in kinds(x.layout, self.aux).items() if kind is None]
+        vectors = parts(x.layout, self.aux).vectors
         return self.vector_rule.init(x.pick(vectors)) if vectors else ()
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
-        leaves, vectors = {}, []
-        ys, vs = dict(y.items()), dict(v.items())
-        groups: dict[tuple[int, int], list[str]] = {}
-        for name, kind in kinds(y.layout, self.aux).items():
-            groups.setdefault(kind, []).append(name) if kind else vectors.append(name)
-        for shape, names in groups.items():
+        own, pieces = parts(y.layout, self.aux), {}
+        ys, vs = (dict(zip(y.layout.names, tree.flat.split(y.layout.sizes), strict=True)) for tree in (y, v))
+        for shape, names in own.matrices.items():
             if len(names) == 1:
                 moves = self.ball.orthogonal(vs[names[0]].reshape(shape))[None]
             else:
                 moves = self.ball.orthogonal(torch.stack([vs[name].reshape(shape) for name in names]))
             for name, move in zip(names, moves, strict=True):
-                lr = at(self.lr, name)
-                w = ys[name] * (1 - lr * self.weight_decay) if nonzero(self.weight_decay) else ys[name]
-                leaves[name] = plus(w, move.reshape(w.shape), -lr * SCALES[self.scale](*shape))
-        if vectors:
-            rest, state = self.vector_rule.step(y.pick(vectors), v.pick(vectors), state)
-            leaves.update(rest.items())
-        return Tree.join(y.layout, leaves), state
+                lr, w = at(self.lr, name), ys[name]
+                w = w * (1 - lr * self.weight_decay) if nonzero(self.weight_decay) else w
+                pieces[name] = plus(w, move.reshape(-1), -lr * SCALES[self.scale](*shape))
+        if own.vectors:
+            picked = (Tree(torch.cat([each[name] for name in own.vectors]), own.rest) for each in (ys, vs))
+            rest, state = self.vector_rule.step(*picked, state)
+            pieces.update(zip(own.vectors, rest.flat.split(own.rest.sizes), strict=True))
+        return Tree(torch.cat([pieces[name] for name in y.layout.names]), y.layout), state
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ torch's within rounding.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -195,6 +196,12 @@ def max_pool2d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     return Pool.apply(input.contiguous())[0]
 
 
+@functools.lru_cache
+def as_floats(triples: tuple[Triple, ...]) -> Any:
+    """The numbers of some triples as an array of C's float."""
+    return (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
+
+
 def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
     """`orthogonal.iterate`, or None if torch has to compute it."""
     if not supported(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
@@ -202,7 +209,7 @@ def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
     if torch.is_grad_enabled() and x.requires_grad:
         return None  # it keeps nothing for a backward pass
     x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    coefficients = (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
+    coefficients = as_floats(triples)
     sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
     check_status(library().newton_schulz(pointer(x), pointer(y), coefficients, *map(ctypes.c_int64, sizes)))
     return y
