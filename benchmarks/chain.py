@@ -2,8 +2,8 @@
 
     python benchmarks/chain.py [w1 w2 w3] [--batches 10 16 32 50 64]
 
-The figures are processor time on one thread, the least of many calls in turn: milliseconds for one client's gradient and
-microseconds for an example, by the chain and by torch's kernels with autograd.
+The figures are processor time on one thread, the least of many calls in turn: milliseconds for one client's gradient
+and microseconds for an example, by the chain and by torch's kernels with autograd.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ channels of a pixel lie next to each other, since they then handle whole vectors
 as fast. A convolution passes the layout of its input on to its result, and so do the operations between convolutions.
 So it is enough to bring the inputs of convolutions, and their weights, into this layout: from the first convolution on
 all images have it. Batch normalisation, ReLU and 2 x 2 max pooling that follow each other are one compiled pass in this
-layout, see `fused_pooling`, and the gradients in the weights of convolutions are products of matrices. What is computed
-is the same up to the order of sums.
+layout, see `fused_pooling`; convolutions of 3 x 3 are computed by fewer products, see `minimal_filtering`; and the
+gradients in the weights of other convolutions are products of matrices. What is computed is the same up to rounding.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from .arguments import padding_of, supported_alone
 from .fused_pooling import batch_norm, torch_batch_norm
+from .minimal_filtering import MinimalFiltering, pays
 
 CHANNELS_LAST = "channels_last"
 """The name of these kernels, as `engine.kernels` gives it."""
@@ -77,9 +78,11 @@ def weight_gradient(x: Tensor, gradient: Tensor, shape: torch.Size, padding: int
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """torch.conv2d, of images and weights that get their channels last."""
     input, weight, padding = channels_last(input), channels_last(weight), padding_of(*args, **kwargs)
-    if padding is None or input.ndim != 4 or weight.ndim != 4 or weight[0].numel() < UNFOLDED or not input.numel():
+    if padding is None or input.ndim != 4 or weight.ndim != 4 or not supported_alone(input, weight, bias):
         return torch.conv2d(input, weight, bias, *args, **kwargs)
-    if not supported_alone(input, weight, bias):
+    if pays(input, weight, padding):
+        return MinimalFiltering.apply(input, weight, bias, padding)
+    if weight[0].numel() < UNFOLDED or not input.numel():
         return torch.conv2d(input, weight, bias, *args, **kwargs)
     return Convolution.apply(input, weight, bias, padding)
 

@@ -167,9 +167,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    """F.batch_norm, or None if torch has to compute it. It moves the running statistics at once."""
+    """F.batch_norm, or None if torch has to compute it. It moves the running statistics at once.
+
+    Images are also normalised by the running statistics, as in evaluations, where no gradient is recorded.
+    """
     x = input
-    if not training or x.ndim != 4 or weight is None or bias is None or isinstance(x, Normalised):
+    if x.ndim != 4 or weight is None or bias is None or isinstance(x, Normalised):
         return None
     tensors = [each for each in (x, weight, bias, running_mean, running_var) if each is not None]
     if not supported_alone(*tensors) or not all(map(is_dense, tensors)):
@@ -177,14 +180,28 @@ def batch_norm(
     pixels = x.numel() // x.shape[1]
     if pixels < 2 or any(each.shape != weight.shape for each in tensors[1:]) or len(weight) != x.shape[1]:
         return None  # torch raises an error that says what is wrong
-    mean, variance = torch.empty_like(weight), torch.empty_like(weight)
-    with torch.no_grad():
-        call("channel_moments", (x, mean, variance), pixels, x.shape[1])
-        for running, new in ((running_mean, mean), (running_var, variance * (pixels / (pixels - 1)))):
-            if running is not None:
-                running.lerp_(new, momentum)
+    if training:
+        mean, variance = moments(x, pixels, running_mean, running_var, momentum)
+    elif running_mean is not None and running_var is not None and not torch.is_grad_enabled():
+        mean, variance = running_mean, running_var
+    else:
+        return None
     given = (x, weight, bias, mean, variance, eps)
     return Normalised.of(given, rectified=False, version=x._version, with_gradient=torch.is_grad_enabled())
+
+
+@torch.no_grad()
+def moments(
+    x: Tensor, pixels: int, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of each channel of images x (N, C, h, w), by which the running statistics, (C,) or None, are
+    moved. pixels: N h w."""
+    mean, variance = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    call("channel_moments", (x, mean, variance), pixels, x.shape[1])
+    for running, new in ((running_mean, mean), (running_var, variance * (pixels / (pixels - 1)))):
+        if running is not None:
+            running.lerp_(new, momentum)
+    return mean, variance
 
 
 def torch_batch_norm(

@@ -26,6 +26,7 @@ from ..storage.sha256 import sha256
 SOURCES = [
     Path(__file__).with_name("csrc") / name
     for name in (
+        "winograd.cpp",
         "orthogonal.cpp",
         "chain.cpp",
         "batched.cpp",

@@ -21,6 +21,7 @@ from fedfleet.engine.kernels import library
 from fedfleet.engine.kernels.operators import AT_ONCE, add_up, kernels, polynomials
 from fedfleet.workloads.base import ClientIndex
 
+from .test_channels_last import CONVOLUTIONS
 from .test_fused_chain import CHAINS, at, batch_of, both, rows_of_all, workload
 from .test_fused_pooling import SHAPES, images, pooled
 from .test_kernels import CONVS, drawn, gradients
@@ -110,6 +111,15 @@ def fused() -> None:
                 gradients(pooled, x, drawn(shape[1]), drawn(shape[1]))
 
 
+def filtered() -> None:
+    for x_shape, weight_shape, options in CONVOLUTIONS.values():
+        for value in (0.0, *ODD):
+            x, weight = drawn(*x_shape), drawn(*weight_shape)
+            x.view(-1)[-1] = value
+            with kernels("channels_last"):
+                gradients(lambda x, weight, options=options: F.conv2d(x, weight, **options), x, weight)
+
+
 def rest() -> None:
     for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (2, 6, 70)):
         x = drawn(*shape) / 10
@@ -145,5 +155,6 @@ if __name__ == "__main__":
     chains()
     singles()
     fused()
+    filtered()
     rest()
     print("all are sound")

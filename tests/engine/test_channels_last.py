@@ -23,6 +23,7 @@ from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.kernels.minimal_filtering import pays
 from fedfleet.engine.kernels.operators import kernels
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.workloads.base import Model
@@ -110,6 +111,13 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]
     "large patches, padding by name": ((5, 40, 9, 7), (4, 40, 3, 3), {"padding": "same"}),
     "large patches, in pairs": ((5, 40, 9, 7), (4, 40, 3, 3), {"padding": (1, 1)}),
     "many images": ((300, 40, 5, 4), (6, 40, 3, 3), {"padding": 1}),
+    "by minimal filtering": ((5, 20, 12, 8), (33, 20, 3, 3), {"padding": 1}),
+    "by minimal filtering, odd sides": ((3, 16, 17, 9), (17, 16, 3, 3), {"padding": 1}),
+    "by minimal filtering, without padding": ((3, 17, 10, 16), (16, 17, 3, 3), {}),
+    "by minimal filtering, wide padding": ((3, 32, 6, 4), (16, 32, 3, 3), {"padding": 2}),
+    "by minimal filtering, one tile": ((2, 16, 2, 2), (70, 16, 3, 3), {"padding": 1}),
+    "by minimal filtering, many tiles": ((40, 100, 8, 8), (120, 100, 3, 3), {"padding": 1}),
+    "of 3 x 3, for which it does not pay": ((5, 40, 3, 3), (40, 40, 3, 3), {"padding": 1}),
 }
 
 
@@ -131,6 +139,50 @@ def test_convolutions_are_torchs(case: str):
     for own, value in zip(found, expected, strict=True):
         assert own.shape == value.shape
         assert apart(own, value) < TOLERANCE
+
+
+def test_which_convolutions_are_computed_by_minimal_filtering():
+    asked = {case for case in CONVOLUTIONS if case.startswith("by minimal filtering")}
+    found = {
+        case
+        for case, (x, weight, options) in CONVOLUTIONS.items()
+        if set(options) <= {"padding"}
+        and isinstance(options.get("padding", 0), int)
+        and pays(torch.empty(x), torch.empty(weight), options.get("padding", 0))
+    }
+    assert found == asked
+    assert not pays(torch.empty(0, 20, 12, 8), torch.empty(33, 20, 3, 3), 1)
+    assert not pays(torch.empty(2, 20, 1, 1), torch.empty(33, 20, 3, 3), 0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["images", "weights", "gradient"])
+def test_minimal_filtering_does_not_lose_what_is_not_finite(where: str, value: float):
+    """A run that diverges is recognised by it. Where the definition has infinity, differences may have NaN."""
+    tensors = {"images": drawn(3, 20, 12, 8), "weights": drawn(33, 20, 3, 3), "gradient": drawn(3, 33, 12, 8)}
+    tensors[where].view(-1)[7] = value
+    x, weight = (tensors[name].requires_grad_() for name in ("images", "weights"))
+    with kernels("channels_last"):
+        y = F.conv2d(x, weight, padding=1)
+    of_x, of_weight = torch.autograd.grad(y, (x, weight), tensors["gradient"])
+    assert y.isfinite().all() == (where == "gradient")
+    assert of_x.isfinite().all() == (where == "images")
+    assert of_weight.isfinite().all() == (where == "weights")
+
+
+def test_the_error_of_minimal_filtering_is_not_larger_than_torchs():
+    for case in ("by minimal filtering", "by minimal filtering, many tiles"):
+        x_shape, weight_shape, options = CONVOLUTIONS[case]
+        x, weight = drawn(*x_shape), drawn(*weight_shape)
+
+        def convolve(x: Tensor, weight: Tensor, options: dict[str, Any] = options) -> Tensor:
+            return F.conv2d(x, weight, **options)
+
+        exact, torchs = gradients(convolve, x.double(), weight.double()), gradients(convolve, x, weight)
+        with kernels("channels_last"):
+            own = gradients(convolve, x, weight)
+        for found, theirs, wanted in zip(own, torchs, exact, strict=True):
+            assert apart(found.double(), wanted) < 2 * apart(theirs.double(), wanted) + 1e-7
 
 
 def test_the_layout_lasts_until_the_end():

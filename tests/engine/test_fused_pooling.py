@@ -74,6 +74,36 @@ def test_in_one_pass(shape: tuple[int, ...], fused: list[tuple[int, ...]]):
     assert fused == [shape]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluations_use_the_running_statistics(shape: tuple[int, ...], fused: list[tuple[int, ...]]):
+    x, weight, bias, mean, variance = images(*shape), *drawn(4, shape[1])
+    variance = variance.square()
+
+    def network() -> Tensor:
+        y = F.batch_norm(x, mean, variance, weight, bias, training=False)
+        return F.max_pool2d(F.relu(y), 2)
+
+    before = mean.clone(), variance.clone()
+    expected = network()
+    with kernels("channels_last"), torch.no_grad():
+        found = network()
+        alone = F.batch_norm(x, mean, variance, weight, bias, training=False)
+    assert fused == [shape]
+    assert apart(found, expected) < TOLERANCE
+    assert apart(alone + 0, F.batch_norm(x, mean, variance, weight, bias)) < TOLERANCE
+    assert torch.equal(mean, before[0])
+    assert torch.equal(variance, before[1])
+
+
+def test_gradients_through_the_running_statistics_are_torchs(fused: list[tuple[int, ...]]):
+    x, weight, bias, mean, variance = images(3, 4, 6, 6), *drawn(4, 4)
+    compare(
+        lambda x, weight, bias: F.max_pool2d(F.relu(F.batch_norm(x, mean, variance.square(), weight, bias)), 2),
+        *(x, weight, bias),
+    )
+    assert fused == []
+
+
 def test_scales_of_zero_and_numbers_that_are_equal(fused: list[tuple[int, ...]]):
     """Windows whose pixels are all equal, or all set to 0, have one pixel that gets the gradient, as in torch."""
     x = images(3, 4, 6, 6).round()

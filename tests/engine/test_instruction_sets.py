@@ -20,6 +20,8 @@ REPEATED = (
     "test_fused_chain.py::test_loss_and_gradient_are_torchs",
     "test_fused_chain.py::test_strides_do_not_matter",
     "test_fused_chain.py::test_what_is_not_finite_goes_where_torch_has_it_go",
+    "test_channels_last.py::test_convolutions_are_torchs",
+    "test_channels_last.py::test_minimal_filtering_does_not_lose_what_is_not_finite",
     "test_fused_pooling.py::test_in_one_pass",
     "test_fused_pooling.py::test_what_is_not_finite_is_not_lost",
     "test_kernels.py::test_convolution_is_torchs",

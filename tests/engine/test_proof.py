@@ -285,6 +285,7 @@ DEFECTS = {
     "batched.cpp": [("larger(top, which, a[t][3], 3)", "larger(top, which, a[t][3], 2)")],
     "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
+    "winograd.cpp": [("bottom[k] = a - b - at(3);", "bottom[k] = a - b + at(3);")],
     "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
 }
 """file -> (text, replacement): each is an error that a compiler or a processor might make too."""
@@ -392,6 +393,24 @@ def test_convolutions_with_examples_in_lanes_are_found_out():
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
     split = run_spec.split()
     proving = kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+        proving.gradients("here", proving.x.flat, proving.batches()[0])
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_convolutions_by_fewer_products_are_found_out():
+    from .test_channels_last import asked
+
+    def wide() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(16 * 64, 10)),
+        )
+
+    run_spec = RunSpec.of("run", asked(wide))
+    split = run_spec.split()
+    given = kernel_proof.TrainingData(split.train, split.client_index)
+    proving = kernel_proof.Proof(run_spec, given, "channels_last")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
