@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz
 from fedfleet.engine import run
+from fedfleet.engine.kernels import operators
 from fedfleet.engine.kernels.operators import method_kernels
 
 from .test_kernels import lenet
@@ -44,6 +45,14 @@ def test_they_are_used_inside_only_and_for_float32_only():
         halves = newton_schulz(m, "jordan", 5, torch.bfloat16)
     assert torch.equal(newton_schulz(m, "jordan", 5), expected)
     assert torch.equal(newton_schulz(m, "jordan", 5, torch.bfloat16), halves)
+
+
+def test_matrices_that_fill_no_cache_are_torchs(monkeypatch):
+    m = torch.randn(20, 31)
+    expected = newton_schulz(m, "jordan", 5)
+    monkeypatch.setattr(operators, "LARGEST_MATRIX", m.numel() - 1)
+    with method_kernels("native"):
+        assert torch.equal(newton_schulz(m, "jordan", 5), expected)
 
 
 def muon(**engine):
