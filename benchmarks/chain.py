@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,7 +40,8 @@ def main() -> None:
     for work in asked.works:
         workload = WORKLOADS[work]()
         x = Tree.of(workload.init(0))
-        trainers = {name: LocalTrainer(fedavg(), workload, x, name) for name in ("chain", "torch")}
+        method: Any = fedavg()
+        trainers = {name: LocalTrainer(method, workload, x, name) for name in ("chain", "torch")}
         for size in asked.batches:
             draw = torch.Generator().manual_seed(0)
             batch = {

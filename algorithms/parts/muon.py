@@ -155,8 +155,8 @@ class Spectral(Rule):
                 w = w * (1 - lr * self.weight_decay) if nonzero(self.weight_decay) else w
                 pieces[name] = plus(w, move.reshape(-1), -lr * SCALES[self.scale](*shape))
         if own.vectors:
-            picked = (Tree(torch.cat([each[name] for name in own.vectors]), own.rest) for each in (ys, vs))
-            rest, state = self.vector_rule.step(*picked, state)
+            some_y, some_v = (Tree(torch.cat([each[name] for name in own.vectors]), own.rest) for each in (ys, vs))
+            rest, state = self.vector_rule.step(some_y, some_v, state)
             pieces.update(zip(own.vectors, rest.flat.split(own.rest.sizes), strict=True))
         return Tree(torch.cat([pieces[name] for name in y.layout.names]), y.layout), state
 
