@@ -50,6 +50,14 @@ def test_the_report_is_the_same_without_the_folders_of_runs(finished: Path, tmp_
     assert (folder / NAME).stat().st_size < 0.2 * sum(f.stat().st_size for f in finished.glob("out/cells/*/*"))
 
 
+def test_runs_are_compared_without_their_folders(finished: Path, tmp_path: Path):
+    folder = copied(finished, tmp_path / "kept")
+    assert shell(tmp_path, "report", "kept").returncode == 0
+    tables = [shell(tmp_path, "compare", str(path)).stdout for path in (finished / "out", folder)]
+    assert "0.1" in tables[0]
+    assert tables[0] == tables[1]
+
+
 def test_a_study_goes_on_and_runs_nothing_twice(finished: Path, tmp_path: Path):
     folder = copied(finished, tmp_path / "kept")
     lines = (folder / NAME).read_text().splitlines()

@@ -1,9 +1,10 @@
 """cells.jsonl: the results of a study's runs in one small file, from which a study goes on without their folders.
 
 The folders of runs are too large to be passed on or to be kept beside the report: they have a record of every round,
-the partition and the log. This file has one line of JSON for each run that is over, with what reports, tuning and
-tracking need of it. It is written whenever `fedfleet study` ends. Where the file is there and the folder `cells/` is
-not, as in a clone of a repository that keeps results, the folders are made from it again.
+the partition and the log. This file has one line of JSON for each run that is over, with its configuration and what
+reports, tuning, comparisons and tracking need of it. It is written whenever `fedfleet study` ends. Where the file is
+there and the folder `cells/` is not, as in a clone of a repository that keeps results, the folders are made from it
+again.
 
 A row stands for the rounds since the row before: what is added up over rounds (bytes, seconds, client visits) is added
 up over them.
@@ -41,8 +42,10 @@ def line_of(run: Path, metrics: set[str]) -> dict[str, Any] | None:
     result, failure = read_json(run / "result.json"), read_json(run / "failure.json")
     if not result and failure.get("status") != "diverged":
         return None
+    config = run / "config.yaml"
     return {
         "key": run.name,
+        "config": config.read_text("utf-8") if config.is_file() else "",
         "result": {name: value for name, value in result.items() if name != "directory"},
         "failure": failure,
         "environment": read_json(run / "environment.json"),
@@ -90,10 +93,10 @@ def checked(file: Path, place: int, text: str) -> dict[str, Any]:
     """A line of the file. place: its number, for the message."""
     try:
         line = json.loads(text)
-        good = line["key"].isalnum() and all(
-            isinstance(line[part], dict) for part in ("result", "failure", "environment", "rows")
-        )
-        good = good and isinstance(line["privacy"], str) and len({len(rows) for rows in line["rows"].values()}) <= 1
+        mappings, texts = ("result", "failure", "environment", "rows"), ("config", "privacy")
+        good = line["key"].isalnum() and all(isinstance(line[part], dict) for part in mappings)
+        good = good and all(isinstance(line[part], str) for part in texts)
+        good = good and len({len(rows) for rows in line["rows"].values()}) <= 1
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         good = False
     if not good:
@@ -113,6 +116,8 @@ def restore_run(run: Path, line: dict[str, Any]) -> None:
             name: pa.array(values, pa.int64() if whole[name] else pa.float64()) for name, values in line["rows"].items()
         }
         pq.write_table(pa.table(kept), run / "rounds.parquet")
+    if line["config"]:
+        write(run / "config.yaml", line["config"])
     if line["privacy"]:
         write(run / "run.log", f"restored privacy: {line['privacy']} (spent)\n")
     for name in ("environment", "failure", "result"):  # a run is over as soon as its result is there, so it comes last

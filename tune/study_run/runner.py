@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,7 +107,8 @@ def run_study(
             ended = "finished"
         finally:
             progress.close()
-            keep(path, {study.report.metric, study.deciding})
+            with suppress(OSError):  # the disk is full; the folders of the runs are there
+                keep(path, {study.report.metric, study.deciding})
             tracker.close(ended)
     return outcome(folder), text
 
