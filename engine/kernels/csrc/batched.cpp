@@ -208,12 +208,7 @@ UNROLL
           }
         }
       }
-UNROLL
-      for (int n = 0; n < T * K; n += 4) {
-        const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
-        const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
-        for (int m = n; m < n + 4 && m < T * K; m++) gw[(m / K * I + i) * K * K + kh * K + m % K] += total[m - n];
-      }
+      add_row<K, T>(acc, gw + i * K * K + kh * K, I);
     }
 }
 

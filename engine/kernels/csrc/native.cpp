@@ -135,6 +135,18 @@ void conv(const float* x, const float* w, const float* bias, float* y, int64_t C
   }
 }
 
+// Adds the sums of the lanes of acc to a row of the kernels of T output channels: gw, which is where the row of the first
+// of them begins in weights (T, I, K, K).
+template <int K, int T>
+inline __attribute__((always_inline)) void add_row(const Lanes (&acc)[T][K], float* gw, int64_t I) {
+UNROLL
+  for (int n = 0; n < T * K; n += 4) {
+    const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
+    const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
+    for (int m = n; m < n + 4 && m < T * K; m++) gw[m / K * I * K * K + m % K] += total[m - n];
+  }
+}
+
 // Adds the gradient in the weights of T output channels, over n examples, to gw (T, I, K, K). x: padded inputs. g:
 // (n, O, oh, gs), the gradient in the outputs.
 template <int K, int T>
@@ -158,12 +170,7 @@ void weigh(const float* x, const float* g, float* gw, int64_t n, int64_t I, int6
             }
           }
         }
-UNROLL
-      for (int n = 0; n < T * K; n += 4) {
-        const auto part = [&](int m) { return m < T * K ? acc[m / K][m % K] : Lanes{}; };
-        const Four total = sums(part(n), part(n + 1), part(n + 2), part(n + 3));
-        for (int m = n; m < n + 4 && m < T * K; m++) gw[(m / K * I + i) * K * K + kh * K + m % K] += total[m - n];
-      }
+      add_row<K, T>(acc, gw + i * K * K + kh * K, I);
     }
 }
 
