@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from .base import Model
 from .convolutional import Dropout
@@ -51,8 +52,8 @@ class Stack(nn.Module):
         return [value for value in self._parameters.values() if value is not None]
 
     def packed(self, x: Tensor, running: Tensor) -> Tensor:
-        """`forward` by torch's own function, without padded places. x: (places, width), the first ones of all
-        sequences, from the longest to the shortest, then the second ones of all that have one, and so on; the result
+        """`forward` without padded places, for a client that is not in a block. x: (places, width), the first ones of
+        all sequences, from the longest to the shortest, then the second ones of all that have one, and so on; the result
         has this order, too. running: (T,), how many sequences have a first place, a second one, and so on."""
         raise NotImplementedError
 
@@ -70,6 +71,72 @@ class Stack(nn.Module):
         return x
 
 
+class PackedTanh(torch.autograd.Function):
+    """The outputs h <- tanh(drive + w h) of a layer at all places, (places, hidden), from `drives` of this shape and w
+    (hidden, hidden). The places are ordered as in `Stack.packed`; `running` is a list.
+
+    The gradient in w is one product over all places. Autograd would compute one of the size of w for each of the T
+    steps, and add them up.
+    """
+
+    @staticmethod
+    def forward(drives: Tensor, w: Tensor, running: list[int]) -> Tensor:
+        steps = drives.split(running)
+        outputs = [steps[0].tanh()]
+        for drive in steps[1:]:
+            outputs.append(torch.addmm(drive, outputs[-1][: len(drive)], w.T).tanh_())
+        return torch.cat(outputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, w, ctx.running = inputs
+        ctx.save_for_backward(output, w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        output, w = ctx.saved_tensors
+        outputs, of_drives = output.split(ctx.running), grads[0].clone(memory_format=torch.contiguous_format)
+        steps = of_drives.split(ctx.running)
+        for k in reversed(range(len(steps))):
+            if k + 1 < len(steps):
+                steps[k][: len(steps[k + 1])].addmm_(steps[k + 1], w)
+            steps[k].mul_(1 - outputs[k].square())
+        if len(steps) == 1:
+            return of_drives, torch.zeros_like(w), None
+        before = torch.cat([h[: len(step)] for h, step in zip(outputs, steps[1:], strict=False)])
+        return of_drives, of_drives[len(steps[0]) :].T @ before, None
+
+
+class PackedMax(torch.autograd.Function):
+    """(B, hidden): the largest entries of h over the places of each sequence, from the longest one to the shortest. h,
+    running: as in `PackedTanh`. Equal entries share the gradient, as in `Tensor.amax`."""
+
+    @staticmethod
+    def forward(h: Tensor, running: list[int]) -> Tensor:
+        first, *others = h.split(running)
+        top = first.clone()
+        for step in others:
+            torch.maximum(top[: len(step)], step, out=top[: len(step)])
+        return top
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        h, ctx.running = inputs
+        ctx.save_for_backward(h, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        h, top = ctx.saved_tensors
+        hits = [step == top[: len(step)] for step in h.split(ctx.running)]
+        count = torch.zeros_like(top)
+        for hit in hits:
+            count[: len(hit)].add_(hit)
+        share = grads[0] / count
+        return torch.cat([torch.where(hit, share[: len(hit)], 0.0) for hit in hits]), None
+
+
 class Tanh(Stack):
     """Cells h <- tanh(drive). State: h."""
 
@@ -80,8 +147,10 @@ class Tanh(Stack):
         return (x.new_zeros(x.shape[0], self.hidden),)
 
     def packed(self, x: Tensor, running: Tensor) -> Tensor:
-        start = x.new_zeros(self.layers, int(running[0]), self.hidden)
-        return torch.rnn_tanh(x, running, start, self.weights, True, self.layers, 0.0, False, False)[0]
+        """Not by torch's own function, which adds up the gradient in the weights place by place."""
+        for w_in, w, b_in, b in zip(*[iter(self.weights)] * 4, strict=True):
+            x = PackedTanh.apply(torch.nn.functional.linear(x, w_in, b_in + b), w, running.tolist())
+        return x
 
     def cell(self, drive: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (drive.tanh(),)
@@ -154,9 +223,14 @@ class Reader(nn.Module):
     def _read(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(B, hidden): what pooling takes of the outputs, for sequences of these lengths (B,)."""
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        out = packed._replace(data=self.stack.packed(packed.data, packed.batch_sizes))
-        h, _ = pad_packed_sequence(PackedSequence(*out), batch_first=True, padding_value=-torch.inf)
-        return h.amax(1) if self.pool == "max" else h[torch.arange(len(h)), lengths - 1]
+        running, order = packed.batch_sizes, packed.sorted_indices
+        h = self.stack.packed(packed.data, running)
+        if self.pool == "max":
+            taken = PackedMax.apply(h, running.tolist())
+        else:
+            starts = running.cumsum(0) - running
+            taken = h[starts[lengths[order] - 1] + torch.arange(len(lengths))]
+        return taken[packed.unsorted_indices]
 
 
 @dataclass(frozen=True)

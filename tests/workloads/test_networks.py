@@ -146,6 +146,32 @@ def test_passing_over_padding_changes_nothing(model, pool, lengths):
         assert float((a - b).detach().abs().max()) <= 1e-5 * float(b.detach().abs().max())
 
 
+def test_equal_maxima_share_the_gradient_as_in_torch():
+    """Saturated cells are equal at several places."""
+    body = Rnn(6).build((12, 5), 2)
+    x, real = padded(SEQUENCES["most are short"])
+    with torch.no_grad():
+        for leaf in body.parameters():
+            leaf.mul_(50)
+    leaves = list(body.parameters())
+    found, wanted = (torch.autograd.grad(y.sum(), leaves) for y in (body(x, real), plainly(body, x, real)))
+    h = body.stack(x)[2]
+    assert ((h == h.amax(0)).sum(0) > 1).any()
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [Rnn(6), Lstm(6)], ids=str)
+def test_what_is_no_number_is_not_passed_over(model):
+    body = model.build((12, 5), 2)
+    x, real = padded(SEQUENCES["most are short"])
+    x[2, 1, 0] = torch.nan
+    y = body(x, real)
+    assert y[2].isnan().all()
+    assert y[[0, 1, 3]].isfinite().all()
+    assert all(g.isnan().any() for g in torch.autograd.grad(y.sum(), list(body.parameters()))[:2])
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
