@@ -52,9 +52,12 @@ class Stack(nn.Module):
         return [value for value in self._parameters.values() if value is not None]
 
     def packed(self, x: Tensor, running: Tensor) -> Tensor:
-        """`forward` without padded places, for a client that is not in a block. x: (places, width), the first ones of
-        all sequences, from the longest to the shortest, then the second ones of all that have one, and so on; the result
-        has this order, too. running: (T,), how many sequences have a first place, a second one, and so on."""
+        """`forward` without padded places, for a client that is not in a block.
+
+        x: (places, width), the first places of all sequences, from the longest one to the shortest, then the second
+        ones of all that have one, and so on; the result has this order, too. running: (T,), how many sequences have a
+        first place, a second one, and so on.
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
