@@ -4,6 +4,8 @@ in each iteration."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch.func import vmap
@@ -45,6 +47,27 @@ def test_they_are_used_inside_only_and_for_float32_only():
         halves = newton_schulz(m, "jordan", 5, torch.bfloat16)
     assert torch.equal(newton_schulz(m, "jordan", 5), expected)
     assert torch.equal(newton_schulz(m, "jordan", 5, torch.bfloat16), halves)
+
+
+def test_numbers_below_the_smallest_normal_one_take_no_longer_and_stay_torchs_outside():
+    """Rows of tiny numbers, such as the momentum of dead units. They had taken ten times as long as others."""
+    m = torch.randn(120, 400, generator=torch.Generator().manual_seed(0))
+    tiny = m * torch.logspace(0, -38, 120).unsqueeze(1)
+    expected = newton_schulz(tiny.double(), "classic", 5)
+
+    def seconds(x):
+        times = []
+        for _ in range(9):
+            began = time.process_time()
+            newton_schulz(x, "classic", 5)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    with method_kernels("native"):
+        own = newton_schulz(tiny, "classic", 5)
+        assert seconds(tiny) < 3 * seconds(m)
+    assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE["classic"]
+    assert float(torch.tensor(1e-38) * 0.1) > 0
 
 
 def test_matrices_that_fill_no_cache_are_torchs(monkeypatch):

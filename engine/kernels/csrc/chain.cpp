@@ -568,7 +568,7 @@ int32_t chain_gradient(const float* p, const float* x, const int64_t* row, const
                        int64_t N) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
   if (const int32_t status = checked(label, row, C * B, all[n - 1].O, N)) return status;
-  return guarded([&] {
+  return computed([&] {
     Room& room = room_of(layers, n, B);
     for (int64_t c = 0; c < C; c++)
       loss[c] = client(all, n, room, p + c * P, batch_of(x, row, c, B, all[0].in()), label + c * B,
@@ -584,7 +584,7 @@ int32_t chain_descend(float* y, const float* shift, float* total, const float* x
                       int64_t K, int64_t B, int64_t P, int64_t N, float lr) {
   const Layer* all = reinterpret_cast<const Layer*>(layers);
   if (const int32_t status = checked(label, row, K * B, all[n - 1].O, N)) return status;
-  return guarded([&] {
+  return computed([&] {
     Room& room = room_of(layers, n, B);
     static thread_local std::vector<float> gradient;
     gradient.resize(P);

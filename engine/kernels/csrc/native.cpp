@@ -254,7 +254,7 @@ const char* instruction_set() { return INSTRUCTIONS; }
 // The functions below return a Status.
 int32_t conv_forward(const float* x, const float* w, const float* bias, float* y, int64_t C, int64_t B, int64_t I,
                      int64_t O, int64_t h, int64_t wd, int64_t p, int64_t K, int64_t turned) {
-  return guarded([&] {
+  return computed([&] {
 #define CALL(k) return conv<k>(x, w, bias, y, C, B, I, O, h, wd, p, turned), DONE
     BY_KERNEL(CALL)
 #undef CALL
@@ -264,7 +264,7 @@ int32_t conv_forward(const float* x, const float* w, const float* bias, float* y
 
 int32_t conv_weights(const float* x, const float* g, float* gw, float* gb, int64_t C, int64_t B, int64_t I, int64_t O,
                      int64_t h, int64_t wd, int64_t p, int64_t K) {
-  return guarded([&] {
+  return computed([&] {
 #define CALL(k) return weights<k>(x, g, gw, gb, C, B, I, O, h, wd, p), DONE
     BY_KERNEL(CALL)
 #undef CALL

@@ -155,7 +155,7 @@ extern "C" {
 // The mean and the variance (divided by the number of pixels) of each channel. The moments of SUMMED pixels are joined by
 // the formula of Chan, Golub and LeVeque, which loses nothing where the mean is large against the deviation.
 int32_t channel_moments(const float* x, float* mean, float* variance, int64_t pixels, int64_t C) {
-  return guarded([&] {
+  return computed([&] {
     std::vector<double> means(C), squares(C);
     std::vector<float> some(2 * C);
     float *middle = some.data(), *square = middle + C;
@@ -196,7 +196,7 @@ int32_t pooled_forward(const float* x, const float* scale, const float* shift, f
 int32_t pooled_backward(const float* x, const float* g, const uint8_t* code, const float* mean, const float* inverse,
                         const float* weight, float* gx, float* gw, float* gb, int64_t N, int64_t h, int64_t w,
                         int64_t C) {
-  return guarded([&] {
+  return computed([&] {
     backward_of(Windows{N, h, w, C}, x, g, code, mean, inverse, weight, gx, gw, gb);
     return DONE;
   });

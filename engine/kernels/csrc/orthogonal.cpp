@@ -55,7 +55,7 @@ extern "C" {
 // a, b and c of each iteration; there is at least one. Returns a Status.
 int32_t newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m,
                       int64_t n) {
-  return guarded([&] {
+  return computed([&] {
     float *g = scratch(0, m * m), *p = scratch(1, m * m), *other = scratch(2, m * n);
     for (int64_t c = 0; c < C; c++) {
       const float* from = x + c * m * n;

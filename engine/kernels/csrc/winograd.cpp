@@ -236,7 +236,7 @@ extern "C" {
 // channels are the output channels of w. Returns a Status.
 int32_t winograd_forward(const float* x, const float* w, float* y, int64_t N, int64_t I, int64_t O, int64_t h, int64_t wd,
                          int64_t p, int64_t output, int64_t input, int64_t place, int64_t turned) {
-  return guarded([&] {
+  return computed([&] {
     const Tiles tiles(h, wd, p);
     const int64_t most = tiles_at_once(I, O), total = N * tiles.rows * tiles.columns;
     float *v = scratch(0, 16 * most * I), *m = scratch(1, 16 * most * O), *u = scratch(2, 16 * I * O);
@@ -256,7 +256,7 @@ int32_t winograd_forward(const float* x, const float* w, float* y, int64_t N, in
 // Returns a Status.
 int32_t winograd_weights(const float* x, const float* g, float* gw, int64_t N, int64_t I, int64_t O, int64_t h, int64_t wd,
                          int64_t p) {
-  return guarded([&] {
+  return computed([&] {
     const Tiles tiles(h, wd, p);
     const int64_t most = tiles_at_once(I, O), total = N * tiles.rows * tiles.columns;
     float *v = scratch(0, 16 * most * I), *m = scratch(1, 16 * most * O), *u = scratch(2, 16 * I * O);
