@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +26,10 @@ from torch.nn import functional as F
 from . import counted
 from .cells import check_finite, labels_of
 from .metrics import auc
+
+PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
+"""Whether losses may pass over padded places of sequences, for which they branch on the values of a mask. The engine
+sets it for kernels that are proven on the data of the run."""
 
 Columns = Mapping[str, np.ndarray]
 """name -> array of shape (n, ...); n is the same for all columns, and each row is one example."""

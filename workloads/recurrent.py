@@ -4,7 +4,7 @@ modules do not vectorise.
 A stack has the same parameters as torch's modules, by name, shape and distribution (`weight_ih_l0`, …, uniform within
 1 / sqrt(hidden)), and computes the same numbers; a test compares them. Sequences may have different lengths: the mask
 `real`, (B, T) bool, is false at padded places. Texts are mostly padding (those of SST-2 have 9 words on average, and 64
-places), so that where a client is not in a block, torch's own functions pass over the padded places.
+places). The engine may have a client that is not in a block pass over padded places, see PASS_OVER.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from .base import Model
+from .base import PASS_OVER, Model
 from .convolutional import Dropout
 
 
@@ -187,12 +187,14 @@ class Lstm4(Stack):
 
 
 def lengths_of(real: Tensor, tensors: Sequence[Tensor]) -> Tensor | None:
-    """(B,): the lengths of the sequences of a batch, where it pays to pass over what is padded: real, (B, T) bool, is
-    true at the first places of each sequence, at one or more of them, and at most at nine tenths of all places.
+    """(B,): the lengths of the sequences of a batch, where padding may be passed over and this pays: real, (B, T) bool,
+    is true at the first places of each sequence, at one or more of them, and at most at nine tenths of all places.
 
     None where this is not so, and where values cannot be known: under vmap and on other devices than the processor.
     tensors: all others that the answer is for.
     """
+    if not PASS_OVER.get():
+        return None
     if any(each.device.type != "cpu" or is_batchedtensor(each) for each in (real, *tensors)) or not real.numel():
         return None
     lengths = real.sum(1)

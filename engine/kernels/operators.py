@@ -4,7 +4,8 @@
 the CPU) and 2 x 2 `max_pool2d`, and in which `linear` of a block needs fewer products. All other operators, and all
 operators outside of the context, are torch's. torch computes the convolution of a block as a grouped convolution, which
 is slow on CPUs. The compiled one takes the same time per client in a block as for a client alone. Results agree with
-torch's within rounding.
+torch's within rounding. In this context recurrent networks pass over the padded places of texts, for a client that is
+not in a block.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
+from ...workloads.base import PASS_OVER
 from .arguments import padding_of, pools_two_by_two, scalar_of, supported
 from .block_convolutions import Products, parsed
 from .channels_last import CHANNELS_LAST, ChannelsLast
@@ -232,7 +234,16 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
 
 
 class Native(TorchFunctionMode):
-    """A mode in which calls of the functions in REPLACEMENTS are replaced if that is possible."""
+    """A mode in which calls of the functions in REPLACEMENTS are replaced if that is possible, and in which recurrent
+    networks pass over padded places."""
+
+    def __enter__(self) -> Native:
+        self.before = PASS_OVER.set(True)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        PASS_OVER.reset(self.before)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = REPLACEMENTS.get(func)

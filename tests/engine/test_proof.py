@@ -19,6 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from fedfleet.engine import run
 from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
+from fedfleet.engine.config import schema
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
@@ -30,6 +31,7 @@ from fedfleet.workloads import counted
 from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.partitions import Iid
+from fedfleet.workloads.recurrent import PackedTanh
 
 from .setups import STEPS, digits
 from .test_execution_plan import Log
@@ -273,6 +275,32 @@ def test_a_worker_elsewhere_proves_by_itself(monkeypatch: pytest.MonkeyPatch):
     )
     with pytest.raises(library.NoKernels, match="chain kernels do not compute here what torch's compute"):
         LocalPool(wrong, data, rows, lambda: None)
+
+
+def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch):
+    """A recurrent layer whose gradient forgets the recurrent weights."""
+    asked = {
+        "workload": {"name": "sst2", "stand_in": 60, "model": {"name": "rnn", "hidden": 6}, "length": 12},
+        "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+        "federation": {"clients": 3, "cohort": 2, "rounds": 1, "local": {"steps": 2, "batch": 8}},
+        "engine": {"backend": "local", "kernels": "native", "block": 1},
+        "tracking": {"uri": "none"},
+    }
+    run_spec = RunSpec.of("run", schema.experiment(asked))
+    split = run_spec.split()
+    given = kernel_proof.TrainingData(split.train, split.client_index)
+    kernel_proof.prove(run_spec, given, "native")
+    right, calls = PackedTanh.backward, []
+
+    def wrong(ctx: Any, *grads: Tensor) -> Any:
+        calls.append(1)
+        of_drives, of_w, _ = right(ctx, *grads)
+        return of_drives, 0.99 * of_w, None
+
+    monkeypatch.setattr(PackedTanh, "backward", staticmethod(wrong))
+    with pytest.raises(kernel_proof.Disagreement, match=r"weight_hh_l.* off torch's"):
+        kernel_proof.prove(run_spec, given, "native")
+    assert calls
 
 
 # --- a library that is wrong ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from torch.func import vmap
 
 from fedfleet.engine.clients.tape import Tapes
+from fedfleet.engine.kernels.operators import kernels
 from fedfleet.workloads import counted, recurrent
-from fedfleet.workloads.base import Model, Stateless, buffers_of
+from fedfleet.workloads.base import PASS_OVER, Model, Stateless, buffers_of
 from fedfleet.workloads.convolutional import Cnn4, Cnn8, Cnn10, Dropout, FemnistCnn, ResNet18
 from fedfleet.workloads.models import LeNet
 from fedfleet.workloads.recurrent import Lstm, Lstm4, Rnn, Stack, Tanh
@@ -123,13 +125,23 @@ def padded(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.arange(12) < torch.tensor(lengths).unsqueeze(1)
 
 
+@pytest.fixture
+def passing_over() -> Iterator[None]:
+    """Networks may pass over padded places, as with the engine's native kernels."""
+    before = PASS_OVER.set(True)
+    yield
+    PASS_OVER.reset(before)
+
+
 def plainly(body: nn.Module, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """What a model gives where no place is passed over."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "lengths_of", lambda *given: None)
-        return body(x, real)
+    before = PASS_OVER.set(False)
+    y = body(x, real)
+    PASS_OVER.reset(before)
+    return y
 
 
+@pytest.mark.usefixtures("passing_over")
 @pytest.mark.parametrize("lengths", SEQUENCES.values(), ids=SEQUENCES)
 @pytest.mark.parametrize("pool", ["max", "last"])
 @pytest.mark.parametrize("model", [Rnn, Lstm])
@@ -146,6 +158,7 @@ def test_passing_over_padding_changes_nothing(model, pool, lengths):
         assert float((a - b).detach().abs().max()) <= 1e-5 * float(b.detach().abs().max())
 
 
+@pytest.mark.usefixtures("passing_over")
 def test_equal_maxima_share_the_gradient_as_in_torch():
     """Saturated cells are equal at several places."""
     body = Rnn(6).build((12, 5), 2)
@@ -161,6 +174,7 @@ def test_equal_maxima_share_the_gradient_as_in_torch():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("passing_over")
 @pytest.mark.parametrize("model", [Rnn(6), Lstm(6)], ids=str)
 def test_what_is_no_number_is_not_passed_over(model):
     body = model.build((12, 5), 2)
@@ -172,6 +186,7 @@ def test_what_is_no_number_is_not_passed_over(model):
     assert all(g.isnan().any() for g in torch.autograd.grad(y.sum(), list(body.parameters()))[:2])
 
 
+@pytest.mark.usefixtures("passing_over")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -188,6 +203,16 @@ def test_padding_is_not_passed_over(change, why):
     assert recurrent.lengths_of(change(real), (x,)) is None, why
 
 
+def test_nothing_is_passed_over_unless_the_engine_says_so():
+    x, real = padded([1, 3, 12, 2])
+    assert recurrent.lengths_of(real, (x,)) is None
+    with kernels("native"):
+        assert recurrent.lengths_of(real, (x,)) is not None
+    with kernels("torch"):
+        assert recurrent.lengths_of(real, (x,)) is None
+
+
+@pytest.mark.usefixtures("passing_over")
 def test_a_mask_with_holes_gives_what_it_gave():
     body = Rnn(6).build((12, 5), 2)
     x, real = padded([1, 3, 12, 2])
@@ -195,6 +220,7 @@ def test_a_mask_with_holes_gives_what_it_gave():
     assert torch.equal(body(x, real), plainly(body, x, real))
 
 
+@pytest.mark.usefixtures("passing_over")
 @pytest.mark.parametrize("model", [Rnn(6), Lstm(6)], ids=str)
 def test_in_a_block_no_place_is_passed_over(model):
     body = model.build((12, 5), 2)
@@ -204,6 +230,7 @@ def test_in_a_block_no_place_is_passed_over(model):
         torch.testing.assert_close(mine, body(inputs, real), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("passing_over")
 def test_a_step_that_passes_over_padding_is_not_recorded():
     """What it does depends on the lengths, which a recording of its operations could not follow."""
     body, tapes = Rnn(6).build((12, 5), 2), Tapes()
