@@ -349,7 +349,7 @@ class Proof:
         """One step of a client with torch's kernels. `record`: called with every matrix that is orthogonalised."""
         method = self.run_spec.method(round)
         trainer = LocalTrainer(method, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
-        public = method.unpack(method.server_init(self.x).public)
+        public = method.unpack(method.broadcast(method.server_init(self.x)))
         token = FASTER.set(record)
         try:
             trainer.train_client(public, method.client_init(public), 1, OneBatch(batch))

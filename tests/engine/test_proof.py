@@ -394,6 +394,16 @@ def test_what_is_right_is_proven(method, kernels):
         kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), kernels)
 
 
+@pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da", "fedmuon_bc", "fafed", "stem", "muloco"])
+def test_methods_whose_server_sends_less_than_its_state_are_proven(method):
+    base = digits("fedavg", STEPS, kernels="native")
+    made = {"name": "auc", "positive": 3, "of": {"name": "digits", "model": {"name": "mlp", "hidden": [8]}}}
+    asked = {**base.model_dump(mode="json"), "workload": made, "method": method}
+    run_spec = RunSpec.of("run", schema.experiment(asked))
+    split = run_spec.split()
+    kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "native")
+
+
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
     """A model in which no hidden unit is ever active, so that all gradients of the first layer are zero."""
     p = Classification.init(self, seed)
