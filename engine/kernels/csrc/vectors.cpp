@@ -46,7 +46,7 @@ class NoSubnormals {
 // `guarded`, for functions that compute.
 template <class F>
 int32_t computed(F f) {
-  const NoSubnormals none;
+  const NoSubnormals none{};
   return guarded(f);
 }
 
