@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -185,12 +186,25 @@ def make_folders(folder: Path) -> list[Path]:
         try:
             inner.mkdir()
             made.append(inner)
-        except FileExistsError:  # another process created it first, unless it is a file
-            if not inner.is_dir():
+        except FileExistsError:  # another process created it first, and may have removed it again
+            if not _is_folder_or_gone(inner):
                 raise
         except FileNotFoundError:  # another process has removed the parent
             continue
     return made
+
+
+def _is_folder_or_gone(path: Path) -> bool:
+    """Whether the path is a folder, or a link to one, or does not exist.
+
+    It is looked at once: of two looks, a process that removes and makes the folder in between would spoil the answer. A
+    link to nothing is no folder, and `mkdir` will never replace it.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
+    return path.is_dir() if stat.S_ISLNK(mode) else stat.S_ISDIR(mode)
 
 
 def remove_empty(folders: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -314,8 +315,33 @@ def test_never_two_at_once_where_the_folder_comes_and_goes(tmp_path):
     assert not content(tmp_path)
 
 
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """Another process makes the folder just before this one does, and removes it just after."""
+    folder, make = tmp_path / "a" / "b", Path.mkdir
+    seen: list[Path] = []
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        seen.append(path)
+        if len(seen) == 1:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        make(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with exclusive(folder, "lock"):
+        assert folder.is_dir()
+    assert seen == [tmp_path / "a", tmp_path / "a", folder]
+    assert not content(tmp_path)
+    assert not folder.parent.exists()
+
+
+@pytest.mark.timeout(30)
+def test_a_link_to_nothing_is_a_sentence(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="cannot be written to"), exclusive(tmp_path / "out", "lock"):
+        pass
+
+
 def test_a_file_system_without_locks_lets_the_run_go_and_says_so(tmp_path, monkeypatch, expected):
-    import errno
     import fcntl
 
     def none(*_: Any) -> None:
