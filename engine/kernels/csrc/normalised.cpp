@@ -21,16 +21,18 @@ constexpr int32_t DEAD = 255;
 // rows.
 constexpr int64_t SUMMED = 64;
 
+// A code is widened and narrowed in two steps, for which processors have instructions. GCC takes one step number by number.
 typedef uint8_t Codes __attribute__((vector_size(LANES)));
+typedef uint16_t WiderCodes __attribute__((vector_size(2 * LANES)));
 
 inline Places load_codes(const uint8_t* p, int64_t n) {
   Codes codes = {};
   std::memcpy(&codes, p, std::min(n, LANES));
-  return __builtin_convertvector(codes, Places);
+  return __builtin_convertvector(__builtin_convertvector(codes, WiderCodes), Places);
 }
 
 inline void store_codes(uint8_t* p, Places places, int64_t n) {
-  const Codes codes = __builtin_convertvector(places, Codes);
+  const Codes codes = __builtin_convertvector(__builtin_convertvector(places, WiderCodes), Codes);
   std::memcpy(p, &codes, std::min(n, LANES));
 }
 
