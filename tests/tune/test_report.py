@@ -22,7 +22,7 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
-from fedfleet.tune.report.charts import groups
+from fedfleet.tune.report.charts import band, groups
 from fedfleet.tune.report.findings import Findings, Run, mean_curve
 from fedfleet.tune.report.interactive import page_of
 from fedfleet.tune.report.page import write_page
@@ -335,6 +335,32 @@ def test_charts_show_what_there_is(found: Findings):
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", heat.svg)
     assert {"×", "25.0", "30.0", "0.001"} <= set(texts)  # (0.1, 0.001) diverged; with 0.4, halves of the sums
     assert "5.0" not in texts
+
+
+def test_the_band_on_a_logarithmic_scale():
+    """By hand: 4 with a deviation of 12 reaches to 16, four times as far up, and so to 1, four times as far down. Where
+    the deviation is small, both scales have nearly the same band. 0 has no place on a logarithmic scale."""
+    mean, std = np.array([4.0, 100.0, 0.0]), np.array([12.0, 1.0, 0.0])
+    assert [edge.tolist() for edge in band(mean, std, log=False)] == [[-8, 99, 0], [16, 101, 0]]
+    low, high = band(mean, std, log=True)
+    assert low.tolist() == [1, pytest.approx(99, abs=0.01), 0]
+    assert high.tolist() == [16, 101, 0]
+
+
+def test_no_chart_has_a_band_at_the_bottom_of_a_logarithmic_scale(found: Findings):
+    """Three seeds of 0.001, 0.001 and 1 have a deviation of 0.58, above their mean of 0.33."""
+    runs = []
+    for run, value in zip(found.runs[-3:], (0.001, 0.001, 1.0), strict=True):
+        assert run.points is not None
+        runs.append(run._replace(points=run.points._replace(values=np.array([value, value]))))
+    spread_out = replace(found, runs=runs, report=Report(log=True))
+    (svg,) = [chart.svg for group in groups(spread_out) for chart in group.charts if chart.name == "curves-2"]
+    area = svg[svg.index("FillBetween") :]
+    (corners,) = re.findall(r' d="([^"]*)"', area)[:1]
+    moved = float(re.findall(r'<use [^>]*y="([^"]*)"', area)[0])
+    heights = {moved + float(y) for y in re.findall(r"[ML] \S+ (\S+)", corners)}
+    assert len(heights) == 2
+    assert 0 < min(heights) < max(heights) < float(re.findall(r'viewBox="\S+ \S+ \S+ (\S+)"', svg)[0])
 
 
 def on_a_clock(found: Findings) -> Findings:

@@ -22,6 +22,10 @@ function look(section) {
   return looks.get(section);
 }
 
+// At first only the axes are logarithmic that ask for it; the reader's choice is one for all charts of a section.
+const isLog = (figure, chosen, name) => chosen["log " + name] === true
+  && (figure[name].log || chosen["flipped log " + name] === true);
+
 // --- traces ---------------------------------------------------------------------------------------------------------
 function curves(figure, chosen) {
   const made = [];
@@ -38,7 +42,9 @@ function curves(figure, chosen) {
     }
     if (how === "band" && one.std.some(value => value)) {
       const edge = sign => one.mean.map((value, i) => value === null ? null : value + sign * (one.std[i] || 0));
-      const floor = chosen["log y"] ? edge(-1).map((v, i) => v > 0 ? v : one.mean[i]) : edge(-1);
+      // On a logarithmic axis the mean minus the deviation may have no place; there the factors up and down are the same.
+      const below = one.mean.map((value, i) => value > 0 ? value * value / (value + (one.std[i] || 0)) : value);
+      const floor = isLog(figure, chosen, "y") ? below : edge(-1);
       const side = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
       made.push({ ...side, y: floor }, { ...side, y: edge(1), fill: "tonexty", fillcolor: faded(colour) });
     }
@@ -116,9 +122,8 @@ const numbers = (figure, name, chosen) => figure.series.flatMap(one => figure.ki
 
 function layout(figure, chosen) {
   const title = figure.kind === "curves" ? chosen.x || figure.x.title : figure.x.title;
-  // At first only the axes are logarithmic that ask for it; the reader's choice is one for all charts of a section.
-  const isLog = name => chosen["log " + name] === true && (figure[name].log || chosen["flipped log " + name] === true);
-  const of = (name, text) => axis(figure[name], text, isLog(name), numbers(figure, name, chosen), name === "x");
+  const of = (name, text) => axis(figure[name], text, isLog(figure, chosen, name), numbers(figure, name, chosen),
+    name === "x");
   const y = of("y", figure.y.title);
   if (figure.y.labels.length) y.range = [figure.y.labels.length - .5, -.5];
   return { xaxis: of("x", title), yaxis: y, showlegend: false, hovermode: "closest",

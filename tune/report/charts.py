@@ -29,6 +29,8 @@ VIRTUAL = (
     "The same against the virtual clock, averaged over seeds. On the logarithmic scale equal distances are factors."
 )
 LINES = ("-", "--", ":", "-.")
+CURVES = "Mean over seeds; the band is one standard deviation."
+LOGARITHMIC = " On the logarithmic scale it reaches by the same factor below the mean as above it."
 
 
 class Chart(NamedTuple):
@@ -54,7 +56,7 @@ def groups(found: Findings) -> list[Group]:
     title = f"{found.what[:1].upper()}{found.what[1:]} against"
     over_clock = curves(found, virtual=True) if found.virtual else []
     made = {
-        "1": Group("Learning curves", "Mean over seeds; the band is one standard deviation." + more, curves(found)),
+        "1": Group("Learning curves", CURVES + LOGARITHMIC * found.report.log + more, curves(found)),
         "clock": Group("Learning curves over virtual time", VIRTUAL + more, over_clock),
         "2": Group(f"{title} the level", "Final values, mean and standard deviation over seeds.", list(against(found))),
         "3": Group(f"{title} bytes", BYTES + more, pareto(found)),
@@ -169,8 +171,20 @@ def curve(axes: Any, found: Findings, method: str, place: Place, virtual: bool) 
     look = style(found, method)
     axes.plot(x, mean, markersize=4, markevery=max(1, len(x) // 8), linewidth=1.5, **look)
     if std.any():
-        axes.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.15, linewidth=0)
+        low, high = band(mean, std, found.report.log)
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
     return True
+
+
+def band(mean: np.ndarray, std: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(lower edge, upper edge), each (E,), of the band around a mean curve, (E,), with a standard deviation, (E,).
+
+    log: whether the scale is logarithmic. There the mean minus the standard deviation may have no place, because it is
+    not positive. So the lower edge lies by the same factor below the mean as the upper edge above it, which is nearly
+    the same number where the deviation is small. charts.js has the same for the page.
+    """
+    low, high = mean - std, mean + std
+    return (np.divide(mean**2, high, out=low, where=mean > 0) if log else low), high
 
 
 def scaled(axes: Any, report: Report) -> None:
@@ -203,7 +217,9 @@ def against(found: Findings) -> Iterator[Chart]:
             means = np.array([s.mean for s in spreads]) * found.factor
             errors = np.nan_to_num(np.array([s.std for s in spreads])) * found.factor
             aside = np.arange(len(labels)) + 0.04 * (i - (len(found.methods) - 1) / 2)
-            axes.errorbar(aside, means, errors, capsize=2, markersize=4, linewidth=1.5, **style(found, method))
+            low, high = band(means, errors, found.report.log)
+            bars, look = (means - low, high - means), style(found, method)
+            axes.errorbar(aside, means, bars, capsize=2, markersize=4, linewidth=1.5, **look)
         axes.set_xticks(range(len(labels)), [plain(label.removeprefix(f"{axis} = ")) for label in labels])
         if max(map(len, labels)) * len(labels) > 50:
             for text in axes.get_xticklabels():

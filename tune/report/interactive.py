@@ -47,8 +47,9 @@ def page_of(found: Findings, tables: list[Table]) -> Page:
 
 
 CURVES = (
-    "Mean over seeds; the band is one standard deviation. A click on a method hides it everywhere, a double click "
-    "shows it alone. A drag in a chart enlarges, a double click in it undoes this."
+    "Mean over seeds; the band is one standard deviation, and on a logarithmic scale it reaches by the same factor "
+    "below the mean as above it. A click on a method hides it everywhere, a double click shows it alone. A drag in a "
+    "chart enlarges, a double click in it undoes this."
 )
 LEVELS = "Means over seeds. The best value of each level is framed."
 FINALS = "Final values, mean and standard deviation over seeds."
