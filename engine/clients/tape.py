@@ -6,7 +6,8 @@ the states, takes as long as they take, or longer. They are the same in every st
 because the functions of a method and of a workload take no branch on a value.
 
 What is recorded must be what would have run. A function that reads the numbers of a tensor, which is what a branch on
-a value needs, is not recorded. The first calls with each recording are made both ways, and if the bits differ, nothing
+a value needs, is not recorded, nor is one with an operation whose result has a shape that depends on numbers, such as
+`nonzero`: sizes that the function took from it would be those of the recording. The first calls with each recording are made both ways, and if the bits differ, nothing
 is replayed any more. Other inputs than those of the recording show whatever the function took from anywhere else than
 its arguments.
 """
@@ -87,6 +88,8 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRecordable(f"{func} draws random numbers, or is no operation of its own")
+        if shape_depends_on_numbers(func, args):
+            raise NotRecordable(f"the shape of what {func} gives depends on the numbers of a tensor")
         reads: set[str] = set()
         given = [self._text(arg, reads) for arg in args]
         given += [f"{name}={self._text(arg, reads)}" for name, arg in (kwargs or {}).items()]
@@ -154,6 +157,15 @@ class Tape(TorchDispatchMode):
         made: dict[str, Any] = dict(self.values)
         exec(source, made)  # the text has names of this class and whole numbers only
         return made["replay"]
+
+
+def shape_depends_on_numbers(func: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether the numbers of its arguments determine the shape of an operation's result. `index` has torch's tag for
+    such operations, and needs it for masks only."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    masks = (torch.bool, torch.uint8)
+    return func is not torch.ops.aten.index.Tensor or any(i is not None and i.dtype in masks for i in args[1])
 
 
 SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}

@@ -141,6 +141,43 @@ def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):
     assert not tapes.kept
 
 
+def masked_gradient(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        return torch.autograd.grad(point[point >= 0].square().mean(), point)[0]
+
+
+SHAPES_FROM_NUMBERS = {
+    "nonzero": lambda x: x.sum() / len((x >= 0).nonzero()),
+    "the length of a masked tensor": lambda x: x.sum() / len(x[x >= 0]),
+    "a branch on it": lambda x: x * 2 if len(x[x >= 0]) == 4 else x * 3,
+    "masked_select": lambda x: x.sum() / torch.masked_select(x, x >= 0).numel(),
+    "a gradient through a mask": masked_gradient,
+    "unique": lambda x: x / len(torch.unique(x)),
+    "bincount": lambda x: x / torch.bincount(x.abs().long()).numel(),
+    "repeat_interleave": lambda x: x / torch.repeat_interleave(x, (x >= 0).long()).numel(),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES_FROM_NUMBERS)
+def test_shapes_that_depend_on_numbers_are_not_recorded(name: str):
+    """Sizes in a recording are those of its first call. Here they are the same in the calls that are made both ways,
+    and differ later."""
+    function, tapes = SHAPES_FROM_NUMBERS[name], Tapes()
+    usual = torch.arange(1.0, 5.0)
+    for x in [usual] * (PROOFS + 2) + [torch.tensor([-1.0, 2.0, 7.0, 2.0])]:
+        assert torch.equal(tapes.call(name, function, x), function(x))
+    assert "depends on the numbers" in tapes.refused
+
+
+def test_rows_by_their_numbers_are_recorded():
+    """`index` with whole numbers gives the shape of its index."""
+    tapes, x = Tapes(), torch.arange(12.0).view(4, 3)
+    for rows in (torch.tensor([0, 2]), torch.tensor([1, 1]), torch.tensor([3, 0]), torch.tensor([2, 3])):
+        assert torch.equal(tapes.call("rows", lambda x, rows: x[rows], x, rows), x[rows])
+    assert (tapes.refused, tapes.replayed) == ("", 3)
+
+
 def test_a_replay_that_fails_is_refused():
     """torch's LSTM on the processor gives a workspace that a replay cannot give to its backward pass."""
     lstm = torch.nn.LSTM(3, 5, batch_first=True)
