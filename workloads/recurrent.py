@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from .base import PASS_OVER, Model
 from .convolutional import Dropout
+from .derivatives import first_derivatives_only
 
 
 class Stack(nn.Module):
@@ -96,7 +96,7 @@ class PackedTanh(torch.autograd.Function):
         ctx.save_for_backward(output, w)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         output, w = ctx.saved_tensors
         outputs, of_drives = output.split(ctx.running), grads[0].clone(memory_format=torch.contiguous_format)
@@ -129,7 +129,7 @@ class PackedMax(torch.autograd.Function):
         ctx.save_for_backward(h, output)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         h, top = ctx.saved_tensors
         hits = [step == top[: len(step)] for step in h.split(ctx.running)]

@@ -6,10 +6,10 @@ the states, takes as long as they take, or longer. They are the same in every st
 because the functions of a method and of a workload take no branch on a value.
 
 What is recorded must be what would have run. A function that reads the numbers of a tensor, which is what a branch on
-a value needs, is not recorded, nor is one with an operation whose result has a shape that depends on numbers, such as
-`nonzero`: sizes that the function took from it would be those of the recording. The first calls with each recording are made both ways, and if the bits differ, nothing
-is replayed any more. Other inputs than those of the recording show whatever the function took from anywhere else than
-its arguments.
+a value needs, is not recorded. Nor is one with an operation whose result has a shape that depends on numbers, such as
+`nonzero`: sizes that the function took from it would be those of the recording. The first calls with each recording are
+made both ways, and if the bits differ, nothing is replayed any more. Other inputs than those of the recording show
+whatever the function took from anywhere else than its arguments.
 """
 
 from __future__ import annotations

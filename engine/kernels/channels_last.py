@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ...workloads.derivatives import first_derivatives_only
 from .arguments import padding_of, supported_alone
 from .fused_pooling import batch_norm, torch_batch_norm
 from .minimal_filtering import MinimalFiltering, pays
@@ -47,7 +47,7 @@ class Convolution(torch.autograd.Function):
         return torch.conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         gradient, padding = channels_last(grads[0]), ctx.padding
@@ -107,8 +107,12 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """The same images or weights (n, C, h, w) with the channels last in memory; others, such as a single image (C, h,
-    w), as they are."""
+    """The same images or weights (n, C, h, w) with the channels last in memory and without gaps; others, such as a
+    single image (C, h, w), as they are."""
     if tensor.ndim != 4 or is_batchedtensor(tensor):
         return tensor
-    return tensor.to(memory_format=torch.channels_last)
+    last = torch.channels_last
+    # `to` passes parts of images on as they are, such as some of their channels. `contiguous` alone would leave images
+    # of one pixel with strides from which torch cannot tell the order.
+    ordered = tensor.to(memory_format=last)
+    return ordered if ordered.is_contiguous(memory_format=last) else ordered.contiguous(memory_format=last)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ...workloads.derivatives import first_derivatives_only
 from .arguments import pools_two_by_two, supported_alone
 from .library import call
 
@@ -32,7 +32,7 @@ class Normalise(torch.autograd.Function):
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, mean, inverse = ctx.saved_tensors
         of_moments = (mean, inverse, True, ctx.eps, ctx.needs_input_grad[:3])
@@ -59,7 +59,7 @@ class NormaliseAndPool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, code, mean, inverse, weight = ctx.saved_tensors
         gradient = grads[0].contiguous(memory_format=torch.channels_last)
@@ -74,31 +74,34 @@ class Normalised(Tensor):
     """What batch normalisation gives, and ReLU after it if `rectified`. It has its numbers when an operation of torch
     needs them.
 
-    given: the arguments of `Normalise`. version: of the images when they were normalised; an operation that changes
-    them in place before the numbers are computed would change these, too.
+    given: the arguments of `Normalise`. versions: of its tensors when the images were normalised; an operation that
+    changes one of them in place before the numbers are computed would change these, too.
     """
 
     given: tuple[Any, ...]
     rectified: bool
-    version: int
+    versions: list[int]
     with_gradient: bool
     numbers: Tensor | None
 
     @staticmethod
-    def of(given: tuple[Any, ...], rectified: bool, version: int, with_gradient: bool) -> Normalised:
+    def of(given: tuple[Any, ...], rectified: bool, versions: list[int], with_gradient: bool) -> Normalised:
         """with_gradient: whether gradients were recorded when the images were normalised."""
         x = given[0]
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             Normalised, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
-        made.given, made.rectified, made.version, made.with_gradient = given, rectified, version, with_gradient
+        made.given, made.rectified, made.versions, made.with_gradient = given, rectified, versions, with_gradient
         made.numbers = None
         return made
 
     def computed(self, function: type[torch.autograd.Function]) -> Tensor:
         """What `Normalise` or `NormaliseAndPool` gives."""
-        if self.given[0]._version != self.version:
-            raise RuntimeError("images were changed in place after their normalisation; choose engine.kernels=torch")
+        if versions_of(self.given) != self.versions:
+            raise RuntimeError(
+                "images, or what normalises them, were changed in place after their normalisation; choose "
+                "engine.kernels=torch"
+            )
         with torch.set_grad_enabled(self.with_gradient):
             return function.apply(*self.given)
 
@@ -107,7 +110,7 @@ class Normalised(Tensor):
             self.rectified = True
         if self.rectified:
             return self
-        return Normalised.of(self.given, True, self.version, self.with_gradient)
+        return Normalised.of(self.given, True, self.versions, self.with_gradient)
 
     def plain(self) -> Tensor:
         """The numbers as an ordinary tensor."""
@@ -126,10 +129,17 @@ class Normalised(Tensor):
             if func in KNOWN:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **given)
-            if func in RELUS and len(args) == 1 and first.numbers is None:
-                return first.relu(**given)
-            if func in POOLS and first.rectified and pools_two_by_two(*args[1:], **given) and min(first.shape[2:]) > 1:
-                return first.computed(NormaliseAndPool)
+            # Numbers that were computed may have been changed since. Without gradients, torch would cut them off here.
+            if first.numbers is None and torch.is_grad_enabled() == first.with_gradient:
+                if func in RELUS and len(args) == 1:
+                    return first.relu(**given)
+                if (
+                    func in POOLS
+                    and first.rectified
+                    and pools_two_by_two(*args[1:], **given)
+                    and min(first.shape[2:]) > 1
+                ):
+                    return first.computed(NormaliseAndPool)
         return func(*plain(args), **plain(given))
 
     @classmethod
@@ -187,7 +197,12 @@ def batch_norm(
     else:
         return None
     given = (x, weight, bias, mean, variance, eps)
-    return Normalised.of(given, rectified=False, version=x._version, with_gradient=torch.is_grad_enabled())
+    return Normalised.of(given, rectified=False, versions=versions_of(given), with_gradient=torch.is_grad_enabled())
+
+
+def versions_of(given: tuple[Any, ...]) -> list[int]:
+    """How often each tensor of these arguments has been changed in place."""
+    return [each._version for each in given if isinstance(each, Tensor)]
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...workloads.derivatives import first_derivatives_only
 from .library import call
 
 FEWEST_CHANNELS = 16
@@ -46,7 +46,7 @@ class MinimalFiltering(torch.autograd.Function):
         return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         gradient = grads[0].contiguous(memory_format=torch.channels_last)

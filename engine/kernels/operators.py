@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ignore[reportMissingImports]
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
 from ...workloads.base import PASS_OVER
+from ...workloads.derivatives import first_derivatives_only
 from .arguments import padding_of, pools_two_by_two, scalar_of, supported
 from .block_convolutions import Products, parsed
 from .channels_last import CHANNELS_LAST, ChannelsLast
@@ -59,7 +59,7 @@ class Conv(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         gradient, padding = grads[0].contiguous(), ctx.padding
@@ -107,7 +107,7 @@ class Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         (gradient,) = grads
@@ -142,7 +142,7 @@ class Pool(torch.autograd.Function):
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         of_x = grads[0].new_empty(ctx.shape)
         call("pool_backward", (grads[0].contiguous(), ctx.saved_tensors[0], of_x), plane_count(of_x), *ctx.shape[-2:])

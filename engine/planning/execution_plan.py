@@ -35,7 +35,7 @@ from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.sha256 import sha256, sha256_of_json
 from .convolutions import plan_with_products
-from .kernel_proof import Disagreement, TrainingData, kernel_identity, prove
+from .kernel_proof import Disagreement, ProofData, kernel_identity, prove
 
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
@@ -136,7 +136,7 @@ def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | No
     if kernels not in run_spec.proofs:
         run_spec.proofs[kernels] = None
         try:
-            prove(run_spec, TrainingData(split.train, split.client_index), kernels)
+            prove(run_spec, ProofData(split.train, split.client_index, split.test), kernels)
         except Disagreement as error:
             run_spec.proofs[kernels] = error
     return run_spec.proofs[kernels]

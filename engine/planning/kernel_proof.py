@@ -2,7 +2,10 @@
 
 Losses and gradients are compared on batches of the run's first clients, at three models: the initial model, one near
 it, and a random one, since a model whose units are all dead has no gradient to compare. The batches have the keys of
-several clients and steps, since a workload may draw from them. The reference is torch in float64. The rounding error of
+several clients and steps, since a workload may draw from them. A client alone is compared on batches without padding,
+as it trains on them, and a block on batches with padding, where there is any. For large models the batches are cut,
+except for one of them, since kernels may depend on the number of examples. The reports of evaluations are compared as
+well. The reference is torch in float64. The rounding error of
 torch's own float32 kernels, times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the
 kinks of ReLU and max pooling a rounding error can change a gradient abruptly. So if the kernels differ by more, the
 reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the changes
@@ -14,6 +17,7 @@ All of this happens before round 1, and takes a fraction of a second for a small
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +32,9 @@ from ...algorithms.parts.orthogonal import FASTER, Triple, iterate
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.base import ClientIndex
-from ..clients.batches import stream
-from ..clients.local_training import Gradient, LocalTrainer
+from ..clients.batches import Stream, stream
+from ..clients.local_training import Gradient, LocalTrainer, unpadded
+from ..clients.modules import evaluating
 from ..clients.worker import Data
 from ..cohorts import sampling
 from ..config.run_spec import RunSpec
@@ -37,7 +42,7 @@ from ..errors import type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import AT_ONCE, add_up, polynomials
+from ..kernels.operators import AT_ONCE, add_up, kernels, polynomials
 
 FACTOR = 8.0
 """The factor by which another order of the same sums may exceed torch's own rounding error."""
@@ -47,12 +52,14 @@ PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
 """The number of perturbed models at which the reference is computed if kernels disagree, and their relative size."""
 COMPARED_NUMBERS = 1 << 23
 """The number of examples that are compared, times the number of parameters, is at most this number."""
-FEWEST_EXAMPLES = 4
-"""At least this many examples are compared, if the batch has them."""
+FEWEST_EXAMPLES = 16
+"""At least this many examples are compared, if the batch has them: as many as a vector has places for."""
 SUMMED_ENTRIES = 5_003
 """The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
 Batch = dict[str, Tensor]
+Gradients = tuple[Tensor, Tensor]
+"""(gradient (P,), loss ()) of a batch."""
 
 
 class Disagreement(Exception):
@@ -66,11 +73,13 @@ class Disagreement(Exception):
         self.torch_fails = torch_fails
 
 
-class TrainingData(NamedTuple):
-    """The data that a run trains on: columns (n, …) of all rows, as numpy arrays or tensors."""
+class ProofData(NamedTuple):
+    """The data of a run: columns (n, …) of all training rows and of all test rows, as numpy arrays or tensors. Without
+    test rows, reports are not compared."""
 
     train: Any
     client_index: ClientIndex
+    test: Any = None
 
 
 def kernel_identity(kernels: str) -> str:
@@ -86,12 +95,12 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
     """
     if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
         try:
-            prove(run_spec, TrainingData(data.train, data.client_index), run_spec.kernels)
+            prove(run_spec, ProofData(data.train, data.client_index, data.test), run_spec.kernels)
         except Disagreement as error:
             raise NoKernels(f"{run_spec.kernels} kernels do not compute here what torch's compute: {error}") from error
 
 
-def prove(run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
+def prove(run_spec: RunSpec, given: ProofData, kernels: str) -> None:
     """Raise Disagreement unless the kernels, one of COMPILED, compute what torch computes on this run's data."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
@@ -119,7 +128,7 @@ class Proof:
     `torchs`, `double`, `own`: trainers with torch's kernels, with torch's in float64, and with the kernels.
     """
 
-    def __init__(self, run_spec: RunSpec, given: TrainingData, kernels: str) -> None:
+    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: str) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
         self.x = run_spec.initial_model()
         method = run_spec.method()
@@ -139,6 +148,8 @@ class Proof:
         batches = self.batches()
         for name, point, pair in zip(("initial", "perturbed", "random"), self.points(), batches, strict=True):
             self.gradients(f"at the {name} model", point, pair)
+        self.whole_batch()
+        self.reports()
         self.descent(next(self.points()), batches[0])
         if self.kernels in COMPILED:
             self.orthogonalised(batches[0][0])
@@ -172,24 +183,32 @@ class Proof:
 
         The last batch of a client is shorter if the batch size does not divide its rows.
         """
-        experiment = self.run_spec.experiment
-        clients, fewer = self.clients(), max(FEWEST_EXAMPLES, COMPARED_NUMBERS // max(self.x.flat.numel(), 1))
-        drawn = stream(
-            self.given.client_index, clients, np.zeros(2, np.int64), experiment.federation.local, experiment.seed
-        )
         pairs = []
         for step in (lambda last: 0, lambda last: min(1, last), lambda last: last):
-            pair = []
-            for client in range(2):
-                k = step(int(drawn.steps[client]) - 1)
-                rows = drawn.rows[client, k][:fewer].numpy()
-                batch = {name: rows_of(column, rows) for name, column in self.given.train.items()}
-                batch["key"] = drawn.keys[client, k]
-                if drawn.weight is not None:
-                    batch["weight"] = drawn.weight[client, k][:fewer].to(self.x.flat.dtype)
-                pair.append(batch)
-            pairs.append(tuple(pair))
+            steps = [step(int(self.drawn.steps[client]) - 1) for client in range(2)]
+            pairs.append((self.batch(0, steps[0], self.fewer), self.batch(1, steps[1], self.fewer)))
         return pairs
+
+    @property
+    def fewer(self) -> int:
+        """The number of examples to which batches are cut."""
+        return max(FEWEST_EXAMPLES, COMPARED_NUMBERS // max(self.x.flat.numel(), 1))
+
+    @functools.cached_property
+    def drawn(self) -> Stream:
+        """The batches of the two clients on their first visit."""
+        experiment, visits = self.run_spec.experiment, np.zeros(2, np.int64)
+        return stream(self.given.client_index, self.clients(), visits, experiment.federation.local, experiment.seed)
+
+    def batch(self, client: int, step: int, most: int | None = None) -> Batch:
+        """A batch of one of the two clients, with its padding. most: the number of its examples that are kept."""
+        drawn = self.drawn
+        rows = drawn.rows[client, step][:most].numpy()
+        batch = {name: rows_of(column, rows) for name, column in self.given.train.items()}
+        batch["key"] = drawn.keys[client, step]
+        if drawn.weight is not None:
+            batch["weight"] = drawn.weight[client, step][:most].to(self.x.flat.dtype)
+        return batch
 
     def points(self) -> Iterator[Tensor]:
         """Three models (P,): the initial one, one near it, and a random one with the usual variances before ReLU."""
@@ -211,13 +230,26 @@ class Proof:
         """Compare the gradients and losses of each client alone, and of both clients as a block."""
         block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
         for client, batch in enumerate(pair):
-            torchs = self.by_torch(lambda batch=batch: loss_gradient(self.torchs, point, self.x.layout, batch))
-            own = self.by_own(lambda batch=batch: loss_gradient(self.own, point, self.x.layout, batch))
-            found = [own] if block is None else [own, (block[0][client], block[1][client])]
-            if self.kernels == CHANNELS_LAST and self.run_spec.precision is None:
-                found.append(self.by_own(lambda batch=batch: self.in_layout(point, batch)))
-            for gradient, loss in found:
-                self.compare(where, point, batch, torchs, (gradient, loss))
+            in_block = [] if block is None else [(block[0][client], block[1][client])]
+            if "weight" in batch:
+                self.compare(f"in a block {where}", point, batch, lambda _, found=in_block: found)
+                in_block = []
+            real = without_padding(batch)
+            self.compare(where, point, real, lambda real, found=in_block: [*self.alone(point, real), *found])
+
+    def whole_batch(self) -> None:
+        """Compare one batch that is not cut, near the initial model."""
+        if self.drawn.rows.shape[-1] > self.fewer:
+            _, point, _ = self.points()
+            batch = without_padding(self.batch(0, 0))
+            self.compare("by a whole batch", point, batch, lambda batch: self.alone(point, batch))
+
+    def alone(self, point: Tensor, batch: Batch) -> list[Gradients]:
+        """Of a client alone by the kernels, in each of the ways in which a step computes it."""
+        found = [self.by_own(lambda: loss_gradient(self.own, point, self.x.layout, batch))]
+        if self.kernels == CHANNELS_LAST and self.run_spec.precision is None:
+            found.append(self.by_own(lambda: self.in_layout(point, batch)))
+        return found
 
     def in_layout(self, point: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """(gradient (P,), loss ()) where the tensors of the model have their channels last from the beginning, as in
@@ -244,11 +276,13 @@ class Proof:
                 return None
             raise Disagreement(f"a block raises {type_and_first_line(error)}, and not by torch's kernels") from error
 
-    def compare(
-        self, where: str, point: Tensor, batch: Batch, torchs: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
-    ) -> None:
+    def compare(self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Batch], list[Gradients]]) -> None:
+        """Compare what the kernels give for a batch, `by_own`, with what torch's give. Torch's come first, since an
+        error that they raise, too, is none of the kernels."""
+        torchs = self.by_torch(lambda: loss_gradient(self.torchs, point, self.x.layout, batch))
+        found = by_own(batch)
         if not bool(torchs[0].isfinite().all() and torchs[1].isfinite()):
-            if bool(own[0].isfinite().all() and own[1].isfinite()):
+            if any(bool(own[0].isfinite().all() and own[1].isfinite()) for own in found):
                 raise Disagreement(f"{where} they give numbers where torch's give none")
             return
         expected = self.by_double(
@@ -259,8 +293,10 @@ class Proof:
             return loss_gradient(self.double, point.double() * factors, self.x.layout, with_float64_weights(batch))
 
         moved = Perturbed(perturbed, point)
-        self.close(f"the gradient {where}", Errors(expected[0], torchs[0], own[0]), lambda: moved.of(0, expected[0]))
-        self.close(f"the loss {where}", Errors(expected[1], torchs[1], own[1]), lambda: moved.of(1, expected[1]))
+        for which, what in enumerate(("gradient", "loss")):
+            for own in found:
+                errors = Errors(expected[which], torchs[which], own[which])
+                self.close(f"the {what} {where}", errors, lambda which=which: moved.of(which, expected[which]))
 
     def close(self, what: str, errors: Errors, spread: Callable[[], Tensor]) -> None:
         """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough.
@@ -318,6 +354,37 @@ class Proof:
             )
             errors = Errors(expected, torchs, total + (point - y) / lr)
             self.close("the outcome of two steps", errors, lambda: moved.of(0, expected))
+
+    # --- evaluations ----------------------------------------------------------------------------------------------
+    def reports(self) -> None:
+        """Compare what the workload reports of test rows. Columns of whole numbers, such as hits, are left out: they
+        jump at ties, and follow from what the other columns show."""
+        if self.given.test is None:
+            return
+        rows = np.arange(min(self.fewer, len(next(iter(self.given.test.values())))))
+        batch = {name: rows_of(column, rows) for name, column in self.given.test.items()}
+        workload = self.run_spec.workload
+
+        def report(point: Tensor, own: bool = False) -> dict[str, Tensor]:
+            with kernels(self.kernels if own else "torch"), evaluating():
+                return workload.report(dict(Tree(point, self.x.layout).items()), batch)
+
+        for point in self.points():
+            try:
+                torchs = report(point)
+            except Exception:
+                return  # the evaluation itself will say so
+            expected = self.by_double(lambda point=point: report(point.double()))
+            own = self.by_own(lambda point=point: report(point, own=True))
+            for name, column in expected.items():
+                counts = not column.is_floating_point() or torch.equal(column, column.round())
+                if counts or not bool(torchs[name].isfinite().all()):
+                    continue
+                off, allowed = distance(column, own[name]), bound(column, torchs[name], 1.0)
+                if not off <= allowed:
+                    raise Disagreement(
+                        f"{name} in an evaluation is {off:.1e} off torch's, where rounding allows {allowed:.1e}"
+                    )
 
     # --- Newton-Schulz --------------------------------------------------------------------------------------------
     def orthogonalised(self, batch: Batch) -> None:
@@ -419,6 +486,11 @@ def rows_of(column: Any, rows: np.ndarray) -> Tensor:
     if isinstance(column, Tensor):
         return column[torch.from_numpy(rows)]
     return torch.from_numpy(np.ascontiguousarray(column[rows]))
+
+
+def without_padding(batch: Batch) -> Batch:
+    """The batch as a client alone trains on it."""
+    return unpadded({name: column.unsqueeze(0) for name, column in batch.items()}, 0)
 
 
 def with_float64_weights(batch: Batch) -> Batch:

@@ -23,6 +23,8 @@ from fedfleet.engine.clients.local_training import ClientSteps
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.kernels import fused_pooling
+from fedfleet.engine.kernels.library import call
 from fedfleet.engine.kernels.minimal_filtering import pays
 from fedfleet.engine.kernels.operators import kernels
 from fedfleet.engine.planning import execution_plan, kernel_proof
@@ -79,22 +81,24 @@ class Standardised(nn.Conv2d):
         return F.conv2d(input, weight, self.bias, self.stride, self.padding)
 
 
-def asked(network: Callable[[], nn.Module], method: Any = "fedavg", **engine: Any) -> Experiment:
+def asked(
+    network: Callable[[], nn.Module], method: Any = "fedavg", local: dict[str, int] | None = None, **engine: Any
+) -> Experiment:
     return experiment(
         {
             "workload": Digits(Built(network), Iid()),
             "method": {"name": method, "rule": {"name": "sgd", "lr": 0.1}},
-            "federation": {"clients": 12, "cohort": 8, "rounds": 3, "local": {"steps": 3, "batch": 16}},
+            "federation": {"clients": 12, "cohort": 8, "rounds": 3, "local": local or LOCAL_WORK[0]},
             "engine": {"backend": "local", "block": 1, "kernels": "channels_last", **engine},
             "tracking": {"uri": "none"},
         }
     )
 
 
-def proven(network: Callable[[], nn.Module]) -> None:
-    run_spec = RunSpec.of("run", asked(network))
+def proven(network: Callable[[], nn.Module], local: dict[str, int] | None = None) -> None:
+    run_spec = RunSpec.of("run", asked(network, local=local))
     split = run_spec.split()
-    kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "channels_last")
+    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index, split.test), "channels_last")
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
@@ -139,6 +143,56 @@ def test_convolutions_are_torchs(case: str):
     for own, value in zip(found, expected, strict=True):
         assert own.shape == value.shape
         assert apart(own, value) < TOLERANCE
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "some channels": lambda x: x[:, :20],
+    "half of the channels": lambda x: x.chunk(2, 1)[1],
+    "every second channel": lambda x: x[:, ::2],
+    "cut edges": lambda x: x[:, :20, 1:-1, 1:-1],
+    "every second pixel": lambda x: x[:, :20, ::2, ::2],
+    "turned": lambda x: x[:, :20].flip(1),
+    "on their side": lambda x: x[:, :20].mT,
+    "one image many times": lambda x: x[:1, :20].expand(3, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_images_are_not_read_as_whole_ones(part: str):
+    """The order of their numbers in memory is that of images with their channels last, with gaps between them."""
+    x, weight, bias = drawn(3, 40, 16, 16), drawn(17, 20, 3, 3), drawn(17)
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        images = x.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(PARTS[part](images), weight, bias, padding=1)
+
+    expected = gradients(convolve, x, weight, bias)
+    with kernels("channels_last"):
+        found = gradients(convolve, x, weight, bias)
+    assert all(apart(own, value) < TOLERANCE for own, value in zip(found, expected, strict=True))
+
+
+def test_parts_of_kernels_are_not_read_as_whole_ones():
+    x, weight = drawn(3, 20, 8, 8), drawn(17, 20, 5, 5)
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last)[:, :, 1:4, 1:4], padding=1)
+
+    expected = gradients(convolve, x, weight)
+    with kernels("channels_last"):
+        found = gradients(convolve, x, weight)
+    assert all(apart(own, value) < TOLERANCE for own, value in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["native", "channels_last"])
+@pytest.mark.parametrize("shape", [(32, 20, 3, 3), (32, 20, 5, 5)])
+def test_second_derivatives_are_refused(name: str, shape: tuple[int, ...]):
+    """Autograd would give zeros for them, with options that the engine sets."""
+    x, weight = drawn(2, 20, 8, 8).requires_grad_(), drawn(*shape).requires_grad_()
+    with kernels(name):
+        y = F.conv2d(x, weight, padding=1)
+    with pytest.raises(RuntimeError, match="second derivatives are asked for"):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
 
 
 def test_which_convolutions_are_computed_by_minimal_filtering():
@@ -242,6 +296,58 @@ def test_a_network_that_does_not_is_found_out(network: Callable[[], nn.Module], 
     automatic = RunSpec.of("run", asked(network, kernels="auto"))
     assert "channels_last" not in execution_plan.own_kernels(automatic, automatic.split())
     assert run(asked(network, kernels="auto")).model_sha256 == run(asked(network, kernels="torch")).model_sha256
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds to eighths, with the gradient of what is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (8 * x).round() / 8
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class Rounded(nn.Module):
+    """What torch's function modes do not see: `apply` of a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return StraightThrough.apply(x)  # pyright: ignore[reportReturnType]
+
+
+def wrong_variance(name: str, tensors: Any, *sizes: int) -> None:
+    call(name, tensors, *sizes)
+    if name == "channel_moments":
+        tensors[2].mul_(1.01)
+
+
+LOCAL_WORK: list[dict[str, int]] = [{"steps": 3, "batch": 16}, {"epochs": 1, "batch": 16}, {"steps": 3, "batch": 500}]
+"""Batches that are all full, batches of which the last one is short, and batches that are larger than a client."""
+
+
+@pytest.mark.parametrize("local", LOCAL_WORK)
+def test_normalisation_is_proven_as_clients_alone_compute_it(local: dict[str, int], monkeypatch: pytest.MonkeyPatch):
+    """Without padding, which batch normalisation computes otherwise."""
+    proven(normalised(), local)
+    with pytest.raises(kernel_proof.Disagreement, match=r"of 0\.weight is .* off torch's"):
+        proven(normalised(Rounded(), nn.Flatten()), local)
+    monkeypatch.setattr(fused_pooling, "call", wrong_variance)
+    with pytest.raises(kernel_proof.Disagreement, match=r"is .* off torch's"):
+        proven(normalised(), local)
+
+
+class OtherwiseInEvaluations(nn.Module):
+    """Has a layout of its own in evaluations only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) if self.training else InMemory()(x)
+
+
+def test_evaluations_are_proven():
+    with pytest.raises(kernel_proof.Disagreement, match=r"loss in an evaluation is .* off torch's"):
+        proven(normalised(OtherwiseInEvaluations()))
 
 
 def test_they_are_for_float32_on_processors():

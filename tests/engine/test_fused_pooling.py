@@ -209,8 +209,45 @@ def test_a_change_of_the_images_is_noticed():
     with kernels("channels_last"):
         normalised = normalise(x, drawn(5), drawn(5))
         x.add_(1)
-        with pytest.raises(RuntimeError, match="images were changed in place after their normalisation"):
+        with pytest.raises(RuntimeError, match="were changed in place after their normalisation"):
             F.max_pool2d(F.relu(normalised), 2)
+
+
+def test_what_normalises_must_not_change_either():
+    mean, variance = drawn(5), drawn(5).abs()
+    with kernels("channels_last"), torch.no_grad():
+        normalised = F.batch_norm(images(4, 5, 6, 8), mean, variance, drawn(5), drawn(5))
+        variance.add_(1)
+        with pytest.raises(RuntimeError, match="were changed in place after their normalisation"):
+            normalised.sum()
+
+
+@pytest.mark.parametrize("change", [lambda y: y.clamp_(max=0.1), lambda y: y.data.mul_(2)], ids=["in place", "data"])
+def test_pooling_takes_numbers_that_were_changed(change: Callable[[Tensor], Tensor], fused: list[tuple[int, ...]]):
+    x, mean, variance, weight, bias = images(4, 5, 6, 8), drawn(5), drawn(5).abs(), drawn(5), drawn(5)
+
+    def network() -> Tensor:
+        rectified = F.relu(F.batch_norm(x, mean, variance, weight, bias))
+        change(rectified)
+        return F.max_pool2d(rectified, 2)
+
+    with torch.no_grad():
+        expected = network()
+        with kernels("channels_last"):
+            assert apart(network(), expected) < TOLERANCE
+    assert not fused
+
+
+def test_pooling_without_gradients_cuts_them_off():
+    """A target that must have no gradient, of images that were normalised with one."""
+
+    def network(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rectified = F.relu(normalise(x, weight, bias))
+        with torch.no_grad():
+            target = F.max_pool2d(rectified, 2)
+        return F.max_pool2d(rectified.sin(), 2) * target
+
+    compare(network, images(4, 5, 6, 8), drawn(5), drawn(5))
 
 
 LEFT_ALONE: dict[str, Callable[[], Tensor]] = {

@@ -24,7 +24,7 @@ from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.fused_chain import NotAChain, chain_from
+from fedfleet.engine.kernels.fused_chain import Chain, NotAChain, chain_from
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
@@ -288,7 +288,7 @@ def test_padding_that_is_passed_over_otherwise_is_found_out(monkeypatch: pytest.
     }
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    given = kernel_proof.TrainingData(split.train, split.client_index)
+    given = kernel_proof.ProofData(split.train, split.client_index)
     kernel_proof.prove(run_spec, given, "native")
     right, calls = PackedTanh.backward, []
 
@@ -347,7 +347,7 @@ def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel
 
     run_spec = RunSpec.of("run", lenet(method=method, kernels=kernels))
     split = run_spec.split()
-    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), kernels)
+    return run_spec, kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), kernels)
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -371,7 +371,7 @@ def test_a_library_that_computes_something_else_is_found_out(part, reason):
 def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     run_spec = RunSpec.of("run", digits("local_muon", STEPS, kernels="native"))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "native")
+    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
 
@@ -380,6 +380,43 @@ def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
 def test_a_run_that_asks_for_them_is_told(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"engine\.kernels=native must compute what torch's .*; choose torch"):
         run(digits("fedavg", STEPS, kernels="native"))
+
+
+@pytest.mark.parametrize(("batch", "width"), [(16, 2048), (48, 2048)])
+def test_batches_of_large_models_are_proven_as_they_are_computed(
+    batch: int, width: int, monkeypatch: pytest.MonkeyPatch
+):
+    """An error of convolutions with examples in lanes alone, which the chain uses where a batch fills them. Batches of
+    large models are cut."""
+    from .test_channels_last import Built
+
+    def network() -> nn.Module:
+        convolution = (nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten())
+        return nn.Sequential(*convolution, nn.Linear(576, width), nn.ReLU(), nn.Linear(width, 10))
+
+    asked = {
+        "workload": Digits(Built(network), Iid()),
+        "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}},
+        "federation": {"clients": 12, "cohort": 2, "rounds": 1, "local": {"steps": 2, "batch": batch}},
+        "engine": {"backend": "local", "block": 1, "kernels": "chain"},
+        "tracking": {"uri": "none"},
+    }
+    run_spec = RunSpec.of("run", schema.experiment(asked))
+    split = run_spec.split()
+    given = kernel_proof.ProofData(split.train, split.client_index)
+    kernel_proof.prove(run_spec, given, "chain")
+    right, sizes = Chain._call, []
+
+    def wrong(self: Any, name: str, tensors: Any, label: Tensor, *more: Any) -> None:
+        sizes.append(label.shape[-1])
+        right(self, name, tensors, label, *more)
+        if sizes[-1] == batch:
+            tensors[0 if name == "chain_descend" else 5].mul_(1.01)
+
+    monkeypatch.setattr(Chain, "_call", wrong)
+    with pytest.raises(kernel_proof.Disagreement, match=r"is .* off torch's"):
+        kernel_proof.prove(run_spec, given, "chain")
+    assert batch in sizes
 
 
 # --- no false alarm ---------------------------------------------------------------------------------------------------
@@ -391,7 +428,7 @@ def test_what_is_right_is_proven(method, kernels):
             "run", digits(method, {"epochs": 1, "batch": 7}, kernels=kernels).model_copy(update={"seed": seed})
         )
         split = run_spec.split()
-        kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), kernels)
+        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), kernels)
 
 
 @pytest.mark.parametrize("method", ["fed_nsgda_m", "fedmuon_da", "fedmuon_bc", "fafed", "stem", "muloco"])
@@ -401,7 +438,7 @@ def test_methods_whose_server_sends_less_than_its_state_are_proven(method):
     asked = {**base.model_dump(mode="json"), "workload": made, "method": method}
     run_spec = RunSpec.of("run", schema.experiment(asked))
     split = run_spec.split()
-    kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "native")
+    kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), "native")
 
 
 def dead(self: Any, seed: int) -> dict[str, Tensor]:
@@ -418,9 +455,9 @@ def test_a_dead_start_proves_nothing_by_itself():
     run_spec = RunSpec.of("run", experiment(workload, kernels="chain"))
     split = run_spec.split()
     right = RunSpec.of("run", experiment(made(init=dead), kernels="chain"))
-    kernel_proof.prove(right, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+    kernel_proof.prove(right, kernel_proof.ProofData(split.train, split.client_index), "chain")
     with pytest.raises(kernel_proof.Disagreement):
-        kernel_proof.prove(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
+        kernel_proof.prove(run_spec, kernel_proof.ProofData(split.train, split.client_index), "chain")
 
 
 @pytest.mark.usefixtures("wrong_library")
@@ -430,8 +467,8 @@ def test_convolutions_with_examples_in_lanes_are_found_out():
 
     run_spec = RunSpec.of("run", lenet(kernels="chain", batch=16))
     split = run_spec.split()
-    proving = kernel_proof.Proof(run_spec, kernel_proof.TrainingData(split.train, split.client_index), "chain")
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+    proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), "chain")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
 
@@ -447,9 +484,9 @@ def test_convolutions_by_fewer_products_are_found_out():
 
     run_spec = RunSpec.of("run", asked(wide))
     split = run_spec.split()
-    given = kernel_proof.TrainingData(split.train, split.client_index)
+    given = kernel_proof.ProofData(split.train, split.client_index)
     proving = kernel_proof.Proof(run_spec, given, "channels_last")
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
 
 
@@ -459,7 +496,7 @@ def test_images_that_are_normalised_otherwise_are_found_out():
 
     run_spec = RunSpec.of("run", asked(normalised()))
     split = run_spec.split()
-    given = kernel_proof.TrainingData(split.train, split.client_index)
+    given = kernel_proof.ProofData(split.train, split.client_index)
     proving = kernel_proof.Proof(run_spec, given, "channels_last")
-    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient here .* is .* off torch's"):
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match=r"the gradient .*here .* is .* off torch's"):
         proving.gradients("here", proving.x.flat, proving.batches()[0])
