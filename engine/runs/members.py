@@ -13,6 +13,7 @@ from ..backends.base import Pool
 from ..backends.members import Lockstep, Member, MemberPool
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
+from ..fleet.planner import build_sampler
 from ..methods.numbers import form
 from ..planning.data import checked_split, keep_partition
 from ..planning.execution_plan import asks_for_kernels, own_kernels
@@ -124,7 +125,8 @@ def same_but_numbers(run_spec: RunSpec) -> Hashable | None:
     if key is None:
         return None
     sections = (experiment.federation.local.model_dump_json(), experiment.engine.model_dump_json())
-    return (key, form(run_spec.method()), *sections)
+    with_rms = build_sampler(run_spec).needs_rms  # the losses of single examples, which a chain does not give
+    return (key, form(run_spec.method()), *sections, with_rms)
 
 
 def data_key(run_spec: RunSpec) -> str | None:

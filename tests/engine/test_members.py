@@ -19,11 +19,13 @@ from fedfleet.engine.clients import worker
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evaluate_together
+from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Checkpoint, Engine, Experiment, experiment
 from fedfleet.engine.errors import ConfigError, Diverged, EvaluationFailed, Interrupted
 from fedfleet.engine.methods.numbers import differing, form, numbers, with_numbers
+from fedfleet.engine.planning.execution_plan import candidates
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.engine.runs.members import execute_together
+from fedfleet.engine.runs.members import SharedHost, execute_together
 from fedfleet.engine.runs.result import Result
 from fedfleet.engine.state.checkpoint import name_of
 from fedfleet.tune.executor.executor import check_together, why_not_together
@@ -109,6 +111,27 @@ def test_members_with_other_seeds_rounds_and_data(tmp_path):
     results = together(experiments, tmp_path)
     assert all(same(result, run(each)) for result, each in zip(results, experiments, strict=True))
     assert all("trained together" in log(tmp_path, number) for number in range(2))
+
+
+def test_a_sampler_that_bears_no_chain_keeps_it_from_no_other_run():
+    """Oort needs the losses of single examples, which a chain does not give. Proofs are shared between runs."""
+
+    def asked(sampler: str) -> RunSpec:
+        base = digits("fedavg", STEPS, rounds=6000, block="auto").model_dump(mode="json")
+        federation = {**base["federation"], "sampler": sampler}
+        return prepare(experiment({**base, "federation": federation}), "test")
+
+    def kernels(*samplers: str) -> set[str]:
+        """Of the plans of the last of these runs, which share their process."""
+        host, seen = SharedHost(), set()
+        for run_spec in map(asked, samplers):
+            host.get_ready(run_spec)
+            seen = {plan.kernels for plan in candidates(run_spec, host.split(run_spec))}
+        return seen
+
+    assert kernels("oort", "uniform") == kernels("uniform") >= {"torch", "chain"}
+    assert kernels("uniform", "oort") == kernels("oort")
+    assert "chain" not in kernels("oort")
 
 
 def test_methods_of_different_forms_go_on_beside_each_other():

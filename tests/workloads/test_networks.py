@@ -159,6 +159,15 @@ def test_passing_over_padding_changes_nothing(model, pool, lengths):
 
 
 @pytest.mark.usefixtures("passing_over")
+def test_second_derivatives_are_refused_where_padding_is_passed_over():
+    """With these options autograd would give zeros for them."""
+    body = Rnn(6).build((12, 5), 2)
+    x, real = padded(SEQUENCES["most are short"])
+    with pytest.raises(RuntimeError, match="second derivatives are asked for"):
+        torch.autograd.grad(body(x.requires_grad_(), real).square().sum(), x, create_graph=True)
+
+
+@pytest.mark.usefixtures("passing_over")
 def test_equal_maxima_share_the_gradient_as_in_torch():
     """Saturated cells are equal at several places."""
     body = Rnn(6).build((12, 5), 2)
