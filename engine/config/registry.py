@@ -281,5 +281,7 @@ def signature(target: Any) -> tuple[dict[str, Any], dict[str, inspect.Parameter]
 
 def summary(entry: Any) -> str:
     """One line that describes an entry, from its table or its docstring."""
-    text = getattr(entry, "summary", None) or inspect.getdoc(resolve(entry)) or ""
+    text = getattr(entry, "summary", None)  # of a workload it is a method
+    if not isinstance(text, str):
+        text = inspect.getdoc(resolve(entry)) or ""
     return text.strip().split("\n")[0]

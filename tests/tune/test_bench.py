@@ -76,8 +76,8 @@ def test_lines():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["w9"], "bench has no work w9; choose from w1, w2, w3"),
-        (["w1", "--method", "sgd"], "bench has no method sgd; choose from fedavg"),
+        (["w9"], "bench has no work w9; did you mean w8? valid: w1, w2, w3"),
+        (["w1", "--method", "fedavgg"], "bench has no method fedavgg; did you mean fedavg? valid: "),
         (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
         (["w1", "--peer", "pfl"], "--peer must be NAME=COMMAND, got 'pfl'"),
         (["w1", "--peer", "pfl=python {rounds"], "--peer must be NAME=COMMAND, got 'pfl=python {rounds'"),

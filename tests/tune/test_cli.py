@@ -393,6 +393,18 @@ def test_list_a_plugins_parts(here: Path):
     assert (missing.exit_code, len(missing.stderr.splitlines())) == (2, 1)
 
 
+def test_list_a_plugins_workloads(here: Path):
+    """A workload has a method `summary`, which is no text about it."""
+    (here / "mine.py").write_text(
+        "from fedfleet.workloads.digits import Digits\n\n\n"
+        'class Mine(Digits):\n    """My data."""\n\n\n'
+        'WORKLOADS = {"mine": Mine}\n'
+    )
+    done = invoke("list", "workloads", "--plugin", "mine.py")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^mine +My data\.", done.stdout, re.M)
+
+
 LIGHT = """
 import sys
 sys.argv = ["fedfleet", *sys.argv[1:]]

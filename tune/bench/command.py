@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from ...algorithms.table import METHODS
 from ...engine.config.schema import experiment
-from ...engine.errors import ConfigError
+from ...engine.errors import ConfigError, nearest
 from ..files import override
 from ..listing import columns
-from .measure import METHODS, PARTS, Line, Pair, Peer, alternate
+from .measure import PARTS, Line, Pair, Peer, alternate
 from .works import FEDERATIONS
 
 WORKS = tuple(FEDERATIONS)
@@ -37,8 +38,8 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
     """
     works = [word for word in asked if "=" not in word]
     for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple(METHODS))):
-        if unknown := set(words) - set(valid):
-            raise ConfigError(f"bench has no {kind} {', '.join(sorted(unknown))}; choose from {', '.join(valid)}")
+        if unknown := sorted(set(words) - set(valid)):
+            raise ConfigError(f"bench has no {kind} {unknown[0]}; {nearest(unknown[0], valid)}")
     data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])
     experiment(data)  # raises ConfigError for an invalid setting
     engine, lines, others = data["engine"], [], [peer_of(word) for word in peers]

@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", **SGD},
     "fedmuon_bc": {"name": "fedmuon_bc"},
 }
+"""Methods with other arguments than their default ones."""
 
 
 class Peer(NamedTuple):
@@ -128,7 +129,7 @@ def pair(line: Line, rounds: int, workers: int) -> Pair:
         {
             "plugins": [f"{__package__}.works"],
             "workload": line.work,
-            "method": METHODS[line.method],
+            "method": METHODS.get(line.method, line.method),
             "federation": {**FEDERATIONS[line.work], "rounds": rounds + WARMUP + 1},
             "engine": {"workers": workers, **line.engine},
             "evaluate": {"every": 0},
