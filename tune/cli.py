@@ -215,7 +215,7 @@ def study(
         overrides = (f"experiment.engine.address={address}", *overrides)
     if failed := run_named(study, overrides, given, out, jobs, keep_models, quiet):
         raise FedFleetError(
-            f"{failed} of the study's cells failed; the report says why, and the same command tries them again"
+            f"{failed} cells or trials of the study failed; the report says why, and the same command tries them again"
         )
 
 
@@ -234,9 +234,11 @@ def report(folder: Path, out: Path | None) -> None:
     if (folder / "study.yaml").is_file():
         from .report.page import write_report
         from .study.folder import Folder
-        from .study.kept_results import restore
+        from .study.kept_results import check_restored, restore
 
         restore(folder)
+        study = Folder(folder).study
+        check_restored(folder, (study.report.metric, study.deciding))
         click.echo(write_report(Folder(folder), page))
         return
     if (folder / "search.yaml").is_file():

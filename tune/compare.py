@@ -19,9 +19,10 @@ from .part_defaults import with_defaults
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
-from .run_files import column, privacy_spent, why_unfinished
+from .run_files import column, column_names, privacy_spent, read_table, why_unfinished
 from .study.cells import WITHOUT_EFFECT
 from .study.folder import points_of
+from .study.kept_results import restore
 from .study.spec import Report
 
 
@@ -63,6 +64,8 @@ def runs_in(path: Path) -> list[Path]:
     """The folders of runs at a path: the path itself, or all runs in a study's or search's folder."""
     if (path / "config.yaml").is_file():
         return [path]
+    if path.is_dir():
+        restore(path)
     below = sorted(file.parent for file in path.glob("**/config.yaml")) if path.is_dir() else []
     if not below:
         raise ConfigError(f"{path} holds no run; give folders that `fedfleet run` or `fedfleet study` wrote")
@@ -71,14 +74,7 @@ def runs_in(path: Path) -> list[Path]:
 
 def metrics_of(path: Path) -> list[str]:
     """The metrics that the first run at a path has measured."""
-    import pyarrow.parquet as pq
-
-    first = runs_in(path)[0] / "rounds.parquet"
-    return (
-        [name for name in pq.read_schema(first).names if name.startswith(("eval/", "train/"))]
-        if first.is_file()
-        else []
-    )
+    return [name for name in column_names(runs_in(path)[0]) if name.startswith(("eval/", "train/"))]
 
 
 def findings_of(folders: list[Path], report: Report) -> Findings:
@@ -169,16 +165,14 @@ def key_in_label(key: str) -> str:
 
 
 def run_of(folder: Path, label: str, report: Report) -> Run:
-    import pyarrow.parquet as pq
-
     seed = seed_of(folder)
     points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
     final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
     reason = "" if finished else why_unfinished(folder) or "no result.json"
     status = "finished" if finished else "not finished"
     up = down = seconds = math.nan
-    if (folder / "rounds.parquet").is_file():
-        table = pq.read_table(folder / "rounds.parquet")
+    table = read_table(folder)
+    if table is not None:
         up, down, seconds = (
             float(column(table, name).sum()) for name in ("comm/bytes_up", "comm/bytes_down", "time/seconds")
         )

@@ -9,19 +9,38 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.errors import ConfigError, type_and_first_line
+
 Columns = dict[str, np.ndarray]
 """Column of rounds.parquet -> (R,) float64, nan where it was not measured."""
 
 
 def read_columns(run: Path) -> Columns:
-    """The columns of rounds.parquet in a run's folder, {} if it has no such file."""
+    """The columns of rounds.parquet in a run's folder, {} if it has no such file. Raises ConfigError if it is
+    damaged."""
+    table = read_table(run)
+    return {} if table is None else {name: column(table, name) for name in table.column_names}
+
+
+def read_table(run: Path) -> Any:
+    """rounds.parquet in a run's folder as an Arrow table, None if there is no such file. Raises ConfigError if it is
+    damaged."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = run / "rounds.parquet"
-    if not path.is_file():
-        return {}
-    table = pq.read_table(path)
-    return {name: column(table, name) for name in table.column_names}
+    try:
+        return pq.read_table(path) if path.is_file() else None
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({type_and_first_line(error)}); remove the folder {run} to run it again"
+        ) from None
+
+
+def column_names(run: Path) -> list[str]:
+    """The names of the columns of rounds.parquet, [] without such a file."""
+    table = read_table(run)
+    return [] if table is None else table.column_names
 
 
 def column(table: Any, name: str) -> np.ndarray:

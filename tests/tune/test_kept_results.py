@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from fedfleet.tune.run_files import Columns
+from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.run_files import Columns, read_columns
+from fedfleet.tune.study import kept_results
 from fedfleet.tune.study.folder import FINISHED, Folder
-from fedfleet.tune.study.kept_results import NAME, keep, rows_of
+from fedfleet.tune.study.kept_results import ADDED_UP, NAME, keep, restore, rows_of
 
 from .commands import shell
 from .small_study import written
@@ -52,7 +58,6 @@ def test_the_report_is_the_same_without_the_folders_of_runs(finished: Path, tmp_
 
 def test_runs_are_compared_without_their_folders(finished: Path, tmp_path: Path):
     folder = copied(finished, tmp_path / "kept")
-    assert shell(tmp_path, "report", "kept").returncode == 0
     tables = [shell(tmp_path, "compare", str(path)).stdout for path in (finished / "out", folder)]
     assert "0.1" in tables[0]
     assert tables[0] == tables[1]
@@ -94,7 +99,114 @@ def test_a_run_whose_folder_was_removed_is_run_again(finished: Path, tmp_path: P
     assert (gone / "partition.json").is_file()
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"key": "../x"}', '{"key": "a1", "result": {}, "failure": {}}'])
+@pytest.mark.parametrize("left", ["an empty folder", "a part", "a run with a damaged result"])
+def test_lines_without_folders_are_never_dropped(finished: Path, tmp_path: Path, left: str):
+    """As after a restoration that was killed, which an earlier version could leave half done."""
+    folder = copied(finished, tmp_path / "kept")
+    lines = (folder / NAME).read_text().splitlines()
+    if left == "an empty folder":
+        (folder / "cells").mkdir()
+    else:
+        assert shell(tmp_path, "report", "kept").returncode == 0
+        first, *others = sorted((folder / "cells").glob("*/"))
+        if left == "a part":
+            for run in others:
+                shutil.rmtree(run)
+        else:
+            (first / "result.json").write_text('{"rou')
+    keep(folder, set())
+    assert [json.loads(line)["key"] for line in (folder / NAME).read_text().splitlines()] == [
+        json.loads(line)["key"] for line in lines
+    ]
+    if left == "an empty folder":
+        assert restore(folder) == len(lines)
+
+
+def test_nothing_is_restored_or_all_is(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = copied(finished, tmp_path / "kept")
+    real, made = kept_results.restore_line, []
+
+    def no_room(place: Path, line: Any) -> None:
+        made.append(place)
+        if len(made) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(place, line)
+
+    monkeypatch.setattr(kept_results, "restore_line", no_room)
+    with pytest.raises(
+        ConfigError, match=r"cannot be restored from cells\.jsonl \(No space left on device\); make room"
+    ):
+        restore(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [NAME, "study.yaml"]
+
+
+NUMBERS = [1.072e-12, 4.926e-13, 1.7e23, 400000.0, 0.1 + 0.2, -(2.0**60), float("inf"), None, 3.0]
+
+
+def test_numbers_of_all_sizes_are_kept(tmp_path: Path):
+    run, metric = tmp_path / "cells" / "a1", "eval/loss"
+    rows = [(number + 1, value) for number, value in enumerate(NUMBERS)]
+    columns = {"round": [n for n, _ in rows], metric: [v for _, v in rows]}
+    columns |= {name: [1.0] * len(rows) for name in ADDED_UP}
+    run.mkdir(parents=True)
+    pq.write_table(pa.table(columns), run / "rounds.parquet")
+    (run / "result.json").write_text('{"rounds": 9}')
+    keep(tmp_path, set())
+    shutil.rmtree(tmp_path / "cells")
+    assert restore(tmp_path) == 1
+    found = read_columns(run)[metric]
+    expected = [value for value in NUMBERS if value is not None and np.isfinite(value)]
+    np.testing.assert_allclose(found[np.isfinite(found)], expected, rtol=1e-11)
+
+
+def test_searches_of_ranges_are_kept(tmp_path: Path):
+    (tmp_path / "cells" / "a1").mkdir(parents=True)
+    (tmp_path / "cells" / "a1" / "result.json").write_text('{"rounds": 1}')
+    (tmp_path / "searches" / "b2").mkdir(parents=True)
+    (tmp_path / "searches" / "b2" / "result.json").write_text('{"best": {"params": {"method.lr": 0.25}}, "trials": 3}')
+    keep(tmp_path, set())
+    for part in ("cells", "searches"):
+        shutil.rmtree(tmp_path / part)
+    assert restore(tmp_path) == 2
+    assert Folder(tmp_path).searched("b2") == {"method.lr": 0.25}
+
+
+def test_a_metric_that_was_not_kept_is_told(finished: Path, tmp_path: Path):
+    folder = copied(finished, tmp_path / "kept")
+    text = (folder / NAME).read_text()
+    done = shell(
+        tmp_path, "study", str(folder / "study.yaml"), "report.metric=train/loss", "--out", "kept", timeout=300
+    )
+    assert done.returncode == 2, done.stderr
+    assert "has not kept train/loss (kept: eval/accuracy, eval/loss); choose one of these" in done.stderr
+    assert (folder / NAME).read_text() == text
+
+
+def test_a_damaged_record_is_told(finished: Path, tmp_path: Path):
+    folder = copied(finished, tmp_path / "kept")
+    assert shell(tmp_path, "report", "kept").returncode == 0
+    record = next(folder.glob("cells/*/rounds.parquet"))
+    record.write_bytes(record.read_bytes()[:40])
+    done = shell(tmp_path, "report", "kept")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert f"remove the folder kept/cells/{record.parent.name} to run it again" in done.stderr
+
+
+NO_NUMBERS = '{"key": "a1", "config": "", "result": {}, "failure": {}, "environment": {}, "privacy": "", "rows": %s}'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[]",
+        '{"key": "../x"}',
+        '{"key": "a1", "result": {}, "failure": {}}',
+        NO_NUMBERS % '{"round": ["1"]}',
+        NO_NUMBERS % '{"round": "1"}',
+        NO_NUMBERS % '{"eval/loss": [1]}',
+    ],
+)
 def test_a_damaged_file_is_told_and_nothing_is_lost(finished: Path, tmp_path: Path, damage: str):
     folder = copied(finished, tmp_path / "kept")
     text = (folder / NAME).read_text() + damage + "\n"
@@ -102,7 +214,7 @@ def test_a_damaged_file_is_told_and_nothing_is_lost(finished: Path, tmp_path: Pa
     for command in (("report", "kept"), ("study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept")):
         done = shell(tmp_path, *command)
         assert done.returncode == 2
-        assert "cells.jsonl is damaged in line" in done.stderr
+        assert "is damaged; restore the file" in done.stderr
         assert "Traceback" not in done.stderr
         assert (folder / NAME).read_text() == text
         assert not (folder / "cells").exists()

@@ -337,6 +337,38 @@ def test_charts_show_what_there_is(found: Findings):
     assert "5.0" not in texts
 
 
+def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
+    """One of them reached the target before it diverged, and has sent less than the others."""
+    first = found.runs[-1]
+    early = first._replace(status="diverged", reason="round 3", final=math.nan, up=0.0, down=0.0)
+    less = replace(found, runs=[*found.runs[:-1], early])
+    by_title = {table.title: cells(table) for table in tables(less)}
+    assert [
+        row[2] for row in by_title["Costs of reaching 70.0 % test accuracy"] if row[:2] == ["β = 0.1", "FedMuon-BC"]
+    ] == ["2 of 3"]
+    assert "±" in by_title["Costs"][1][1]
+    assert by_title["Costs"][1][1].endswith("± 0.0")
+
+
+def test_published_numbers_have_the_digits_of_the_metric(found: Findings):
+    runs = [run._replace(final=1.2345678) for run in found.runs]
+    published = Published(values={"FedMuon-BC": {"β = 10": 0.0456}})
+    losses = replace(found, runs=runs, report=Report(metric="eval/loss", best="min"), published=published, paper="")
+    (table,) = [t for t in tables(losses) if t.title == "Comparison with the published numbers"]
+    assert cells(table) == [["FedMuon-BC", "β = 10", "0.0456", "1.235", "+1.189"]]
+    assert table.note.startswith("Test loss. ")
+
+
+def test_other_files_beside_a_report_stay(found: Findings, tmp_path: Path):
+    (tmp_path / "charts").mkdir()
+    for name in ("fig1.tex", "mine.svg", "curves-77.svg"):
+        (tmp_path / "charts" / name).write_text("x")
+    write_page(found, tmp_path / "report.html")
+    names = {path.name for path in (tmp_path / "charts").iterdir()}
+    assert {"fig1.tex", "mine.svg", "curves-1.svg"} <= names
+    assert "curves-77.svg" not in names
+
+
 def test_the_band_on_a_logarithmic_scale():
     """By hand: 4 with a deviation of 12 reaches to 16, four times as far up, and so to 1, four times as far down. Where
     the deviation is small, both scales have nearly the same band. 0 has no place on a logarithmic scale."""

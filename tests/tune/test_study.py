@@ -201,6 +201,8 @@ class Bad(Estimator):
             raise RuntimeError("no <b>gradient</b>")
         if self.how == "dies":
             os.kill(os.getpid(), 9)
+        if self.how == "fine":
+            return oracle(y), trace
         return oracle(y) * 1e30, trace
 
 def bad(how: str) -> LocalMethod:
@@ -209,6 +211,21 @@ def bad(how: str) -> LocalMethod:
 
 METHODS = {"bad": bad}
 """
+
+
+def test_trials_that_fail_are_told(tmp_path: Path):
+    """Tuning chooses among the others."""
+    (tmp_path / "bad.py").write_text(BAD)
+    method = {"name": "bad", "how": {"search": "grid", "values": ["raises", "fine"]}}
+    file = written(tmp_path, plugins=["bad.py"], methods={"A": method}, axes={}, seeds=[0], tune={"each": "level"})
+    done = invoke("study", file, "--out", str(tmp_path / "out"), "--jobs", "1")
+    assert done.exit_code == 1
+    assert (
+        "1 cells finished, 0 diverged, 0 failed; 1 trials failed, so the choice of settings lacks them" in done.stdout
+    )
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "how fine" in report
+    assert re.search(r"\| A \|.*\| trial failed \|.*no .*gradient", report)
 
 
 @pytest.mark.long
@@ -225,7 +242,7 @@ def test_bad_cells_are_recorded_and_the_study_goes_on(tmp_path: Path):
     command = ("study", file, "--out", str(tmp_path / "out"), "--jobs", "2")
     done = invoke(*command)
     assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1].startswith("error: 4 of the study's cells failed")
+    assert done.stderr.splitlines()[-1].startswith("error: 4 cells or trials of the study failed")
     folder = Folder(tmp_path / "out")
     status = {(cell.method, cell.place[0]): folder.status(cell) for cell in folder.cells()}
     assert [status[m, "beta = 0.5"] for m in ("raises", "dies", "explodes", "SCAFFOLD")] == [

@@ -135,6 +135,10 @@ def test_a_study_on_top_of_another(tmp_path: Path):
     assert study.experiment["federation"] == STUDY["experiment"]["federation"]
 
 
+def with_section(name: str, section: Any) -> dict[str, Any]:
+    return {"experiment": {**STUDY["experiment"], name: section}}
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -148,6 +152,43 @@ def test_a_study_on_top_of_another(tmp_path: Path):
         ({"report": {"level_axis": "alpha"}}, "level_axis must be an axis of the study, got alpha"),
         ({"methods": {"A": {"name": "fedavg", "rule": {"name": "sgd", "lr": {"search": "grid"}}}}}, "needs values"),
         ({"experiment": "digit"}, "there is no experiment digit; did you mean digits?"),
+        ({"axes": {"x": {}}}, "axes.x has no level; give it some, or drop the axis"),
+        ({"axes": {"x": {"key": "workload.beta", "values": []}}}, "axes.x has no level"),
+        ({"axes": {"x": {"key": "workload.beta", "values": [1, 1]}}}, "axes.x.values must be different, got [1, 1]"),
+        ({"axes": {"x": {"key": "seed", "values": [1, 2]}}}, "seed is set by the study's seeds; give them there"),
+        ({"axes": {"x": {"a": {"method": "fedavg"}}}}, "method is set by the study's methods; give them there"),
+        ({"axes": {"x": {"a": {"methods": {"FedAvg": 3}}}}}, "axes.x.a.methods.FedAvg must be a mapping of overrides"),
+        (with_section("federation", 5), "experiment.federation must be a mapping of keys, got 5"),
+        (with_section("federation", None), "experiment.federation must be a mapping of keys, got None"),
+        (
+            with_section("federation", {"rounds": "x"}),
+            "experiment.federation.rounds must be a whole number of at least 1",
+        ),
+        (
+            with_section("federation", {"rounds": 1.5}),
+            "experiment.federation.rounds must be a whole number of at least 1",
+        ),
+        (
+            with_section("federation", {"clients": 0}),
+            "experiment.federation.clients must be a whole number of at least 1",
+        ),
+        (with_section("evaluate", {"every": -3}), "experiment.evaluate.every must be a whole number of at least 0"),
+        (with_section("engine", 4), "experiment.engine must be a mapping of keys, got 4"),
+        (
+            {"methods": {"A": {"name": "fedavg", "rule": {"search": ["grid"]}}}, "tune": {"each": "cell"}},
+            "there is no range ['grid']",
+        ),
+        (
+            {
+                "methods": {
+                    "A": {
+                        "name": "fedavg",
+                        "rule": {"name": "sgd", "lr": {"search": "grid", "values": [0.1, "oops", 0.3]}},
+                    }
+                }
+            },
+            "methods.A.rule.lr must be a valid number, unable to parse string as a number, got 'oops'",
+        ),
     ],
 )
 def test_what_cannot_run_is_told_in_a_sentence(tmp_path: Path, changes: dict[str, Any], told: str):

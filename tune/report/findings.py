@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..quantities import is_share
-from ..run_files import column, privacy_spent, read_json
+from ..run_files import column, privacy_spent, read_json, read_table
 from ..study.cells import Cell, levels, trials
 from ..study.folder import FINISHED, Folder, Points
 from ..study.spec import Published, Report
@@ -160,12 +160,9 @@ def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
 
 def totals(folder: Folder, cell: Cell) -> tuple[float, float, float]:
     """(bytes up, bytes down, seconds) of a run's rounds; nan without a record."""
-    import pyarrow.parquet as pq
-
-    path = folder.of(cell) / "rounds.parquet"
-    if not path.is_file():
+    table = read_table(folder.of(cell))
+    if table is None:
         return math.nan, math.nan, math.nan
-    table = pq.read_table(path)
     up, down, seconds = (column(table, n).sum() for n in ("comm/bytes_up", "comm/bytes_down", "time/seconds"))
     return float(up), float(down), float(seconds)
 
@@ -179,9 +176,10 @@ def facts(folder: Folder, cells: list[Cell]) -> Iterator[str]:
     seeds = len({cell.seed for cell in cells})
     yield f"{seeds} seed{'s' if seeds > 1 else ''}"
     environment = next((e for c in cells if (e := read_json(folder.of(c) / "environment.json"))), None)
-    if environment:
-        packages = environment["packages"]
-        yield f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}"
+    packages = (environment or {}).get("packages", {})
+    versions = [f"{name} {packages[name]}" for name in ("fedfleet", "torch") if name in packages]
+    if environment and versions:
+        yield ", ".join([*versions, f"Python {environment.get('python', 'of a version that is not known')}"])
 
 
 def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

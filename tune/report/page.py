@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from .findings import Findings, findings
 from .interactive import page_of
 from .tables import tables
 
+CHARTS = ("bytes-", "clock-", "curves-", "key-", "levels-", "sensitivity-")
+"""What the names of charts begin with. Other files in their folder are the user's."""
 SENTENCE_END = re.compile(r"(?<!et al)[.] (?=[A-Z])")
 
 
@@ -37,9 +38,10 @@ def write_page(found: Findings, page: Path) -> str:
     """Write the page NAME.html, and NAME.md with its charts beside it; returns the tables as text."""
     made, drawn, path, name = tables(found), groups(found), page.parent, page.stem
     charts = path / ("charts" if name == "report" else f"{name}-charts")
-    if charts.is_dir():
-        shutil.rmtree(charts)
-    charts.mkdir(parents=True)
+    charts.mkdir(parents=True, exist_ok=True)
+    for old in charts.glob("*.svg"):
+        if old.stem.startswith(CHARTS):
+            old.unlink(missing_ok=True)
     for group in drawn:
         for chart in [*([group.legend] if group.legend else []), *group.charts]:
             write(charts / f"{chart.name}.svg", chart.svg)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ..page.content import Table, Text
+from ..quantities import is_share
 from .findings import Findings, Place, Run, key_of, name_of
 from .statistics import Spread, holm, paired, reached, spread
 
@@ -88,10 +89,12 @@ def published(found: Findings) -> Table:
         for level, value in values.items():
             if method in found.methods and level in places:
                 mean = spread(list(found.finals(method, places[level]).values())).mean * found.factor
-                here = "–" if math.isnan(mean) else f"{mean:.1f}"
-                apart = "–" if math.isnan(mean) else f"{mean - value:+.1f}"
-                rows.append(plain(method, level, f"{value:.1f}", here, apart))
-    note = f"{found.head}; published: {found.published.source or found.paper}."
+                form = ".1f" if is_share(found.report.metric) else ".4g"
+                here = "–" if math.isnan(mean) else f"{mean:{form}}"
+                apart = "–" if math.isnan(mean) else f"{mean - value:+{form}}"
+                rows.append(plain(method, level, f"{value:{form}}", here, apart))
+    source = found.published.source or found.paper
+    note = f"{found.head}; published: {source}." if source else f"{found.head}."
     if found.notes:
         note += " This study is smaller than the published one (see above), so the numbers cannot be compared directly."
     return Table(
@@ -119,7 +122,7 @@ def targets(found: Findings) -> Iterator[Table]:
 def to(found: Findings, method: str, place: Place, target: float) -> list[Text]:
     """A row of the table of costs; [] without runs."""
     runs = found.at(method, place)
-    there = [reached(run.points, target, found.better) for run in runs]
+    there = [reached(run.points, target, found.better) for run in runs if run.status == "finished"]
     took = [one for one in there if one is not None]
     numbers = [(one.rounds, one.sent / 1e6, one.seconds, one.visits, one.clock) for one in took]
     cells = [bare(spread([row[i] for row in numbers]), digits) for i, digits in enumerate((0, 1, 1, 0, 0))]
@@ -186,7 +189,7 @@ def costs(found: Findings) -> Table:
         heads, getters = [*heads, "virtual seconds"], [*getters, virtual_seconds]
         note = note.replace("seconds of", "measured and the virtual seconds of")
     for method in found.methods:
-        runs = [run for run in found.runs if run.method == method and not math.isnan(run.up)]
+        runs = [run for run in found.runs if (run.method, run.status) == (method, "finished")]
         if runs:
             rows.append(plain(method, *(bare(spread([get(run) for run in runs]), 1) for get in getters)))
     return Table("Costs", note, heads, rows)
@@ -210,12 +213,14 @@ def virtual_seconds(run: Run) -> float:
 
 
 def troubles(found: Findings) -> Table:
-    """The runs that did not finish."""
+    """The runs that did not finish, and the trials that failed, which tuning has missed."""
     bad = [run for run in found.runs if run.status != "finished"]
     rows = [plain(run.method, name_of(run.place), str(run.seed), run.status, run.reason) for run in bad]
+    missed = [run for run in found.trials if run.status == "failed"]
+    rows += [plain(run.method, name_of(run.place), str(run.seed), "trial failed", run.reason) for run in missed]
     return Table(
         "Not finished",
-        "These runs are not included in the tables above.",
+        "These runs are not included in the tables above, and failed trials not in the choice of settings.",
         ["method", "level", "seed", "how", "why"],
         rows,
     )

@@ -127,7 +127,7 @@ def ranges(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[Range]:
 def parsed(key: str, spec: dict[str, Any]) -> Range:
     """The range that a mapping describes; ConfigError if it is invalid."""
     kind = spec.pop("search")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"{key}.search: there is no range {kind}; {nearest(str(kind), KINDS)}")
     for argument in spec:
         if argument not in KINDS[kind]:

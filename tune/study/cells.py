@@ -85,9 +85,12 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
     may have the round of a fork, see `fork_axis`.
     """
     axis = {label: level for label, level in axis.items() if not is_fork(label, level)}
-    if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
-        return [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
     made = []
+    if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
+        made = [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
+        if len(dict(made)) < len(made):
+            raise ConfigError(f"axes.{name}.values must be different, got {axis['values']!r}; drop what is repeated")
+        axis = {}
     for label, overrides in axis.items():
         if not isinstance(overrides, dict):
             raise ConfigError(
@@ -96,7 +99,15 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
             )
         own = overrides.get("methods", {})
         known(f"axes.{name}.{label}.methods", own, study)
+        for method, mine in own.items():
+            if not isinstance(mine, dict):
+                raise ConfigError(
+                    f"axes.{name}.{label}.methods.{method} must be a mapping of overrides, got {mine!r}; write one "
+                    "as in {method.rule.lr: 0.1}"
+                )
         made.append((str(label), functools.partial(of_level, overrides, own)))
+    if not made:
+        raise ConfigError(f"axes.{name} has no level; give it some, or drop the axis")
     return made
 
 
@@ -133,6 +144,8 @@ def fork_axis(study: Study) -> tuple[int, str, int] | None:
 def of_level(overrides: dict[str, Any], own: dict[str, dict[str, Any]], method: str) -> list[str]:
     """The level's overrides, followed by those for this method."""
     mine = {**{key: value for key, value in overrides.items() if key != "methods"}, **own.get(method, {})}
+    for key in mine:
+        check_key(key)
     return [text(key, value) for key, value in mine.items()]
 
 
@@ -148,9 +161,16 @@ def known(path: str, methods: Any, study: Study) -> None:
 def one_key(name: str, key: Any, value: Any, study: Study) -> Callable[[str], list[str]]:
     """Function method -> the override that sets the axis's key to a value."""
     if isinstance(key, str):
+        check_key(key)
         return lambda method: [text(key, value)]
     known(f"axes.{name}.key", key, study)
     return lambda method: [text(key[method], value)] if method in key else []
+
+
+def check_key(key: Any) -> None:
+    """Raise ConfigError for a key of an axis that the study itself sets."""
+    if key in ("seed", "method"):
+        raise ConfigError(f"axes: {key} is set by the study's {key}s; give them there")
 
 
 def text(key: str, value: Any) -> str:
@@ -163,6 +183,7 @@ def planned(study: Study, method: str, overrides: Callable[[str], list[str]], se
     """Plain data of the experiment of one method, level and seed, with its grids and ranges."""
     data = deepcopy({**study.experiment, "method": study.methods[method]})
     data = override(data, overrides(method))
+    check_sizes(data)
     full = {**SIZES, **data.get("federation", {})}["rounds"]
     data = reduce(data, study)
     if forks := fork_axis(study):
@@ -172,6 +193,27 @@ def planned(study: Study, method: str, overrides: Callable[[str], list[str]], se
     data.update(seed=seed, plugins=list(study.plugins), tracking={"uri": "none"})
     data["engine"] = {**data.get("engine", {}), "backend": "local"}
     return data
+
+
+COUNTS = {"federation": {"rounds": 1, "clients": 1, "cohort": 1}, "evaluate": {"every": 0}, "engine": {}}
+"""section of an experiment -> key that a study may reduce -> its least value."""
+
+
+def check_sizes(data: dict[str, Any]) -> None:
+    """Raise ConfigError if the sections of an experiment that a study reads are no mappings, or their numbers no whole
+    ones."""
+    for section, keys in COUNTS.items():
+        given = data.get(section, {})
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"experiment.{section} must be a mapping of keys, got {given!r}; write one, or leave it out"
+            )
+        for key, least in keys.items():
+            value = given.get(key, least)
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"experiment.{section}.{key} must be a whole number of at least {least}, got {value!r}; change it"
+                )
 
 
 def fork_round(number: int, full: int, data: dict[str, Any]) -> int:

@@ -32,10 +32,10 @@ def check(study: Study) -> None:
     All names and arguments are resolved for each method and level. The data are loaded and the model is built once for
     each level.
     """
-    for place, overrides in levels(study):
+    for number, (place, overrides) in enumerate(levels(study)):
         for method in study.methods:
             offered = [*grid(study, method, place, overrides, study.seeds[0])]
-            for cell in (offered[0], offered[-1]):
+            for cell in offered if number == 0 else (offered[0], offered[-1]):
                 if not has_ranges(cell.data):
                     resolve(cell)
             if method == next(iter(study.methods)) and not has_ranges(offered[0].data):

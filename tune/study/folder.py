@@ -17,7 +17,7 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
-from ..run_files import column, read_json
+from ..run_files import column, read_json, read_table
 from .cells import Cell, cells
 from .spec import Study, load
 
@@ -68,7 +68,7 @@ class Folder:
     def status(self, cell: Cell) -> str:
         """FINISHED, DIVERGED, FAILED or MISSING."""
         place = self.of(cell)
-        if (place / "result.json").is_file():
+        if self.result(cell):
             return FINISHED
         return self.failure(cell).get("status", FAILED) if (place / "failure.json").is_file() else MISSING
 
@@ -127,13 +127,10 @@ class Folder:
 
 
 def points_of(run: Path, metric: str) -> Points | None:
-    """The evaluations of a metric in any run's folder; None if it was never measured."""
-    import pyarrow.parquet as pq
-
-    if not (run / "rounds.parquet").is_file():
-        return None
-    table = pq.read_table(run / "rounds.parquet")
-    if metric not in table.column_names:
+    """The evaluations of a metric in any run's folder; None if it was never measured. Raises ConfigError if its record
+    is damaged."""
+    table = read_table(run)
+    if table is None or metric not in table.column_names:
         return None
     values = column(table, metric)
     there = np.isfinite(values)

@@ -2,9 +2,10 @@
 
 The folders of runs are too large to be passed on or to be kept beside the report: they have a record of every round,
 the partition and the log. This file has one line of JSON for each run that is over, with its configuration and what
-reports, tuning, comparisons and tracking need of it. It is written whenever `fedfleet study` ends. Where the file is
-there and the folder `cells/` is not, as in a clone of a repository that keeps results, the folders are made from it
-again.
+reports, tuning, comparisons and tracking need of it, and one for each search of ranges that is over. It is written
+whenever `fedfleet study` ends; lines whose folders are missing or damaged stay, since the key of a run stands for its
+whole configuration. Where the file is there and the folder `cells/` is not, as in a clone of a repository that keeps
+results, the folders are made from it again, all of them or none.
 
 A row stands for the rounds since the row before: what is added up over rounds (bytes, seconds, client visits) is added
 up over them.
@@ -13,45 +14,68 @@ up over them.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
-from ..run_files import Columns, privacy_spent, read_columns, read_json
+from ..run_files import Columns, column_names, privacy_spent, read_columns, read_json
 
 NAME = "cells.jsonl"
 ADDED_UP = ("comm/bytes_down", "comm/bytes_up", "time/seconds", "client/count")
 """Columns of rounds.parquet that are added up over the rounds of a row."""
 AS_THEY_ARE = ("round", "system/clock")
 """Further columns that are kept, beside the metrics of evaluations."""
+NEEDED = ("round", "comm/bytes_down", "comm/bytes_up", "time/seconds")
+"""The columns that every report reads."""
+
+Line = dict[str, Any]
 
 
 def keep(folder: Path, metrics: set[str]) -> None:
-    """Write the results of all runs of a study that are over. folder: of the study. metrics: the columns whose values
-    are all kept, beside those of evaluations."""
-    lines = [line for run in sorted((folder / "cells").glob("*/")) if (line := line_of(run, metrics)) is not None]
+    """Write the results of all runs and searches of a study that are over. folder: of the study. metrics: the columns
+    whose values are all kept, beside those of evaluations."""
+    lines = {name_of(line): line for line in valid_lines(folder / NAME)}
+    for run in (folder / "cells").glob("*/"):
+        if (line := line_of(run, metrics)) is not None:
+            lines[name_of(line)] = line
+    for search in (folder / "searches").glob("*/"):
+        if result := read_json(search / "result.json"):
+            line = {"search": search.name, "result": {"best": result.get("best", {})}}
+            lines[name_of(line)] = line
     if lines:
-        write(folder / NAME, "".join(json.dumps(line) + "\n" for line in lines))
+        write(folder / NAME, "".join(json.dumps(line) + "\n" for _, line in sorted(lines.items())))
 
 
-def line_of(run: Path, metrics: set[str]) -> dict[str, Any] | None:
-    """What is kept of a run; None if it is not over."""
+def name_of(line: Line) -> str:
+    """The folder that a line stands for, in the study's folder."""
+    return f"searches/{line['search']}" if "search" in line else f"cells/{line['key']}"
+
+
+def line_of(run: Path, metrics: set[str]) -> Line | None:
+    """What is kept of a run; None if it is not over, or if one of its files cannot be read."""
     result, failure = read_json(run / "result.json"), read_json(run / "failure.json")
     if not result and failure.get("status") != "diverged":
         return None
     config = run / "config.yaml"
-    return {
-        "key": run.name,
-        "config": config.read_text("utf-8") if config.is_file() else "",
-        "result": {name: value for name, value in result.items() if name != "directory"},
-        "failure": failure,
-        "environment": read_json(run / "environment.json"),
-        "privacy": privacy_spent(run),
-        "rows": rows_of(read_columns(run), metrics),
-    }
+    try:
+        return {
+            "key": run.name,
+            "config": config.read_text("utf-8") if config.is_file() else "",
+            "result": {name: value for name, value in result.items() if name != "directory"},
+            "failure": failure,
+            "environment": read_json(run / "environment.json"),
+            "privacy": privacy_spent(run),
+            "rows": rows_of(read_columns(run), metrics),
+        }
+    except (ConfigError, ValueError, OSError):
+        return None
 
 
 def rows_of(columns: Columns, metrics: set[str]) -> dict[str, list[float | None]]:
@@ -69,57 +93,125 @@ def rows_of(columns: Columns, metrics: set[str]) -> dict[str, list[float | None]
 
 
 def number(value: float) -> float | int | None:
-    """A number as it is written: whole numbers without a point, None for NaN."""
+    """A number as it is written: twelve digits, whole numbers without a point, None for NaN."""
     if not np.isfinite(value):
         return None if np.isnan(value) else value
-    return int(value) if value == int(value) else round(value, 9)
+    if value == int(value) and abs(value) < 2**53:  # larger ones may have no float64 that is equal to them
+        return int(value)
+    return float(f"{value:.12g}")
 
 
 def restore(folder: Path) -> int:
-    """Make the folders of the runs in cells.jsonl, unless the study's folder has `cells/`; returns how many were made.
+    """Make the folders of the runs and searches in cells.jsonl, unless the study's folder has `cells/`; returns how
+    many were made.
 
-    Raises ConfigError if the file is damaged.
+    Raises ConfigError if the file is damaged, or if the folder cannot be written to. Then no folder is made.
     """
-    file = folder / NAME
-    if (folder / "cells").exists() or not file.is_file():
+    file, cells = folder / NAME, folder / "cells"
+    if not file.is_file() or (cells.exists() and any(cells.iterdir())):
         return 0
-    made = [checked(file, place, text) for place, text in enumerate(file.read_text("utf-8").splitlines(), 1)]
-    for line in made:
-        restore_run(folder / "cells" / line["key"], line)
-    return len(made)
+    lines = read_lines(file)
+    try:
+        with TemporaryDirectory(prefix=".restored.", dir=folder) as place:
+            for line in lines:
+                restore_line(Path(place) / name_of(line), line)
+            for part in ("searches", "cells"):  # the study counts as restored as soon as it has `cells/`
+                with suppress(FileNotFoundError):
+                    os.rename(Path(place) / part, folder / part)
+    except OSError as error:
+        if cells.exists() and any(cells.iterdir()):
+            return 0  # another process has restored it in the meantime
+        raise ConfigError(
+            f"{folder}: its results cannot be restored from {NAME} ({error.strerror or error}); make room, or copy the "
+            "folder to a place that can be written to"
+        ) from None
+    return len(lines)
 
 
-def checked(file: Path, place: int, text: str) -> dict[str, Any]:
-    """A line of the file. place: its number, for the message."""
+def valid_lines(file: Path) -> list[Line]:
+    """The lines of a file that has been read before; without those that cannot be read, and [] without a file."""
+    if not file.is_file():
+        return []
+    texts = file.read_text("utf-8", "replace").splitlines()
+    return [line for line in map(parsed, texts) if line is not None]
+
+
+def read_lines(file: Path) -> list[Line]:
+    """All lines. Raises ConfigError if one is damaged, or stands for the same run as another one."""
+    remedy = "restore the file, or remove it to run all cells again"
+    lines, names = [], set[str]()
+    for place, text in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
+        line = parsed(text)
+        if line is None or name_of(line) in names:
+            what = "damaged" if line is None else "the same run as another one"
+            raise ConfigError(f"{file}: line {place} is {what}; {remedy}")
+        names.add(name_of(line))
+        lines.append(line)
+    return lines
+
+
+def parsed(text: str) -> Line | None:
+    """A line of the file; None if it is damaged."""
     try:
         line = json.loads(text)
+        if "search" in line:
+            return line if line["search"].isalnum() and isinstance(line["result"]["best"], dict) else None
         mappings, texts = ("result", "failure", "environment", "rows"), ("config", "privacy")
         good = line["key"].isalnum() and all(isinstance(line[part], dict) for part in mappings)
         good = good and all(isinstance(line[part], str) for part in texts)
-        good = good and len({len(rows) for rows in line["rows"].values()}) <= 1
+        good = good and all(map(are_numbers, line["rows"].values()))
+        good = good and len({len(values) for values in line["rows"].values()}) <= 1
+        good = good and (not line["rows"] or set(NEEDED) <= set(line["rows"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        good = False
-    if not good:
-        raise ConfigError(f"{file} is damaged in line {place}; restore the file, or remove it to run all cells again")
-    return line
+        return None
+    return line if good else None
 
 
-def restore_run(run: Path, line: dict[str, Any]) -> None:
-    """Make the folder of a run from its line."""
+def are_numbers(values: Any) -> bool:
+    """Whether it is a list of numbers, with None for missing ones."""
+    return isinstance(values, list) and all(v is None or type(v) in (int, float) for v in values)
+
+
+def restore_line(place: Path, line: Line) -> None:
+    """Make the folder of a run or a search from its line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    run.mkdir(parents=True)
-    if line["rows"]:
-        whole = {name: all(isinstance(value, int) for value in values) for name, values in line["rows"].items()}
-        kept = {
-            name: pa.array(values, pa.int64() if whole[name] else pa.float64()) for name, values in line["rows"].items()
-        }
-        pq.write_table(pa.table(kept), run / "rounds.parquet")
-    if line["config"]:
-        write(run / "config.yaml", line["config"])
-    if line["privacy"]:
-        write(run / "run.log", f"restored privacy: {line['privacy']} (spent)\n")
+    place.mkdir(parents=True)
+    if line.get("rows"):
+        pq.write_table(
+            pa.table({n: arrow_column(values) for n, values in line["rows"].items()}), place / "rounds.parquet"
+        )
+    if line.get("config"):
+        write(place / "config.yaml", line["config"])
+    if line.get("privacy"):
+        write(place / "run.log", f"restored privacy: {line['privacy']} (spent)\n")
     for name in ("environment", "failure", "result"):  # a run is over as soon as its result is there, so it comes last
-        if line[name]:
-            write(run / f"{name}.json", json.dumps(line[name]) + "\n")
+        if line.get(name):
+            write(place / f"{name}.json", json.dumps(line[name]) + "\n")
+
+
+def arrow_column(values: list[float | None]) -> Any:
+    """An Arrow array of whole numbers, or of float64 where a number is missing or has a fraction."""
+    import pyarrow as pa
+
+    if all(isinstance(value, int) for value in values):
+        return pa.array(values, pa.int64())
+    return pa.array([None if value is None else float(value) for value in values], pa.float64())
+
+
+def check_restored(folder: Path, metrics: Iterable[str]) -> None:
+    """Raise ConfigError if runs that were restored have not kept one of these columns.
+
+    Only the columns that a study reports or decides by have all their values in cells.jsonl.
+    """
+    for run in (folder / "cells").glob("*/"):
+        if (run / "result.json").is_file() and not (run / "run.json").is_file():  # which every run has at first
+            names = column_names(run)
+            for metric in metrics:
+                if names and metric not in names:
+                    had = ", ".join(sorted(name for name in names if name.startswith("eval/"))) or "none"
+                    raise ConfigError(
+                        f"report.metric or tune.metric: {NAME} in {folder} has not kept {metric} (kept: {had}); choose "
+                        "one of these, or run the study in another folder"
+                    )

@@ -215,7 +215,7 @@ def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     made = {**base, **data, "experiment": {**base.get("experiment", {}), **data.get("experiment", {})}}
     if isinstance(data.get("methods"), list):
         for name in data["methods"]:
-            if name not in base["methods"]:
+            if not isinstance(name, str) or name not in base["methods"]:
                 raise ConfigError(f"methods: the base has no method {name}; {nearest(str(name), base['methods'])}")
         made["methods"] = {name: base["methods"][name] for name in data["methods"]}
     return made
@@ -246,7 +246,8 @@ def differences(full: Study, changed: Study) -> list[str]:
 
 def smaller(study: Study) -> list[str]:
     """Sentences on the section `reduced`."""
-    reduced, federation = study.reduced, study.experiment.get("federation", {})
+    reduced, federation = study.reduced, study.experiment.get("federation")
+    federation = federation if isinstance(federation, dict) else {}
     made = [f"rounds × {reduced.scale:g}"] if reduced.scale != 1 and reduced.rounds is None else []
     if reduced.rounds is not None:
         made.append(f"{reduced.rounds} rounds, in full {federation.get('rounds', ROUNDS)}")

@@ -22,8 +22,8 @@ def run_named(
     keep: bool,
     quiet: bool,
 ) -> int:
-    """Run a study, by name or file; returns the number of cells that failed. keep: whether to keep the final models;
-    quiet: whether to show no progress."""
+    """Run a study, by name or file; returns the number of cells and trials that failed. keep: whether to keep the
+    final models; quiet: whether to show no progress."""
     study = load(source, overrides, reduced)
     folder = out or Path("runs") / "studies" / study.name
     check_out(folder)
@@ -37,8 +37,10 @@ def run_named(
     outcome, text = run_study(study, folder, jobs, keep, quiet)
     click.echo(text)
     counts = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
+    if outcome.failed_trials:
+        counts += f"; {outcome.failed_trials} trials failed, so the choice of settings lacks them"
     click.echo(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
-    return outcome.failed
+    return outcome.failed + outcome.failed_trials
 
 
 def announce(study: Study, folder: Path) -> None:

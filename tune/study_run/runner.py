@@ -25,7 +25,7 @@ from ..report.page import import_packages, write_report
 from ..study.cells import Cell, cells, fork_axis, trials
 from ..study.check import check
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
-from ..study.kept_results import keep, restore
+from ..study.kept_results import check_restored, keep, restore
 from ..study.ranges import run_searches, searches
 from ..study.spec import Study
 from .progress import Progress
@@ -36,11 +36,12 @@ CELLS_OF_PROCESS = 16
 
 
 class Outcome(NamedTuple):
-    """Numbers of cells by how they ended."""
+    """Numbers of cells by how they ended, and of trials that failed."""
 
     finished: int
     diverged: int
     failed: int
+    failed_trials: int
 
 
 class Stage(NamedTuple):
@@ -72,6 +73,7 @@ def run_study(
     with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:
         folder.keep(study)
         restore(path)
+        check_restored(path, (study.report.metric, study.deciding))
         tracker, progress = StudyTracker(study, folder), Progress(study, folder, quiet)
         ended = "killed"
         try:
@@ -214,4 +216,5 @@ def outcome(folder: Folder) -> Outcome:
     """How the cells in a folder have ended."""
     found = [folder.status(cell) for cell in folder.cells()]
     finished, diverged = found.count(FINISHED), found.count(DIVERGED)
-    return Outcome(finished, diverged, len(found) - finished - diverged)
+    failed_trials = sum(folder.status(cell) == FAILED for cell in trials(folder.study))
+    return Outcome(finished, diverged, len(found) - finished - diverged, failed_trials)
