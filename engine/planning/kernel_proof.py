@@ -490,7 +490,7 @@ def rows_of(column: Any, rows: np.ndarray) -> Tensor:
 
 def without_padding(batch: Batch) -> Batch:
     """The batch as a client alone trains on it."""
-    return unpadded({name: column.unsqueeze(0) for name, column in batch.items()}, 0)
+    return dict(unpadded({name: column.unsqueeze(0) for name, column in batch.items()}, 0))
 
 
 def with_float64_weights(batch: Batch) -> Batch:
