@@ -23,7 +23,7 @@ from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import band, groups
-from fedfleet.tune.report.findings import Findings, Run, mean_curve
+from fedfleet.tune.report.findings import Findings, Run, chosen_by, mean_curve
 from fedfleet.tune.report.interactive import page_of
 from fedfleet.tune.report.page import write_page
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
@@ -32,9 +32,10 @@ from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
 from fedfleet.tune.study.folder import Points
-from fedfleet.tune.study.spec import Published, Report
+from fedfleet.tune.study.spec import Published, Report, load
 
 from .commands import invoke
+from .small_study import written
 
 NASTY = '<script>alert(1)</script> $x_1 | **b** & "c"'
 
@@ -348,6 +349,22 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
     ] == ["2 of 3"]
     assert "±" in by_title["Costs"][1][1]
     assert by_title["Costs"][1][1].endswith("± 0.0")
+
+
+@pytest.mark.parametrize(
+    ("tune", "says"),
+    [
+        ({}, "by the reported metric on the test set, as in the papers"),
+        ({"metric": "train/loss"}, "by train/loss"),
+        (
+            {"seeds": [7, 8], "rounds": 3},
+            "on the test set, as in the papers, in trials with seeds 7, 8, in trials of 3 rounds",
+        ),
+    ],
+)
+def test_what_decided_is_said(tmp_path: Path, tune: dict[str, Any], says: str):
+    study = load(written(tmp_path, tune={"each": "level", **tune}))
+    assert chosen_by(study).endswith(says)
 
 
 def test_published_numbers_have_the_digits_of_the_metric(found: Findings):

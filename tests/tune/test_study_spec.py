@@ -144,6 +144,7 @@ def with_section(name: str, section: Any) -> dict[str, Any]:
     [
         ({"sedes": [1]}, "sedes is not a key of a study; did you mean seeds?"),
         ({"seeds": [1, 1]}, "seeds must not repeat a seed"),
+        ({"name": "../../elsewhere"}, "name must be the name of a folder, without .. and not empty"),
         ({"methods": {}}, "methods"),
         ({"methods": {"A": "fedavgg"}}, "no method is called fedavgg; did you mean fedavg?"),
         ({"tune": {"each": "all"}}, "tune.each must be 'none', 'cell', 'level' or 'once'"),

@@ -13,7 +13,7 @@ from ..quantities import is_share
 from ..run_files import column, privacy_spent, read_json, read_table
 from ..study.cells import Cell, levels, trials
 from ..study.folder import FINISHED, Folder, Points
-from ..study.spec import Published, Report
+from ..study.spec import Published, Report, Study
 
 Place = tuple[str, ...]
 """A level: one label for each axis."""
@@ -41,7 +41,8 @@ class Run(NamedTuple):
 @dataclass(frozen=True)
 class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
-    `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`."""
+    `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
+    `chosen_by`: what decided, as the end of a sentence."""
 
     title: str
     report: Report
@@ -55,6 +56,7 @@ class Findings:
     facts: tuple[str, ...] = ()
     published: Published = Published()
     tuned: str = "none"
+    chosen_by: str = "by the reported metric"
 
     def at(self, method: str, place: Place) -> list[Run]:
         """The runs of a method at a level, one for each seed."""
@@ -134,7 +136,21 @@ def findings(folder: Folder) -> Findings:
         facts=tuple(facts(folder, cells)),
         published=study.published,
         tuned=study.tune.each,
+        chosen_by=chosen_by(study),
     )
+
+
+def chosen_by(study: Study) -> str:
+    """What the best points were chosen by, as the end of a sentence."""
+    tune, own = study.tune, study.deciding == study.report.metric
+    text = "by the reported metric" if own else f"by {study.deciding}"
+    if study.deciding.startswith("eval/") and not study.deciding.startswith("eval/clients/"):
+        text += " on the test set, as in the papers" if own else " on the test set"
+    if tune.seeds is not None and set(tune.seeds) != set(study.seeds):
+        text += f", in trials with {'seeds' if len(tune.seeds) > 1 else 'seed'} {', '.join(map(str, tune.seeds))}"
+    if tune.rounds is not None:
+        text += f", in trials of {tune.rounds} round{'s' * (tune.rounds > 1)}"
+    return text
 
 
 def run_of(folder: Folder, cell: Cell, report: Report) -> Run:

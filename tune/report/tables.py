@@ -12,7 +12,6 @@ from .statistics import Spread, holm, paired, reached, spread
 
 LEVEL = 0.05
 """Smaller p-values stand out."""
-BY = "by the reported metric on the test set, as in the papers"
 
 
 def tables(found: Findings) -> list[Table]:
@@ -174,9 +173,9 @@ def settings(found: Findings) -> Table:
         heads, rows = heads[:3], [row[:3] for row in rows]
     note = {
         "none": "Not tuned: the first value of every grid.",
-        "cell": f"The best point of each grid for every seed, {BY}; | separates seeds.",
-        "level": f"The best point of each grid for all seeds of a level, {BY}.",
-        "once": f"The best point of each grid for all levels and seeds, {BY}.",
+        "cell": f"The best point of each grid or range for every seed, {found.chosen_by}; | separates seeds.",
+        "level": f"The best point of each grid or range for all seeds of a level, {found.chosen_by}.",
+        "once": f"The best point of each grid or range for all levels and seeds, {found.chosen_by}.",
     }[found.tuned]
     return Table("Settings", note, heads, rows)
 

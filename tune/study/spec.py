@@ -156,6 +156,14 @@ class Study(Section):
             return methods
         return {str(k): {"name": v} if isinstance(v, str) else v for k, v in methods.items()}
 
+    @field_validator("name")
+    @classmethod
+    def _folder(cls, name: str) -> str:
+        """The name is a folder in runs/studies."""
+        if not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError("must be the name of a folder, without .. and not empty")
+        return name
+
     @field_validator("seeds")
     @classmethod
     def _once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
