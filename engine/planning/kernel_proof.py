@@ -5,12 +5,14 @@ it, and a random one, since a model whose units are all dead has no gradient to 
 several clients and steps, since a workload may draw from them. A client alone is compared on batches without padding,
 as it trains on them, and a block on batches with padding, where there is any. For large models the batches are cut. A
 chain chooses its way by the number of examples, so it is compared on a batch that is not cut, too. The reports of
-evaluations are compared as well. The reference is torch in float64. The rounding error of
-torch's own float32 kernels, times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the
-kinks of ReLU and max pooling a rounding error can change a gradient abruptly. So if the kernels differ by more, the
-reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the changes
-that this causes are allowed as well. Of compiled kernels, streams of batches and sums are compared too, to the bit, and
-the orthogonalisation of a method.
+evaluations are compared as well. The reference is torch in float64. The rounding error of torch's own float32 kernels,
+times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the kinks of ReLU and max
+pooling a rounding error can change a gradient abruptly. A deep network meets one by chance at many models, with
+torch's kernels as well. So the kernels may differ at a model if they agree at one of some models beside it, with the
+same batch: an error of theirs would be there at all of them. If they do not, as where kinks lie at all models beside
+it, the reference is computed again at weights that float32 rounds to the same numbers or to their neighbours, and the
+changes that this causes are allowed. Of compiled kernels, streams of batches and sums are compared too, to the bit,
+and the orthogonalisation of a method.
 
 All of this happens before round 1, and takes a fraction of a second for a small network.
 """
@@ -53,8 +55,10 @@ PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
 COMPARED_NUMBERS = 1 << 23
 """The number of examples that are compared, times the number of parameters, is at most this number."""
 FEWEST_EXAMPLES, FEWEST_FOR_A_CHAIN = 4, 16
-"""At least this many examples are compared, if the batch has them. A chain computes convolutions with the examples in the
-places of a vector, of which there are up to 16. In deep networks more examples have more kinks, see `Perturbed`."""
+"""At least this many examples are compared, if the batch has them. A chain computes convolutions with the examples in
+the places of a vector, of which there are up to 16. In deep networks more examples have more kinks."""
+MOVED_MODELS, MOVE_SIZE = 6, 1e-3
+"""The number of models beside one at which kernels differ, and their relative distance from it."""
 SUMMED_ENTRIES = 5_003
 """The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
@@ -72,6 +76,10 @@ class Disagreement(Exception):
     def __init__(self, reason: str, torch_fails: bool = False) -> None:
         super().__init__(reason)
         self.torch_fails = torch_fails
+
+
+class Difference(Disagreement):
+    """Numbers differ by more than rounding allows."""
 
 
 class ProofData(NamedTuple):
@@ -230,28 +238,24 @@ class Proof:
     # --- losses and gradients -------------------------------------------------------------------------------------
     def gradients(self, where: str, point: Tensor, pair: tuple[Batch, Batch]) -> None:
         """Compare the gradients and losses of each client alone, and of both clients as a block."""
-        block = self.block(point, pair) if self.run_spec.experiment.engine.vectorise else None
+        blocks = self.run_spec.experiment.engine.vectorise and self.block(point, pair) is not None
         for client, batch in enumerate(pair):
-            in_block = [] if block is None else [(block[0][client], block[1][client])]
-            if "weight" in batch and in_block:
-                self.compare(f"in a block {where}", point, batch, lambda _, found=in_block: found)
-                in_block = []
             real = without_padding(batch)
-            self.compare(where, point, real, lambda real, found=in_block: [*self.alone(point, real), *found])
+
+            def in_block(model: Tensor, client: int = client) -> list[Gradients]:
+                gradients, losses = self.block(model, pair) or ((), ())
+                return [(gradients[client], losses[client])]
+
+            if blocks:
+                self.compare(f"in a block {where}", point, batch, in_block)
+            self.compare(where, point, real, lambda model, real=real: self.alone(model, real))
 
     def whole_batch(self) -> None:
-        """Compare a batch that is not cut. Many examples have many kinks, and it suffices that the chain agrees at one of
-        the models, since an error that depends on the number of examples would be there at all of them."""
-        if self.kernels != "chain" or self.drawn.rows.shape[-1] <= self.fewer:
-            return
-        batch, errors = without_padding(self.batch(0, 0)), []
-        for point in self.points():
-            try:
-                self.compare("by a whole batch", point, batch, lambda batch, point=point: self.alone(point, batch))
-                return
-            except Disagreement as error:
-                errors.append(error)
-        raise errors[0]
+        """Compare a batch that is not cut."""
+        if self.kernels == "chain" and self.drawn.rows.shape[-1] > self.fewer:
+            _, point, _ = self.points()
+            batch = without_padding(self.batch(0, 0))
+            self.compare("by a whole batch", point, batch, lambda model: self.alone(model, batch))
 
     def alone(self, point: Tensor, batch: Batch) -> list[Gradients]:
         """Of a client alone by the kernels, in each of the ways in which a step computes it."""
@@ -285,11 +289,38 @@ class Proof:
                 return None
             raise Disagreement(f"a block raises {type_and_first_line(error)}, and not by torch's kernels") from error
 
-    def compare(self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Batch], list[Gradients]]) -> None:
-        """Compare what the kernels give for a batch, `by_own`, with what torch's give. Torch's come first, since an
-        error that they raise, too, is none of the kernels."""
+    def compare(self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]]) -> None:
+        """Compare what the kernels give for a batch, `by_own` of a model (P,), with what torch's give."""
+        if not any(self.agree_at(model, batch, by_own) for model in self.beside(point)):
+            self.compare_at(where, point, batch, by_own, spread=True)
+
+    def agree_at(self, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]]) -> bool:
+        """Whether the kernels agree at a model, without the changes that perturbed weights cause."""
+        try:
+            self.compare_at("", point, batch, by_own, spread=False)
+        except Difference:
+            return False
+        return True
+
+    def beside(self, point: Tensor) -> Iterator[Tensor]:
+        """A model (P,), and models (P,) beside it, which have the same running statistics."""
+        yield point
+        draw = counted.generator(self.run_spec.experiment.seed, "beside")
+        for _ in range(MOVED_MODELS):
+            moved = Tree(
+                point * (1 + MOVE_SIZE * torch.randn(point.shape, generator=draw, dtype=point.dtype)), self.x.layout
+            )
+            same = Tree(point, self.x.layout)
+            pairs = zip(self.x.layout.names, moved.views(), same.views(), strict=True)
+            yield torch.cat([(old if name in self.run_spec.buffers else new).flatten() for name, new, old in pairs])
+
+    def compare_at(
+        self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]], spread: bool
+    ) -> None:
+        """`compare` at one model. Torch's kernels come first, since an error that they raise, too, is none of the
+        others. spread: whether the changes that perturbed weights cause are allowed."""
         torchs = self.by_torch(lambda: loss_gradient(self.torchs, point, self.x.layout, batch))
-        found = by_own(batch)
+        found = by_own(point)
         if not bool(torchs[0].isfinite().all() and torchs[1].isfinite()):
             if any(bool(own[0].isfinite().all() and own[1].isfinite()) for own in found):
                 raise Disagreement(f"{where} they give numbers where torch's give none")
@@ -305,20 +336,22 @@ class Proof:
         for which, what in enumerate(("gradient", "loss")):
             for own in found:
                 errors = Errors(expected[which], torchs[which], own[which])
-                self.close(f"the {what} {where}", errors, lambda which=which: moved.of(which, expected[which]))
+                changes = (lambda which=which: moved.of(which, expected[which])) if spread else None
+                self.close(f"the {what} {where}", errors, changes)
 
-    def close(self, what: str, errors: Errors, spread: Callable[[], Tensor]) -> None:
-        """Raise Disagreement unless every tensor of a flat vector (or a single number) is close enough.
+    def close(self, what: str, errors: Errors, spread: Callable[[], Tensor] | None) -> None:
+        """Raise Difference unless every tensor of a flat vector (or a single number) is close enough.
 
         `spread`: returns by how much perturbed weights change each entry; called only if the entries are not close.
         """
         found = tensor_errors(errors, self.x.layout)
         if all(off <= allowed for _, off, allowed, _ in found):
             return
-        moved = tensor_errors(Errors(errors.expected, errors.torchs, errors.expected + spread()), self.x.layout)
+        changes = torch.zeros_like(errors.expected) if spread is None else spread()
+        moved = tensor_errors(Errors(errors.expected, errors.torchs, errors.expected + changes), self.x.layout)
         for (name, off, allowed, largest), (_, more, _, _) in zip(found, moved, strict=True):
             if not off <= allowed + FACTOR * more:
-                raise Disagreement(
+                raise Difference(
                     f"{what}{name} is {off:.1e} off torch's, of entries up to {largest:.1e}, where rounding allows "
                     f"{allowed + FACTOR * more:.1e}"
                 )

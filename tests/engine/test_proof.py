@@ -419,6 +419,29 @@ def test_batches_of_large_models_are_proven_as_they_are_computed(
     assert batch in sizes
 
 
+@pytest.mark.parametrize("everywhere", [False, True], ids=["at the initial model", "everywhere"])
+def test_a_kink_is_no_error_of_kernels(everywhere: bool, monkeypatch: pytest.MonkeyPatch):
+    """Gradients that are off at a model and right beside it are those of a kink; others are wrong."""
+    real, off = kernel_proof.Proof.alone, []
+
+    def alone(self: kernel_proof.Proof, point: Tensor, batch: Any) -> list[tuple[Tensor, Tensor]]:
+        found = real(self, point, batch)
+        if everywhere or torch.equal(point, self.x.flat):
+            off.append(point)
+            return [(1.001 * gradient, loss) for gradient, loss in found]
+        return found
+
+    monkeypatch.setattr(kernel_proof.Proof, "alone", alone)
+    run_spec, proving = lenet_proof("chain")
+    given = kernel_proof.ProofData(proving.given.train, proving.given.client_index)
+    if everywhere:
+        with pytest.raises(kernel_proof.Disagreement, match=r"the gradient at the initial model .* off torch's"):
+            kernel_proof.prove(run_spec, given, "chain")
+    else:
+        kernel_proof.prove(run_spec, given, "chain")
+    assert off
+
+
 # --- no false alarm ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kernels", ["chain", "native"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "local_muon"])
