@@ -84,10 +84,14 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
     axis: {key: a.b, values: [1, 2]}, where the key may be a mapping by method, or {label: {a.b: 1, …}, …}, which
     may have the round of a fork, see `fork_axis`.
     """
+    if not axis:
+        raise ConfigError(f"axes.{name} has no level; give it some, or drop the axis")
     axis = {label: level for label, level in axis.items() if not is_fork(label, level)}
     made = []
     if set(axis) == {"key", "values"} and isinstance(axis["values"], list):
         made = [(f"{name} = {value}", one_key(name, axis["key"], value, study)) for value in axis["values"]]
+        if not made:
+            raise ConfigError(f"axes.{name} has no level; give it some values, or drop the axis")
         if len(dict(made)) < len(made):
             raise ConfigError(f"axes.{name}.values must be different, got {axis['values']!r}; drop what is repeated")
         axis = {}
@@ -106,8 +110,6 @@ def axis_levels(name: str, axis: dict[str, Any], study: Study) -> list[tuple[str
                     "as in {method.rule.lr: 0.1}"
                 )
         made.append((str(label), functools.partial(of_level, overrides, own)))
-    if not made:
-        raise ConfigError(f"axes.{name} has no level; give it some, or drop the axis")
     return made
 
 
