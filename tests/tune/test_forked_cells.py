@@ -51,7 +51,7 @@ def test_the_level_without_overrides_is_the_parent_of_the_others():
     [
         ({**ATTACK, "fork": 0}, {}, r"axes\.attack\.fork must be the number of a round, at least 1, got 0"),
         ({**ATTACK, "fork": 6}, {}, r"fork < 6 must hold"),
-        ({**ATTACK, "none": {"seed": 1}}, {}, r"axes\.attack must have one level without overrides"),
+        ({**ATTACK, "none": {"federation.cohort": 2}}, {}, r"axes\.attack must have one level without overrides"),
         (ATTACK, {"tune": {"each": "cell"}}, r"axes\.attack\.fork goes with tune\.each: none, got cell"),
         ({**ATTACK, "more": {"federation.clients": 9}}, {}, r"federation\.clients must stay as it is in a fork"),
     ],
