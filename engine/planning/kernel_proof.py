@@ -240,15 +240,19 @@ class Proof:
         """Compare the gradients and losses of each client alone, and of both clients as a block."""
         blocks = self.run_spec.experiment.engine.vectorise and self.block(point, pair) is not None
         for client, batch in enumerate(pair):
+            padded = "weight" in batch
             real = without_padding(batch)
 
             def in_block(model: Tensor, client: int = client) -> list[Gradients]:
-                gradients, losses = self.block(model, pair) or ((), ())
-                return [(gradients[client], losses[client])]
+                found = self.block(model, pair)
+                return [] if found is None else [(found[0][client], found[1][client])]
 
-            if blocks:
+            def by_client(model: Tensor, real: Batch = real, both: bool = blocks and not padded) -> list[Gradients]:
+                return [*self.alone(model, real), *(in_block(model) if both else [])]
+
+            if blocks and padded:
                 self.compare(f"in a block {where}", point, batch, in_block)
-            self.compare(where, point, real, lambda model, real=real: self.alone(model, real))
+            self.compare(where, point, real, by_client)
 
     def whole_batch(self) -> None:
         """Compare a batch that is not cut."""
@@ -307,12 +311,11 @@ class Proof:
         yield point
         draw = counted.generator(self.run_spec.experiment.seed, "beside")
         for _ in range(MOVED_MODELS):
-            moved = Tree(
-                point * (1 + MOVE_SIZE * torch.randn(point.shape, generator=draw, dtype=point.dtype)), self.x.layout
-            )
-            same = Tree(point, self.x.layout)
-            pairs = zip(self.x.layout.names, moved.views(), same.views(), strict=True)
-            yield torch.cat([(old if name in self.run_spec.buffers else new).flatten() for name, new, old in pairs])
+            factors = Tree(1 + MOVE_SIZE * torch.randn(point.shape, generator=draw, dtype=point.dtype), self.x.layout)
+            for name, factor in zip(self.x.layout.names, factors.views(), strict=True):
+                if name in self.run_spec.buffers:
+                    factor.fill_(1)
+            yield point * factors.flat
 
     def compare_at(
         self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]], spread: bool
