@@ -171,6 +171,31 @@ def test_searches_of_ranges_are_kept(tmp_path: Path):
     assert Folder(tmp_path).searched("b2") == {"method.lr": 0.25}
 
 
+def test_searches_that_are_there_do_not_keep_runs_from_being_restored(tmp_path: Path):
+    (tmp_path / "cells" / "a1").mkdir(parents=True)
+    (tmp_path / "cells" / "a1" / "result.json").write_text('{"rounds": 1}')
+    (tmp_path / "searches" / "b2").mkdir(parents=True)
+    (tmp_path / "searches" / "b2" / "result.json").write_text('{"best": {"params": {"method.lr": 0.25}}, "trials": 3}')
+    keep(tmp_path, set())
+    shutil.rmtree(tmp_path / "cells")
+    restore(tmp_path)
+    assert (tmp_path / "cells" / "a1" / "result.json").is_file()
+    assert json.loads((tmp_path / "searches" / "b2" / "result.json").read_text())["trials"] == 3
+
+
+def test_a_column_that_another_study_has_kept_stays(tmp_path: Path):
+    run = tmp_path / "cells" / "a1"
+    columns = {"round": [1, 2], "train/loss": [2.5, 1.5], "eval/loss": [None, 3.5]}
+    run.mkdir(parents=True)
+    pq.write_table(pa.table(columns | {name: [1.0, 1.0] for name in ADDED_UP}), run / "rounds.parquet")
+    (run / "result.json").write_text('{"rounds": 2}')
+    keep(tmp_path, {"train/loss"})
+    first = (tmp_path / NAME).read_text()
+    keep(tmp_path, {"eval/loss"})
+    assert (tmp_path / NAME).read_text() == first
+    assert json.loads(first)["rows"]["train/loss"] == [2.5, 1.5]
+
+
 def test_a_metric_that_was_not_kept_is_told(finished: Path, tmp_path: Path):
     folder = copied(finished, tmp_path / "kept")
     text = (folder / NAME).read_text()

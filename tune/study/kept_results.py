@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +42,9 @@ def keep(folder: Path, metrics: set[str]) -> None:
     whose values are all kept, beside those of evaluations."""
     lines = {name_of(line): line for line in valid_lines(folder / NAME)}
     for run in (folder / "cells").glob("*/"):
-        if (line := line_of(run, metrics)) is not None:
+        before = lines.get(f"cells/{run.name}", {}).get("rows", {})
+        also = {name for name in before if name not in (*ADDED_UP, *AS_THEY_ARE)}  # another study has kept them
+        if (line := line_of(run, metrics | also)) is not None:
             lines[name_of(line)] = line
     for search in (folder / "searches").glob("*/"):
         if result := read_json(search / "result.json"):
@@ -115,9 +116,12 @@ def restore(folder: Path) -> int:
         with TemporaryDirectory(prefix=".restored.", dir=folder) as place:
             for line in lines:
                 restore_line(Path(place) / name_of(line), line)
-            for part in ("searches", "cells"):  # the study counts as restored as soon as it has `cells/`
-                with suppress(FileNotFoundError):
-                    os.rename(Path(place) / part, folder / part)
+            if (Path(place) / "searches").exists() and not (folder / "searches").exists():
+                os.rename(Path(place) / "searches", folder / "searches")
+            if (
+                Path(place) / "cells"
+            ).exists():  # the study counts as restored as soon as it has them, so they come last
+                os.rename(Path(place) / "cells", cells)
     except OSError as error:
         if cells.exists() and any(cells.iterdir()):
             return 0  # another process has restored it in the meantime
