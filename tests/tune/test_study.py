@@ -350,6 +350,21 @@ def test_ranges_are_searched(tmp_path: Path, ray_here: None):
     assert {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")} == before
 
 
+@pytest.mark.long
+def test_interrupted_in_a_search(tmp_path: Path):
+    """The message has the command of the study, since that of the search would not run the cells."""
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
+    process = started(tmp_path, written(tmp_path, methods=methods, axes={}, tune={"each": "level", "trials": 5000}))
+    until(lambda: [*tmp_path.glob("out/searches/*/trials/*/result.json")], "a trial", 120)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert stderr.splitlines()[-1].startswith("interrupted; to go on: give the same command again")
+    assert "Traceback" not in stderr
+    assert not [*tmp_path.glob("out/searches/*/result.json")]
+
+
 def test_a_range_needs_something_that_decides(tmp_path: Path):
     rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
     methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}

@@ -98,7 +98,7 @@ class Jobs:
         """Execute runs until the source has none left or `stop` returns something true. Returns when all runs that were
         under way have ended."""
         self.source = source
-        while self._hand_out():
+        while self._hand_out(stop):
             if stop():
                 self.close()
                 return
@@ -116,15 +116,20 @@ class Jobs:
         self.processes = []
         self.server.close(GRACE_SECONDS if started else 0.0)
 
-    def _hand_out(self) -> bool:
-        """Give the processes the runs that they have room for; returns whether a run is under way or may follow."""
+    def _hand_out(self, stop: Callable[[], Any]) -> bool:
+        """Give the processes the runs that they have room for; returns whether a run is under way or may follow.
+
+        Thousands of runs take a while, so that `stop` is asked before each one.
+        """
         left = self.source.left + len(self.again) + (self.held is not None)
         share = max(1, -(-left // len(self.processes)))
         for process in self.processes:
             runs: list[RunRequest] = []
-            while process.wants and len(runs) < share and (spec := self._next(process)) is not None:
+            while process.wants and len(runs) < share and not stop() and (spec := self._next(process)) is not None:
                 runs.append(spec)
                 process.runs[spec.key] = spec
+            if stop():
+                return True
             if runs:
                 process.wants = False
             if runs or process.waits:

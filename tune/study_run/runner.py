@@ -101,12 +101,13 @@ def run_study(
                 else:
                     execute(tuning, *reported)
             if stop():
-                raise Interrupted(
-                    stop(), f"; to go on: give the same command again, {folder.path} has the results so far"
-                )
+                raise Interrupted(stop())
             remove_parents_states(folder)
             text = write_report(folder)
             ended = "finished"
+        except Interrupted as error:  # also one of a search, whose own command would not go on with the study
+            how = f"; to go on: give the same command again, {folder.path} has the results so far"
+            raise Interrupted(error.signal, how) from None
         finally:
             progress.close()
             with suppress(OSError):  # the disk is full; the folders of the runs are there
