@@ -167,7 +167,7 @@ def key_in_label(key: str) -> str:
 def run_of(folder: Path, label: str, report: Report) -> Run:
     seed = seed_of(folder)
     points, finished = points_of(folder, report.metric), (folder / "result.json").is_file()
-    final = float(points.values[-report.last :].mean()) if points is not None and finished else math.nan
+    final = report.final(points.values) if points is not None and finished else math.nan
     reason = "" if finished else why_unfinished(folder) or "no result.json"
     status = "finished" if finished else "not finished"
     up = down = seconds = math.nan

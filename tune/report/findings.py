@@ -166,7 +166,7 @@ def run_of(folder: Folder, cell: Cell, report: Report) -> Run:
         cell.settings,
         cell.chosen,
         points,
-        folder.final(cell, report.metric, report.last),
+        folder.final(cell, report.metric, report),
         up,
         down,
         seconds,

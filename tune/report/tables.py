@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..page.content import Table, Text
 from ..quantities import is_share
+from ..study.spec import Report
 from .findings import Findings, Place, Run, key_of, name_of
 from .statistics import Spread, holm, paired, reached, spread
 
@@ -66,9 +67,16 @@ def results(found: Findings) -> Table:
             for place in found.places
         ]
         rows.append([Text(method), *cells])
-    last = f", each the mean of its last {found.report.last} evaluations" if found.report.last > 1 else ""
-    note = f"{found.head}: mean ± standard deviation over seeds{last}. The best value of each column stands out."
+    each = what_of_a_run(found.report)
+    note = f"{found.head}: mean ± standard deviation over seeds{each}. The best value of each column stands out."
     return Table("Results", note, ["method", *(name_of(place) or found.unit for place in found.places)], rows)
+
+
+def what_of_a_run(report: Report) -> str:
+    """What the value of a run is, unless it is its last evaluation; the end of a sentence."""
+    if report.best_round:
+        return ", each the best of its evaluations"
+    return f", each the mean of its last {report.last} evaluations" if report.last > 1 else ""
 
 
 def leader(found: Findings, place: Place) -> str | None:

@@ -19,7 +19,7 @@ from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
 from ..run_files import column, read_json, read_table
 from .cells import Cell, cells
-from .spec import Study, load
+from .spec import Report, Study, Tune, load
 
 FINISHED, DIVERGED, FAILED, MISSING = "finished", "diverged", "failed", "missing"
 OVER = (FINISHED, DIVERGED)
@@ -96,12 +96,12 @@ class Folder:
             return self._kept_points(cell.key, metric)
         return points_of(self.of(cell), metric)
 
-    def final(self, cell: Cell, metric: str, last: int) -> float:
-        """The mean over the last evaluations of a finished cell; nan for any other cell."""
+    def final(self, cell: Cell, metric: str, by: Report | Tune) -> float:
+        """The value of a finished cell, as one of the study's sections defines it; nan for any other cell."""
         if self.status(cell) != FINISHED:
             return float("nan")
         points = self.points(cell, metric)
-        return float(points.values[-last:].mean()) if points is not None else float("nan")
+        return by.final(points.values) if points is not None else float("nan")
 
     def cells(self) -> list[Cell]:
         """The study's runs, with the settings that tuning has chosen."""
@@ -120,7 +120,7 @@ class Folder:
 
     def score(self, cell: Cell, study: Study) -> float:
         """A trial's value for tuning; see `cells.Score`."""
-        value = self.final(cell, study.deciding, study.tune.last)
+        value = self.final(cell, study.deciding, study.tune)
         if not np.isfinite(value):
             return -float("inf")
         return value if study.report.best == "max" else -value

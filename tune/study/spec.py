@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ...engine.config.differences import flatten
@@ -51,6 +53,10 @@ class Tune(Section):
     trials: int = Field(default=20, ge=1)
     together: Literal["auto"] | bool = "auto"
 
+    def final(self, values: NDArray[np.float64]) -> float:
+        """The value of a trial with these evaluations, at least one."""
+        return float(values[-self.last :].mean())
+
 
 class Report(Section):
     """The section `report`.
@@ -58,6 +64,8 @@ class Report(Section):
     `metric`: a column of rounds.parquet (default eval/accuracy).
     `best`: whether larger (`max`, default) or smaller (`min`) values are better.
     `last`: the number of last evaluations whose mean is the final value, at least 1 (default 1).
+    `best_round`: whether the final value is that of the run's best evaluation, as in papers that report the best round,
+    in place of the mean of the last ones (default false). It is higher the more evaluations there are.
     `targets`: values of the metric for which the report has the rounds, bytes and seconds to reach them.
     `level_axis`: the axis that is drawn from left to right (default: the last one).
     `log`: whether the metric is drawn on a logarithmic scale (default false).
@@ -66,9 +74,24 @@ class Report(Section):
     metric: str = "eval/accuracy"
     best: Literal["max", "min"] = "max"
     last: int = Field(default=1, ge=1)
+    best_round: bool = False
     targets: tuple[float, ...] = ()
     level_axis: str | None = None
     log: bool = False
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Report:
+        if self.best_round and self.last > 1:
+            raise ValueError(
+                f"has last: {self.last} with best_round: true, which takes one evaluation; drop one of them"
+            )
+        return self
+
+    def final(self, values: NDArray[np.float64]) -> float:
+        """The final value of a run with these evaluations, at least one."""
+        if self.best_round:
+            return float(values.max() if self.best == "max" else values.min())
+        return float(values[-self.last :].mean())
 
 
 class Published(Section):

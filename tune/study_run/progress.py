@@ -33,7 +33,7 @@ class Progress(LiveLine):
         self.finish(cell.key)
         outcome = status
         if status == FINISHED:
-            outcome = self._value(self.folder.final(cell, self.study.report.metric, self.study.report.last))
+            outcome = self._value(self.folder.final(cell, self.study.report.metric, self.study.report))
         elif status == FAILED:
             outcome = f"failed: {self.folder.failure(cell).get('reason', 'no reason is known')}"
         chosen = f" ({cell.chosen})" if cell.settings else ""
@@ -46,7 +46,7 @@ class Progress(LiveLine):
         return shown(self.study.report.metric, number)
 
     def _better(self, cell: Cell) -> None:
-        value = self.folder.final(cell, self.study.report.metric, self.study.report.last)
+        value = self.folder.final(cell, self.study.report.metric, self.study.report)
         sign = 1 if self.study.report.best == "max" else -1
         if value == value and (self.best is None or sign * value > sign * self.best[0]):
             self.best = (value, cell.label)
