@@ -248,6 +248,15 @@ def section_of(found: Findings, title: str) -> Section:
     return one
 
 
+def test_a_table_says_what_the_value_of_a_run_is(found: Findings):
+    def note(report: Report) -> str:
+        return next(iter(tables(replace(found, report=report)))).note
+
+    assert "over seeds. The best value" in note(Report())
+    assert "over seeds, each the mean of its last 3 evaluations. The best value" in note(Report(last=3))
+    assert "over seeds, each the best of its evaluations. The best value" in note(Report(best_round=True))
+
+
 def test_interactive_charts_by_hand(found: Findings):
     """The mean of 0.8, 0.81 and 0.82 is 81.0 %, half of it after round 1; the deviations are 1.0 and 0.5."""
     first, second = section_of(found, "Learning curves").figures
@@ -356,6 +365,7 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
     [
         ({}, "by the reported metric on the test set, as in the papers"),
         ({"metric": "train/loss"}, "by train/loss"),
+        ({"metric": "train/loss", "last": 3}, "by train/loss, as the mean of the last 3 evaluations"),
         (
             {"seeds": [7, 8], "rounds": 3},
             "on the test set, as in the papers, in trials with seeds 7, 8, in trials of 3 rounds",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedfleet.tune.study.cells import cells, digest, levels, trials
@@ -242,3 +243,20 @@ def test_feddua_has_its_papers_weight_decay_on_images(name: str):
         else:
             assert inner in IMAGES
             assert workload["decay"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("report", "final"),
+    [({}, 0.5), ({"last": 2}, 0.6), ({"best_round": True}, 0.9), ({"best": "min", "best_round": True}, 0.2)],
+)
+def test_the_final_value_of_a_run(tmp_path: Path, report: dict[str, Any], final: float):
+    """Of the evaluations 0.2, 0.9, 0.7 and 0.5."""
+    study = load(written(tmp_path, report=report))
+    assert study.report.final(np.array([0.2, 0.9, 0.7, 0.5])) == pytest.approx(final, abs=1e-12)  # rounding of a mean
+    assert study.tune.final(np.array([0.9, 0.5])) == 0.5
+
+
+def test_the_best_round_is_no_mean(tmp_path: Path):
+    done = invoke("study", written(tmp_path, report={"last": 3, "best_round": True}), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "report has last: 3 and best_round: true, which contradict each other; drop one" in done.output

@@ -146,6 +146,8 @@ def chosen_by(study: Study) -> str:
     text = "by the reported metric" if own else f"by {study.deciding}"
     if study.deciding.startswith("eval/") and not study.deciding.startswith("eval/clients/"):
         text += " on the test set, as in the papers" if own else " on the test set"
+    if tune.last > 1:
+        text += f", as the mean of the last {tune.last} evaluations"
     if tune.seeds is not None and set(tune.seeds) != set(study.seeds):
         text += f", in trials with {'seeds' if len(tune.seeds) > 1 else 'seed'} {', '.join(map(str, tune.seeds))}"
     if tune.rounds is not None:

@@ -82,9 +82,7 @@ class Report(Section):
     @model_validator(mode="after")
     def _one_value(self) -> Report:
         if self.best_round and self.last > 1:
-            raise ValueError(
-                f"has last: {self.last} with best_round: true, which takes one evaluation; drop one of them"
-            )
+            raise ValueError(f"has last: {self.last} and best_round: true, which contradict each other; drop one")
         return self
 
     def final(self, values: NDArray[np.float64]) -> float:
