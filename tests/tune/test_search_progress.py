@@ -45,6 +45,19 @@ def test_a_line_for_each_trial(capsys: pytest.CaptureFixture[str]):
     assert second.startswith("trial 1: failed: it broke, 5 rounds, method.mu 0.25; 2 of 3 done, 0 running, 1 left")
 
 
+def test_few_of_many_trials_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    asked = plan({**DATA, "search": {"trials": 1000}})
+    shown = Progress(asked)
+    shown.begins([])
+    for number in range(1000):
+        shown.trial_begins(number, {"method.mu": 0.5}, asked.experiment({"method.mu": 0.5}))
+    monkeypatch.setattr(shown.pulse, "due", lambda: True)
+    shown.trial_rounds(3, [{"round": 5}])
+    _, line = capsys.readouterr().err.splitlines()
+    assert "1000 running, 0 left" in line
+    assert line.endswith("trial 2 0%  trial 3 50%  trial 4 0%  trial 5 0%  trial 6 0%  trial 7 0%  and 992 more")
+
+
 def test_on_a_terminal():
     """The same in a process whose standard error is a terminal: one live line, which is redrawn."""
     leader, follower = pty.openpty()

@@ -6,10 +6,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Hashable
+from itertools import islice
 from typing import Any
 
 from ..pulse import Pulse
 from ..quantities import duration
+
+NAMED = 8
+"""The most runs under way that are named. A search may have thousands."""
 
 
 class LiveLine:
@@ -84,11 +88,16 @@ class LiveLine:
         left = self.total - self.earlier - made
         return f", about {duration((time.monotonic() - self.since) / made * left)}" if made > 0 and left > 0 else ""
 
+    def _under_way(self) -> str:
+        """The first runs under way, each with the share of its rounds that is done."""
+        first = "  ".join(f"{label} {share:.0%}" for label, share in islice(self.shares.values(), NAMED))
+        more = len(self.shares) - NAMED
+        return f"{first}  and {more} more" if more > 0 else first
+
     def _update(self) -> None:
         if self.quiet:
             return
-        under_way = "  ".join(f"{label} {share:.0%}" for label, share in self.shares.values())
-        if self.bar is None and under_way and self.pulse.due():
-            print(f"{self.done} of {self.total} done, {self.state()}: {under_way}", file=sys.stderr, flush=True)
-        elif self.bar is not None:
-            self.bar.update(self.task, completed=self.done, description=f"{self.state()}\n{under_way}")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done, description=f"{self.state()}\n{self._under_way()}")
+        elif self.shares and self.pulse.due():
+            print(f"{self.done} of {self.total} done, {self.state()}: {self._under_way()}", file=sys.stderr, flush=True)
