@@ -5,8 +5,8 @@
     K local steps of the method on z, with pull(z, gradient at lift(z));  the server's step on the mean of z
 
 `Reparameterised` wraps a `LocalMethod`, which has no code for it. What is sent down is the method's public state on z
-and, where factors are drawn anew, the number of the round: from it and the run's seed all parties draw the same
-factors. What is sent up is the change of z.
+and, where factors are drawn anew, a number that counts the updates of the model: from it and the run's seed all parties
+draw the same factors. A round in which no client takes part is no update. What is sent up is the change of z.
 
 The model may be an update of a base, W + P(z), which is folded in every `reset` rounds: W <- W + P(z), then new factors
 with P = 0. The server sends the averaged factors, never W: every client folds them in (`unpack`), also those that were
@@ -85,7 +85,7 @@ class Compressing(Algorithm):
 
 class Broadcast(NamedTuple):
     method: Any  # the method's public state; its x is the mean of z
-    turn: Any  # (), int64, the number of the round where factors are drawn anew; else ()
+    turn: Any  # (), int64, 1 + the number of updates, from which the draw follows; () where none is drawn anew
     base: Known  # the base of the compressed weights, a Tree; () where the weights are the factors' product
 
 
@@ -251,7 +251,7 @@ class Reparameterised(InSpace):
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         unpacked = self.unpack(server.public)
         inner = self.method.server_update(Server(unpacked.method, server.private), mean, round)
-        turn = torch.full_like(server.public.turn, round.number + 1) if self.reset else ()
+        turn = server.public.turn + 1 if self.reset else ()
         return Server(Broadcast(inner.public, turn, Known(unpacked.base)), inner.private)
 
     def server_metrics(self, server: Server, mean: Message, round: Round) -> dict[str, Any]:

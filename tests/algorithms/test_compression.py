@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedfleet.algorithms.contract import RunContext
+from fedfleet.algorithms.contract import Round, RunContext
 from fedfleet.algorithms.ef21_p import Sparsification, ef21_p
 from fedfleet.algorithms.fedavg import Plain, fedavg
 from fedfleet.algorithms.fedbat import Binarisation
@@ -117,6 +117,24 @@ def test_merging_leaves_the_model(recipe):
         after = space.lift(unpacked.method.x, unpacked.fixed, unpacked.base)
         assert torch.equal(before.flat, after.flat)
         assert not torch.equal(unpacked.base.flat, base.flat)
+
+
+@pytest.mark.parametrize("recipe", FACTORED)
+def test_a_round_without_clients_is_no_update(recipe):
+    """Which factors are merged depends on the updates before, and not on the numbers of their rounds."""
+    method = made(recipe)
+    start = method.server_init(tree(PROBLEM.start))
+    public = method.unpack(method.broadcast(start))
+    client = method.client_init(public)
+    message, _ = method.client_finish(public, client, method.client_begin(public, client))
+
+    def model(*numbers):
+        server = start
+        for number, z in zip(numbers, some_z(method.space, len(numbers)), strict=True):
+            server = method.server_update(server, message._replace(delta=z), Round(number, 9, 3, 5))
+        return method.model(server).flat
+
+    assert torch.equal(model(1, 2), model(2, 5))
 
 
 # --- L4: Kronecker blocks -------------------------------------------------------------------------------------------
