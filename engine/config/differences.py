@@ -19,9 +19,12 @@ FREE_KEYS = (
 )
 FREE_SECTIONS = ("name", "tracking.", "checkpoint.", "evaluate.", "engine.on_failure", "engine.keep_state", "plugins")
 """Settings that may change when a run is resumed, since they change no bit of the model."""
+NOT_FREE = ("evaluate.held_out",)
+"""Settings of free sections that may not change: rows that are held out are not trained on."""
 DEFAULTS = {
     "aggregate": "mean",
     "attack": None,
+    "evaluate.held_out": 0.0,
     "federation.sampling": "fixed",
     "federation.sampler": "uniform",
     "federation.mean": "auto",
@@ -43,7 +46,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     a, b = {**DEFAULTS, **flatten(old)}, {**DEFAULTS, **flatten(new)}
     found = []
     for key in sorted(a.keys() | b.keys()):
-        if a.get(key) == b.get(key) or key in FREE_KEYS or key.startswith(FREE_SECTIONS):
+        free = key in FREE_KEYS or (key.startswith(FREE_SECTIONS) and key not in NOT_FREE)
+        if free or a.get(key) == b.get(key):
             continue
         if key == "federation.rounds" and not has_schedule(old) and not has_schedule(new):
             continue

@@ -3,6 +3,7 @@ reported."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedfleet.engine.api import run
+from fedfleet.engine.api import resume, run
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment
-from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.records.partition_file import partition_digest
 from fedfleet.engine.runs.result import Result
 from fedfleet.tune.partition import PartitionSummary, table_of
@@ -123,6 +124,21 @@ def test_held_out_rows_are_not_trained_on(table):
     assert "held_out" not in column.train
     assert column.client_index.held is not None
     assert set(column.client_index.held.rows.tolist()) == {i for i in range(ROWS) if i // OWNERS % 4 == 0}
+
+
+def test_a_resumed_run_holds_out_the_same_rows(table: dict[str, Any], tmp_path: Path):
+    """Another fraction would train on other rows. All else of `evaluate` may change."""
+    records: list[Any] = []
+    with pytest.raises(Interrupted):
+        run(
+            plan(table, evaluate={"held_out": 0.3}),
+            tmp_path / "run",
+            [records.append],
+            stop=lambda: signal.SIGTERM if records else 0,
+        )
+    with pytest.raises(ConfigError, match=r"evaluate\.held_out was 0\.3, is 0\.5"):
+        resume(plan(table, evaluate={"held_out": 0.5}), tmp_path / "run")
+    resume(plan(table, evaluate={"held_out": 0.3, "batch": 7}), tmp_path / "run")
 
 
 def test_without_held_out_rows_nothing_moves(table):
