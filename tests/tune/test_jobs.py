@@ -89,6 +89,17 @@ def test_how_many_runs_share_a_process_is_found_for_each_kind(tmp_path: Path):
     assert not jobs.server.alive
 
 
+def test_a_process_whose_runs_all_fail_at_once_is_given_the_others(tmp_path: Path):
+    """The report of the only run under way comes before the process asks for the next one."""
+    runs = [request(tmp_path, f"a{i}", 0.1) for i in range(6)]
+    for run in runs:
+        run.experiment["method"] = "nosuch"
+    source = Listed(runs)
+    with Jobs(1, 4) as jobs:
+        jobs.run(source, lambda: 0)
+    assert source.ends == {f"a{i}": "failed" for i in range(6)}
+
+
 def test_data_are_loaded_before_the_runs_that_need_them(tmp_path: Path):
     """A process loads data when it is told to, and the first run with the same data finds them there. Where that fails,
     only a run says so."""

@@ -119,6 +119,9 @@ class Jobs:
     def _hand_out(self, stop: Callable[[], Any]) -> bool:
         """Give the processes the runs that they have room for; returns whether a run is under way or may follow.
 
+        A run may follow while a process has not asked for runs since it was given some: it asks after each run's last
+        report, and the source may have a run for it then.
+
         Thousands of runs take a while, so that `stop` is asked before each one.
         """
         left = self.source.left + len(self.again) + (self.held is not None)
@@ -136,7 +139,8 @@ class Jobs:
                 process.waits = False
                 process.send("runs", runs)
         under_way = self.again or self.held or any(process.runs for process in self.processes)
-        return bool(under_way) or not any(process.id for process in self.processes)
+        begun = [process for process in self.processes if process.id]
+        return bool(under_way) or not begun or not all(process.wants for process in begun)
 
     def _next(self, process: Process) -> RunRequest | None:
         """The next run for a process, None if there is none now."""
