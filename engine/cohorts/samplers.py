@@ -57,6 +57,12 @@ class Ask(NamedTuple):
         """(N,) p_i."""
         return np.full(self.clients, 1 / self.clients) if self.target is None else self.target
 
+    def shares_of(self, candidates: np.ndarray) -> np.ndarray:
+        """(c,) p_i of the clients that can be drawn, as parts of their sum: the mean that is wanted is one over these
+        clients."""
+        shares = self.shares()[candidates]
+        return shares if len(candidates) == self.clients else shares / shares.sum()
+
 
 class Draw(NamedTuple):
     """The clients of a round, and their weights in the mean: (sum of w_i delta_i) / D."""
@@ -209,7 +215,7 @@ class Replacement(Sampler):
         times = np.bincount(places, minlength=len(candidates))
         weights = np.zeros(ask.clients)
         q = rates / rates.sum()
-        weights[candidates] = times * ask.shares()[candidates] / q
+        weights[candidates] = times * ask.shares_of(candidates) / q
         return Draw(candidates[times > 0], np.zeros(0, dtype=np.int64), weights, float(ask.size))
 
 
@@ -307,7 +313,7 @@ class WeightedSampler(Sampler):
             return Draw(race(ask, "weighted", candidates, sizes, ask.size), nobody, weights)
         pi = capped(sizes, ask.size)
         count = float(min(ask.size, len(candidates)))
-        weights[candidates] = count * ask.shares()[candidates] / pi
+        weights[candidates] = count * ask.shares_of(candidates) / pi
         if ask.target is not None and (pi < 1).all() and len(candidates) == ask.clients:
             weights[:] = 1.0  # S p_i / pi_i, which is 1 but for rounding
         return Draw(systematic(ask, "weighted", candidates, pi), nobody, weights, count)

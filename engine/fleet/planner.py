@@ -214,7 +214,9 @@ class RoundPlanner:
         if draw.weights is None and not unbiased:
             return None, None
         if draw.weights is None:
-            return ask.clients * ask.shares()[used], float(len(draw.clients))
+            candidates = ask.candidates
+            weights = len(candidates) * ask.shares_of(candidates)
+            return weights[np.searchsorted(candidates, used)], float(len(draw.clients))
         divisor = draw.divisor if self.federation.mean != "normalised" else None
         if unbiased and divisor is None:
             divisor = float(ask.size)

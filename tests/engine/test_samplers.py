@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from fedfleet.engine import run
 from fedfleet.engine.cohorts.samplers import Ask, Feedback, capped, race, systematic
@@ -163,6 +164,27 @@ def test_re_weighting_is_unbiased(spec, mean):
     cohort has the expectation .1833 instead."""
     found, error = mean_of_means(spec, 1000, mean)
     assert abs(found - 0.55) <= 4 * error + 1e-12
+
+
+@pytest.mark.parametrize("spec", ["replacement", {"name": "replacement", "by": "examples"}, "weighted"])
+@pytest.mark.parametrize("examples", [False, True])
+def test_the_mean_is_one_over_the_clients_that_can_be_drawn(spec, examples):
+    """Half of the clients are online, each with the displacement 1: the step is 1 in every round, or on average."""
+    sampler, online, steps = build(spec), np.arange(5, 10), []
+    for number in range(1, 1001):
+        draw = sampler.draw({}, ask(number, examples=examples, eligible=online))
+        steps.append(draw.weights[draw.clients].sum() / draw.divisor)
+    assert abs(np.mean(steps) - 1) <= 4 * np.std(steps) / 1000**0.5 + 1e-12
+
+
+def test_the_unbiased_mean_is_one_over_the_clients_that_are_online():
+    """If all of them take part, it is their mean by examples, with weights that sum to 1."""
+    workload = {"name": "digits", "model": "logistic", "partition": {"name": "dirichlet", "beta": 0.3}}
+    more = {"systems": {"availability": {"name": "bernoulli", "p": 0.5}}, "workload": workload}
+    plan = {"cohort": 20, "weights": "examples"}
+    plain, unbiased = (run(digits(plan={**plan, "mean": mean}, **more)) for mean in ("normalised", "unbiased"))
+    for name, tensor in plain.model.items():
+        torch.testing.assert_close(unbiased.model[name], tensor, rtol=1e-5, atol=1e-7)  # roundings of the weights
 
 
 def test_normalising_over_the_cohort_is_not():
