@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import band, groups
 from fedfleet.tune.report.findings import Findings, Run, chosen_by, mean_curve
+from fedfleet.tune.report.heat import grids, short
 from fedfleet.tune.report.interactive import page_of
 from fedfleet.tune.report.page import write_page
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
@@ -306,6 +308,43 @@ def test_a_setting_among_many_has_a_chart(found: Findings):
     assert (list(line.x), list(line.y)) == ([0.1, 0.2, 0.3], [20.0, 40.0, None])
     assert list(marks.y) == [10.0, 20.0, 30.0, 40.0]
     assert (list(best.x), list(best.y), list(lost.x), list(lost.y)) == ([0.2], [40.0], [0.3], [10.0])
+
+
+SGD, ADAM = {"name": "sgd", "lr": 0.1}, {"name": "adam", "lr": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ([None, 1.0], [1.0, "None"]),
+        ([[8], [16, "$x_{$"]], ['[16, "$x_{$"]', "[8]"]),
+        ([SGD, ADAM], ['{"lr": 0.1, "name": "sgd"}', '{"lr": 0.5, "name": "adam"}']),
+        ([True, 1, "auto", math.inf], [1, "True", "auto", "inf"]),
+    ],
+)
+def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values: list[Any], parts: list[Any]):
+    """Each value of a grid is a point of its own, over one setting and over two, and so is each level of an axis."""
+    one = [made("FedMuon-BC", "β = 10", 0, i / 10, settings={"x": value}) for i, value in enumerate(values)]
+    two = [
+        made("FedMuon-BC", "β = 0.1", 0, (i + j) / 10, settings={"x": x, "y": y})
+        for i, x in enumerate(values)
+        for j, y in enumerate([*values, 0.5])
+    ]
+    axes = {name: [f"{name} = {value}" for value in values] for name in ("x", "y")}
+    levels = [made("FedMuon-BC", "", 0, 0.5)._replace(place=(x, y)) for x in axes["x"] for y in axes["y"]]
+    line, heat = grids(replace(found, trials=[*one, *two]))
+    assert (line.ordered(0), len(line.values)) == (parts, len(values))
+    assert (heat.ordered(0), len(heat.values)) == (parts, len(values) * (len(values) + 1))
+    by_axes = replace(
+        found, methods=["FedMuon-BC"], places=[r.place for r in levels], axes=axes, runs=levels, trials=[]
+    )
+    (of_axes,) = grids(by_axes)
+    assert len(of_axes.values) == len(values) ** 2
+    for given in (replace(found, trials=[*one, *two]), by_axes):
+        write_page(given, tmp_path / "report.html")
+    svg = next(c.svg for g in groups(replace(found, trials=one)) for c in g.charts if c.name == "sensitivity-1")
+    told = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+    assert all(short(part).split(" ")[0] in " ".join(told) for part in parts)
 
 
 def test_a_page_without_charts_has_no_library():

@@ -15,7 +15,7 @@ from ..chart import COLOURS, MARKERS
 from ..study.folder import Points
 from ..study.spec import Report
 from .findings import Findings, Place, Run, mean_clock, mean_curve, name_of
-from .heat import grids, paint
+from .heat import grids, label_x, paint
 from .statistics import front, spread
 
 SIZE = (4.3, 3.1)
@@ -220,10 +220,7 @@ def against(found: Findings) -> Iterator[Chart]:
             low, high = band(means, errors, found.report.log)
             bars, look = (means - low, high - means), style(found, method)
             axes.errorbar(aside, means, bars, capsize=2, markersize=4, linewidth=1.5, **look)
-        axes.set_xticks(range(len(labels)), [plain(label.removeprefix(f"{axis} = ")) for label in labels])
-        if max(map(len, labels)) * len(labels) > 50:
-            for text in axes.get_xticklabels():
-                text.set(rotation=30, ha="right", rotation_mode="anchor")  # a label ends at its tick
+        label_x(axes, [plain(label.removeprefix(f"{axis} = ")) for label in labels])
         axes.set(xlabel=plain(axis), ylabel=found.unit)
         scaled(axes, found.report)
         yield Chart(f"levels-{number}", titled(f"Final values along {axis}", other), svg(figure, f"l{number}"))

@@ -6,7 +6,9 @@ The points are the trials of tuned methods, and the study's own cells if two of 
 
 from __future__ import annotations
 
+import json
 import math
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +17,13 @@ from ..chart import COLOURS
 from .findings import Findings, Run, name_of
 from .statistics import spread
 
-Values = dict[tuple[Any, ...], float]
+Part = float | str
+"""The value of one setting in a point, see `part_of`."""
+Point = tuple[Part, ...]
+Values = dict[Point, float]
 """Point of the grid -> mean of the metric over seeds; nan if a run diverged."""
+LINE, LINES = 18, 4
+"""Characters in a line of a tick's label, and the largest number of its lines."""
 
 
 class Grid(NamedTuple):
@@ -26,11 +33,11 @@ class Grid(NamedTuple):
     names: list[str]
     values: Values
 
-    def ordered(self, at: int) -> list[Any]:
-        """The sorted values of one setting."""
-        return sorted({point[at] for point in self.values}, key=lambda v: (isinstance(v, str), v if v == v else 0))
+    def ordered(self, at: int) -> list[Part]:
+        """The sorted values of one setting, the numbers first."""
+        return sorted({point[at] for point in self.values}, key=lambda part: (isinstance(part, str), part))
 
-    def best(self, found: Findings) -> tuple[Any, ...] | None:
+    def best(self, found: Findings) -> Point | None:
         """The best point; None if all diverged."""
         best = None
         for point, value in self.values.items():
@@ -88,11 +95,22 @@ def value_of(label: str) -> Any:
 
 def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> Grid:
     """The means over seeds. points: (values of the keys, run)."""
-    together: dict[tuple[Any, ...], list[float]] = {}
+    together: dict[Point, list[float]] = {}
     for point, run in points:
-        together.setdefault(point, []).append(run.final * found.factor)
+        together.setdefault(tuple(map(part_of, point)), []).append(run.final * found.factor)
     values = {point: spread(found_).mean for point, found_ in together.items()}
     return Grid(title, [key.removeprefix("method.") for key in keys], values)
+
+
+def part_of(value: Any) -> Part:
+    """A setting's value as a part of a point: a finite number as it is, anything else as text.
+
+    Lists and mappings cannot be keys, and None cannot be sorted. True is the same key as 1, and nan is not even the
+    same as itself.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else str(value)
 
 
 # --- static charts ----------------------------------------------------------------------------------------------------
@@ -111,8 +129,8 @@ def line(found: Findings, grid: Grid, axes: Any) -> None:
     best = grid.best(found)
     if best is not None:
         axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
-    axes.set_xticks(range(len(points)), [short(point) for point in points])
-    axes.set(xlabel=grid.names[0].replace("$", r"\$"), ylabel=found.unit)
+    label_x(axes, list(map(tick, points)))
+    axes.set(xlabel=tick(grid.names[0]), ylabel=found.unit)
     if found.report.log:
         axes.set_yscale("log")
 
@@ -130,9 +148,9 @@ def heat(found: Findings, grid: Grid, axes: Any) -> None:
         axes.text(j, i, shown, ha="center", va="center", fontsize=10, color=colour)
     if (best := grid.best(found)) is not None:
         frame(axes, columns.index(best[1]), rows.index(best[0]))
-    axes.set_xticks(range(len(columns)), [short(v) for v in columns])
-    axes.set_yticks(range(len(rows)), [short(v) for v in rows])
-    axes.set(xlabel=grid.names[1].replace("$", r"\$"), ylabel=grid.names[0].replace("$", r"\$"))
+    label_x(axes, list(map(tick, columns)))
+    axes.set_yticks(range(len(rows)), list(map(tick, rows)))
+    axes.set(xlabel=tick(grid.names[1]), ylabel=tick(grid.names[0]))
 
 
 def frame(axes: Any, x: int, y: int) -> None:
@@ -141,5 +159,18 @@ def frame(axes: Any, x: int, y: int) -> None:
     axes.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, fill=False, edgecolor="#d55e00", linewidth=2.5))
 
 
-def short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float | int) and not isinstance(value, bool) else str(value)
+def tick(part: Part) -> str:
+    """The label of a tick, in lines. matplotlib must not read its $ as mathematics."""
+    return "\n".join(wrap(short(part), LINE, max_lines=LINES, placeholder=" …")).replace("$", r"\$")
+
+
+def label_x(axes: Any, labels: list[str]) -> None:
+    """Label the ticks 0, 1, … of the horizontal axis. Labels that are too long to stand side by side are turned."""
+    axes.set_xticks(range(len(labels)), labels)
+    if max(len(line) for label in labels for line in label.split("\n")) * len(labels) > 50:
+        for text in axes.get_xticklabels():
+            text.set(rotation=30, ha="right", rotation_mode="anchor")  # a label ends at its tick
+
+
+def short(part: Part) -> str:
+    return part if isinstance(part, str) else f"{part:g}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from ..page.content import (
 )
 from .charts import BYTES
 from .findings import Findings, Place, Run, at_rounds, key_of, mean_clock, mean_curve, name_of
-from .heat import Grid, grids, short
+from .heat import Grid, Part, Point, grids, short
 from .statistics import front, spread
 from .tables import mean_and_std
 
@@ -37,6 +36,8 @@ SECONDS = (
 )
 WIDE = 16
 """Values of a setting up to which a grid over two settings is a map."""
+LABEL = 24
+"""Characters of the longest label of an axis of settings; longer ones would leave no room for the chart."""
 
 
 def page_of(found: Findings, tables: list[Table]) -> Page:
@@ -240,7 +241,7 @@ def setting_map(found: Findings, grid: Grid) -> HeatMap:
 
 
 def setting_cell(
-    found: Findings, grid: Grid, point: tuple[Any, ...], share: dict[Any, float | None], best: Any
+    found: Findings, grid: Grid, point: Point, share: dict[Point, float | None], best: Point | None
 ) -> Shade:
     if point not in grid.values:
         return Shade("", None)
@@ -254,7 +255,7 @@ def setting_line(found: Findings, grid: Grid, at: int) -> Figure:
     """The metric over one setting. The line joins the best values over all other settings."""
     places, best = grid.ordered(at), grid.best(found)
     by_place = {place: [v for point, v in grid.values.items() if point[at] == place] for place in places}
-    logs = all(isinstance(p, int | float) and not isinstance(p, bool) and p > 0 for p in places)
+    logs = all(not isinstance(p, str) and p > 0 for p in places)
     spaced = dict(zip(places, places if logs else range(len(places)), strict=True))
     choose = max if found.report.best == "max" else min
     known = {place: [v for v in values if not math.isnan(v)] for place, values in by_place.items()}
@@ -280,11 +281,17 @@ def setting_line(found: Findings, grid: Grid, at: int) -> Figure:
         x = [spaced[point[at]] for point in lost]
         series.append(Marks("", NO_STYLE, x, numbers([worst] * len(lost)), texts=texts, symbol="x-thin-open"))
     title = grid.title if len(grid.names) == 1 else f"{grid.title}: {grid.names[at]}"
-    axis = Axis(grid.names[at], log=True) if logs else Axis(grid.names[at], labels=tuple(map(short, places)))
+    axis = Axis(grid.names[at], log=True) if logs else Axis(grid.names[at], labels=tuple(map(cut, places)))
     return Figure("marks", title, axis, value_axis(found), [replace(one, legend=False) for one in series])
 
 
-def settings_text(grid: Grid, point: tuple[Any, ...]) -> str:
+def cut(part: Part) -> str:
+    """A value as a label of an axis. The texts of the points have the whole value."""
+    text = short(part)
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
+
+
+def settings_text(grid: Grid, point: Point) -> str:
     return ", ".join(f"{name} {short(part)}" for name, part in zip(grid.names, point, strict=True))
 
 
