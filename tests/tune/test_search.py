@@ -20,7 +20,7 @@ from fedfleet.tune.files import load
 from fedfleet.tune.search import Found, search
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.results import Results
-from fedfleet.tune.search.trial_store import Trial
+from fedfleet.tune.search.trial_store import Trial, TrialStore, storage_url
 
 from .commands import invoke
 
@@ -182,6 +182,59 @@ def test_trials_that_fail_diverge_and_lag_behind(here: Path, ray_here: None, tog
     if together:
         assert isinstance(found.results, Results)
         assert [str(error) for error in found.results.errors] == [f"trial {n}: {told[n]}" for n in (2, 3)]
+
+
+def refusing(**keys: Any) -> dict[str, Any]:
+    """A search over a grid of four points, of which (8 clients, a cohort of 16) is no experiment."""
+    made = spec({"name": "sgd", "lr": 0.1}, 2, search={**EXCESS, "together": True}, **keys)
+    made["federation"]["clients"] = {"search": "grid", "values": [8, 32]}
+    made["federation"]["cohort"] = {"search": "grid", "values": [4, 16]}
+    return made
+
+
+def test_values_that_exclude_each_other_fail_their_trial(here: Path, capsys: pytest.CaptureFixture[str]):
+    """Both ends of all ranges are valid, and the point between them is not: its trial fails, and the search goes on. It
+    also goes on from a storage in which that trial is under way."""
+    made = refusing()
+    found = search(made, here / "s", progress=True)
+    by_point = {tuple(t.params.values()): t for t in found.trials}
+    refused = by_point.pop((8, 16))
+    assert (refused.status, refused.rounds) == ("failed", 0)
+    assert refused.reason.startswith("federation: cohort <= clients")
+    assert [t.status for t in by_point.values()] == ["finished"] * 3
+    assert f"trial {refused.number}: failed: federation: cohort" in capsys.readouterr().err
+    assert isinstance(found.results, Results)
+    assert [str(error) for error in found.results.errors] == [f"trial {refused.number}: {refused.reason}"]
+    assert search(made, here / "s", resume=True).trials == found.trials
+
+    (here / "killed").mkdir()
+    for name in ("search.yaml", "search.json"):
+        (here / "killed" / name).write_text((here / "s" / name).read_text())
+    name = json.loads((here / "s" / "search.json").read_text())["study"]
+    killed = TrialStore(plan(made), storage_url("auto", here / "killed"), name)
+    while killed.propose() is not None:
+        pass
+    assert search(made, here / "killed", resume=True).trials == found.trials
+
+
+@pytest.mark.long
+def test_values_that_exclude_each_other_in_mlflow(here: Path):
+    """The trial has a nested run with its values and the reason, and a resumed search leaves it as it is."""
+    from mlflow import MlflowClient
+
+    made = refusing(tracking={"uri": f"sqlite:///{here / 'mlflow.db'}"})
+    for resume in (False, True):
+        search(made, here / "s", resume=resume)
+        client = MlflowClient(f"sqlite:///{here / 'mlflow.db'}")
+        (place,) = [e.experiment_id for e in client.search_experiments() if e.name == "default"]
+        (failed,) = client.search_runs([place], "tags.status = 'failed'")
+        assert failed.info.status == "FAILED"
+        assert failed.data.tags["reason"].startswith("federation: cohort <= clients")
+        assert {key: failed.data.params[f"federation.{key}"] for key in ("clients", "cohort")} == {
+            "clients": "8",
+            "cohort": "16",
+        }
+        assert len(client.search_runs([place])) == 5
 
 
 def test_results_of_trials_that_shared_processes(tmp_path: Path):

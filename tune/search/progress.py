@@ -27,7 +27,9 @@ class Progress(LiveLine, SearchObserver):
         self.ended = [t for t in trials if t.status != "running"]
         self.open("trial", self.plan.trials, len(self.ended))
 
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
+        if experiment is None:
+            return
         self.rounds[number] = experiment.federation.rounds
         self.advance(number, f"trial {number}", 0.0)
 

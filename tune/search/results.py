@@ -56,7 +56,7 @@ class Results(SearchObserver):
         self.trials: dict[int, TrialResult] = {}
 
     # --- while trials run ---------------------------------------------------------------------------------------------
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
         self.trials[number] = TrialResult({"params": params}, str(trial_folder(self.folder, number)))
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None:

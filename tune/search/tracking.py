@@ -12,6 +12,7 @@ from typing import Any
 from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
+from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import load_model
 from ..tracking.mlflow_writer import TOP, End, Writer
@@ -20,6 +21,7 @@ from ..tracking.run import model_of
 from ..tracking.run_header import RunHeader, header_of
 from ..tracking.stores import store
 from .plan import Plan
+from .space import decided
 from .trial_source import SearchObserver, trial_folder
 from .trial_store import Trial
 
@@ -38,11 +40,11 @@ class SearchTracker(SearchObserver):
         self.writer.begin(TOP, self._header)
         for trial in trials:
             if trial.status != "running":
-                self._begin(trial.number, self.plan.experiment(trial.params))
+                self._begin(trial.number, trial.params)
                 self._end(trial, whole=True)
 
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
-        self._begin(number, experiment)
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
+        self._begin(number, params)
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None:
         self.has_content = self.has_content or bool(rows)
@@ -65,11 +67,18 @@ class SearchTracker(SearchObserver):
         tags = {**origin(plugins), **kind, **outer}
         return RunHeader(str(self.plan.data.get("name") or "search"), tags, asked)
 
-    def _begin(self, number: int, experiment: Experiment) -> None:
-        run_id = f"{self.search_id}-{number:04d}"
-        self.writer.begin(
-            str(number), lambda: header_of(RunSpec.of(run_id, experiment), f"{number:04d}", self._folder(number))
-        )
+    def _begin(self, number: int, params: dict[str, Any]) -> None:
+        self.writer.begin(str(number), lambda: self._header_of(number, params))
+
+    def _header_of(self, number: int, params: dict[str, Any]) -> RunHeader:
+        """The header of a trial with these values, by dotted key."""
+        run_id, name = f"{self.search_id}-{number:04d}", f"{number:04d}"
+        try:
+            run_spec = RunSpec.of(run_id, self.plan.experiment(params))
+        except ConfigError:  # values that exclude each other: the trial has failed, and there is no run
+            settings = {key: value for key, value in decided(self.plan.data, params).items() if key != "tracking"}
+            return RunHeader(name, {"fedfleet.run_id": run_id}, settings)
+        return header_of(run_spec, name, self._folder(number))
 
     def _end(self, trial: Trial, whole: bool) -> None:
         """whole: whether the trial is from an earlier part of the search, which may not have written all of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ...engine.errors import ConfigError, nearest
 from ...engine.rounds.driver import Record
 from ..executor.source import DIED, Report, RunRequest, Source
 from .plan import TOTALS, Plan
-from .trial_store import Trial, TrialStore
+from .trial_store import Proposal, Trial, TrialStore
 
 
 class SearchObserver:
@@ -21,8 +22,9 @@ class SearchObserver:
     def begins(self, trials: list[Trial]) -> None:
         """The search begins or is resumed. trials: those of earlier parts of the search."""
 
-    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment) -> None:
-        """A trial begins. params: its values by dotted key; experiment: with these values."""
+    def trial_begins(self, number: int, params: dict[str, Any], experiment: Experiment | None) -> None:
+        """A trial begins. params: its values by dotted key. experiment: with these values; None if they exclude each
+        other, and then the trial ends at once."""
 
     def trial_rounds(self, number: int, rows: list[Record]) -> None:
         """Rounds of a trial are over. rows: their records."""
@@ -63,14 +65,24 @@ class TrialSource(Source):
         self.columns = tuple(name for name in plan.settings.objectives if name not in TOTALS)
 
     def next(self) -> RunRequest | None:
-        proposal = self.store.propose()
-        if proposal is None:
-            return None
-        number = proposal.number
-        made = self.plan.experiment(proposal.values)
-        self.live[number] = Live(made)
+        while (proposal := self.store.propose()) is not None:
+            try:
+                made = self.plan.experiment(proposal.values)
+            except ConfigError as error:  # each value is possible, but not beside the others
+                self._begins(proposal, None)
+                self._record_end(proposal.number, "failed", [], (), " ".join(str(error).split()))
+                continue
+            self.live[proposal.number] = Live(made)
+            self._begins(proposal, made)
+            return self._request(proposal, made)
+        return None
+
+    def _begins(self, proposal: Proposal, made: Experiment | None) -> None:
         for observer in self.observers:
-            observer.trial_begins(number, proposal.values, made)
+            observer.trial_begins(proposal.number, proposal.values, made)
+
+    def _request(self, proposal: Proposal, made: Experiment) -> RunRequest:
+        number = proposal.number
         return RunRequest(
             f"{number:04d}",
             inner(made, self.plan.settings.workers).plain(),
@@ -129,8 +141,14 @@ class TrialSource(Source):
             else:
                 if not all(math.isfinite(value) for value in values):
                     status, reason = "failed", f"an objective is not finite: {values}"
-        facts = {"rounds": len(live.rows), "seconds": total("seconds", live.rows), "bytes": total("bytes", live.rows)}
-        self.store.end(number, status, values, {**facts, "reason": reason} if reason else facts)
+        self._record_end(number, status, live.rows, values, reason)
+
+    def _record_end(
+        self, number: int, status: str, rows: list[Record], values: Sequence[float] = (), reason: str = ""
+    ) -> None:
+        """Record how a trial has ended, and tell the observers. rows: the records of its rounds."""
+        facts = {"rounds": len(rows), "seconds": total("seconds", rows), "bytes": total("bytes", rows)}
+        self.store.end(number, status, list(values), {**facts, "reason": reason} if reason else facts)
         (ended,) = [trial for trial in self.store.trials() if trial.number == number]
         for observer in self.observers:
             observer.trial_ends(ended)
