@@ -324,7 +324,8 @@ SGD, ADAM = {"name": "sgd", "lr": 0.1}, {"name": "adam", "lr": 0.5}
 )
 def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values: list[Any], parts: list[Any]):
     """Each value of a grid is a point of its own, over one setting and over two, and so is each level of an axis."""
-    one = [made("FedMuon-BC", "β = 10", 0, i / 10, settings={"x": value}) for i, value in enumerate(values)]
+    name = "a.setting.with.a.long.name"
+    one = [made("FedMuon-BC", "β = 10", 0, i / 10, settings={name: value}) for i, value in enumerate(values)]
     two = [
         made("FedMuon-BC", "β = 0.1", 0, (i + j) / 10, settings={"x": x, "y": y})
         for i, x in enumerate(values)
@@ -344,6 +345,7 @@ def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values:
         write_page(given, tmp_path / "report.html")
     svg = next(c.svg for g in groups(replace(found, trials=one)) for c in g.charts if c.name == "sensitivity-1")
     told = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+    assert name in told
     assert all(short(part).split(" ")[0] in " ".join(told) for part in parts)
 
 

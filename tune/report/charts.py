@@ -15,7 +15,7 @@ from ..chart import COLOURS, MARKERS
 from ..study.folder import Points
 from ..study.spec import Report
 from .findings import Findings, Place, Run, mean_clock, mean_curve, name_of
-from .heat import grids, label_x, paint
+from .heat import grids, label_x, paint, plain
 from .statistics import front, spread
 
 SIZE = (4.3, 3.1)
@@ -103,11 +103,6 @@ def svg(figure: Any, prefix: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1))
-
-
-def plain(label: str) -> str:
-    """The label with escaped $, which matplotlib would read as mathematics."""
-    return label.replace("$", r"\$")
 
 
 def style(found: Findings, method: str) -> dict[str, Any]:

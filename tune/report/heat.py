@@ -130,7 +130,7 @@ def line(found: Findings, grid: Grid, axes: Any) -> None:
     if best is not None:
         axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
     label_x(axes, list(map(tick, points)))
-    axes.set(xlabel=tick(grid.names[0]), ylabel=found.unit)
+    axes.set(xlabel=plain(grid.names[0]), ylabel=found.unit)
     if found.report.log:
         axes.set_yscale("log")
 
@@ -150,7 +150,7 @@ def heat(found: Findings, grid: Grid, axes: Any) -> None:
         frame(axes, columns.index(best[1]), rows.index(best[0]))
     label_x(axes, list(map(tick, columns)))
     axes.set_yticks(range(len(rows)), list(map(tick, rows)))
-    axes.set(xlabel=tick(grid.names[1]), ylabel=tick(grid.names[0]))
+    axes.set(xlabel=plain(grid.names[1]), ylabel=plain(grid.names[0]))
 
 
 def frame(axes: Any, x: int, y: int) -> None:
@@ -160,8 +160,13 @@ def frame(axes: Any, x: int, y: int) -> None:
 
 
 def tick(part: Part) -> str:
-    """The label of a tick, in lines. matplotlib must not read its $ as mathematics."""
-    return "\n".join(wrap(short(part), LINE, max_lines=LINES, placeholder=" …")).replace("$", r"\$")
+    """The label of a tick, in lines."""
+    return plain("\n".join(wrap(short(part), LINE, max_lines=LINES, placeholder=" …")))
+
+
+def plain(label: str) -> str:
+    """The label with escaped $, which matplotlib would read as mathematics."""
+    return label.replace("$", r"\$")
 
 
 def label_x(axes: Any, labels: list[str]) -> None:
