@@ -200,6 +200,21 @@ def test_states_as_optuna_sees_them(tmp_path: Path):
     assert [t.user_attrs["status"] for t in study.trials] == ["finished", "pruned", "diverged", "failed"]
 
 
+def test_a_trial_whose_state_is_not_written_yet_is_running(tmp_path: Path):
+    """The process was killed while it recorded the end of a trial, between the attributes and Optuna's state."""
+    store = made(tmp_path, **MIN, trials=2)
+    played(store, 1)
+    second = store.propose()
+    assert second is not None
+    store.storage.set_trial_user_attr(store.ids[second.number], "status", "finished")
+    assert [t.status for t in store.trials()] == ["finished", "running"]
+    assert [t.number for t in store.best()] == [0]
+    again = made(tmp_path, **MIN, trials=2)
+    assert again.propose() == second
+    again.end(second.number, "failed", [], {"reason": "broken"})
+    assert [(t.status, t.reason) for t in again.trials()] == [("finished", ""), ("failed", "broken")]
+
+
 def test_another_studys_storage_is_refused(tmp_path: Path):
     made(tmp_path, **MIN)
     with pytest.raises(ConfigError, match="study in this storage has other objectives"):

@@ -158,8 +158,10 @@ class TrialStore:
         by_key = {r.key: r for r in self.plan.ranges}
         params = {k: by_key[k].coded[v] if by_key[k].listed else v for k, v in trial.params.items()}
         attrs = trial.user_attrs
-        values = tuple(trial.values or ()) if trial.state.name == "COMPLETE" else ()
         rounds = int(attrs.get("rounds", trial.last_step or 0))
+        if not trial.state.is_finished():  # `end` writes the attributes first, and may be killed before the state
+            return Trial(trial.number, "running", params, (), rounds)
+        values = tuple(trial.values or ()) if trial.state.name == "COMPLETE" else ()
         return Trial(trial.number, attrs.get("status", "running"), params, values, rounds, attrs.get("reason", ""))
 
 
