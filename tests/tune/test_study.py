@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import psutil
@@ -16,9 +17,11 @@ import yaml
 
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.errors import Interrupted
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.study.folder import Folder
 from fedfleet.tune.study.spec import load
+from fedfleet.tune.study_run.runner import run_study
 
 from .commands import COMMAND, invoke, shell, until
 from .small_study import STUDY, written
@@ -363,6 +366,30 @@ def test_interrupted_in_a_search(tmp_path: Path):
     assert stderr.splitlines()[-1].startswith("interrupted; to go on: give the same command again")
     assert "Traceback" not in stderr
     assert not [*tmp_path.glob("out/searches/*/result.json")]
+
+
+@pytest.mark.parametrize("moment", ["write_search_report", "try_out"])
+def test_interrupted_between_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str):
+    """Ctrl-C while a search writes its report, or is being prepared, ends the study: no trial begins after it. What the
+    search has found stays."""
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    methods = {"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}}
+    written(tmp_path, methods=methods, tune={"each": "level", "trials": 2})
+    place = f"fedfleet.tune.search.run.{moment}"
+    does = resolve_name(place.rpartition(".")[0]).__dict__[moment]
+
+    def interrupted(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return does(*args)
+
+    monkeypatch.setattr(place, interrupted)
+    folder = Folder(tmp_path / "out")
+    with pytest.raises(Interrupted, match="give the same command again"):
+        run_study(load(str(tmp_path / "small.yaml")), folder.path, 2, quiet=True)
+    results = [path.parent.name for path in folder.path.glob("searches/*/result.json")]
+    begun = {path.parts[-3] for path in folder.path.glob("searches/*/trials/*")}
+    assert len(results) == len(begun) == (1 if moment == "write_search_report" else 0)
+    assert not list(folder.path.glob("cells/*"))
 
 
 def test_a_range_needs_something_that_decides(tmp_path: Path):

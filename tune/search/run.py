@@ -17,7 +17,7 @@ from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
 from ...engine.runs.launch import new_run_id, prepare
-from ...engine.stopping import stopping
+from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.lock import exclusive
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
@@ -127,13 +127,15 @@ def search(
     resume: bool = False,
     progress: bool = False,
     parent: str | None = None,
+    stop: Stop | None = None,
 ) -> Found:
     """Find the best values for the ranges in an experiment, such as {search: loguniform, low: 1e-3, high: 1}.
 
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
     (see `plan.Search`). folder: for the search's files. resume: continue the search in the folder if there is one; a
     complete search returns at once, and `data` must be the same except for the settings FREE. progress: show the
-    progress on standard error. parent: id of an MLflow run in which the search's run is nested.
+    progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag of the
+    caller that SIGINT and SIGTERM set, where the search is a part of something that they end too.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
     is written, Interrupted on SIGINT and SIGTERM (`resume` then loses no trial that has ended), FedFleetError if no
@@ -151,7 +153,7 @@ def search(
             refuse(wanted, path, resume)  # again, since another process may have used the folder
             with nothing_left(path):
                 source = prepared(wanted, path, progress, parent)
-            return conducted(source, jobs)
+            return conducted(source, jobs, stop)
 
 
 def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
@@ -195,16 +197,16 @@ def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent
     return found
 
 
-def conducted(source: TrialSource, jobs: Jobs | None) -> Found:
-    """Run the trials that are left, and notify the observers."""
+def conducted(source: TrialSource, jobs: Jobs | None, flag: Stop | None = None) -> Found:
+    """Run the trials that are left, and notify the observers. flag: that a signal sets, a new one by default."""
     status = "failed"
-    with stopping() as stop:
+    with stopping(flag) as stop:
         clean_up_ended(source)
         for observer in source.observers:
             observer.begins(source.store.trials())
         results = None
         try:
-            if source.store.open():
+            if source.store.open() and not stop():
                 results = execute(source, stop, jobs)
             if stop():
                 raise Interrupted(stop(), left(source))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
+from ...engine.stopping import Stop
 from .cells import Cell, digest, levels, planned, shorten
 from .folder import Folder
 from .grids import has_ranges
@@ -53,19 +54,22 @@ def check_ranges(study: Study) -> None:
         plan(data)
 
 
-def run_searches(study: Study, folder: Folder, jobs: int | None, quiet: bool = False) -> list[str]:
-    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials.
-    quiet: whether to show no progress."""
+def run_searches(study: Study, folder: Folder, jobs: int | None, stop: Stop, quiet: bool = False) -> list[str]:
+    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials. stop:
+    the study's flag, after which no search begins. quiet: whether to show no progress. Raises Interrupted if the flag
+    is set during a search that has trials left."""
     from ..search import search
 
     failed = []
     for key, data in searches(study).items():
+        if stop():
+            break
         if folder.searched(key) is not None:
             continue
         together = study.tune.together
         settings = {**data["search"], "together": together, "concurrent": "auto" if together else jobs or "auto"}
         try:
-            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=not quiet)
+            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=not quiet, stop=stop)
         except (ConfigError, Interrupted):
             raise
         except FedFleetError as error:

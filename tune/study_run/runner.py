@@ -95,7 +95,7 @@ def run_study(
                     if not stop():
                         if processes is None:
                             executor.start()  # one Ray for all searches and the cells
-                        for failed in run_searches(study, folder, jobs, quiet):
+                        for failed in run_searches(study, folder, jobs, stop, quiet):
                             print(f"search failed: {failed}", file=sys.stderr)
                     execute(*reported)
                 else:
