@@ -91,34 +91,43 @@ class Known(NamedTuple):
 class Message(NamedTuple):
     """What one client sends. The engine adds up the decoded messages of the cohort and divides, field by field.
 
-    - `delta`: y_K - x or a multiple of it, averaged with the federation's client weights. It is a Tree once it is
-      decoded.
+    - `delta`: y_K - x or a multiple of it, added up with the federation's client weights. The sum is divided by D,
+      which is the sum of the weights unless the sampler or the pace says otherwise. It is a Tree once it is decoded.
     - `sent`: averaged uniformly, whatever the client weights are, as control variates must be.
     - `facts`: 0-d diagnostics by name, averaged uniformly, recorded, and not counted as traffic. "norm2", the squared
       norm of y_K - x, is always there; a decoder replaces it by the squared norm of what it decoded.
-    - `averaged`: averaged with the client weights, as `delta` is: momenta, estimates of a gradient, squared norms that
-      are compared with the squared norm of the mean.
+    - `averaged`: states such as momenta and estimates of a gradient, added up with the client weights and always
+      divided by their sum. A mean of states is a state, whereas a displacement may count for more or less than one.
+    - `norm2`: the squared norm of `delta` for server rules that compare the mean of these with the squared norm of
+      the mean, added up and divided as `delta` is; else ().
     """
 
     delta: Any
     sent: Any
     facts: dict[str, Any]
     averaged: Any = ()
+    norm2: Any = ()
 
 
 class Round(NamedTuple):
     """The position in the run. `number`: of the round, from 1; `rounds`: R; `cohort`: S, the clients whose messages are
-    in the mean; `clients`: N."""
+    in the mean; `clients`: N; `divisor`: D, where a sampler divides the sum of the displacements by another number."""
 
     number: int
     rounds: int
     cohort: int
     clients: int
+    divisor: float | None = None
 
     @property
     def share(self) -> float:
-        """S / N."""
+        """S / N, times which a plain mean over the cohort is one over all clients of whom the others have sent 0."""
         return self.cohort / self.clients
+
+    @property
+    def moved_share(self) -> float:
+        """The same for `Message.delta`, D / N."""
+        return (self.cohort if self.divisor is None else self.divisor) / self.clients
 
 
 class LocalNorms(NamedTuple):

@@ -139,16 +139,14 @@ class Sparsified(Compressing):
         held: Private = server.private
         if self.memory == "shift":
             sent, rest = self.halves.split(mean.delta)
-            averaged = mean.averaged
-            if self.method.server.uses_norm2:
-                averaged = averaged._replace(norm2=averaged.norm2 + held.h.dot(held.h + 2 * sent))
-            mean = mean._replace(delta=self.halves.join(held.h + sent, rest), averaged=averaged)
+            norm2 = mean.norm2 + held.h.dot(held.h + 2 * sent) if self.method.server.uses_norm2 else ()
+            mean = mean._replace(delta=self.halves.join(held.h + sent, rest), norm2=norm2)
         return Server(server.public.method._replace(x=held.x), held.method), mean
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         x_hat, h = self.unpack(server.public).x, server.private.h
         if self.memory == "shift":
-            h = h + self.beta * round.share * self.halves.split(mean.delta)[0]
+            h = h + self.beta * round.moved_share * self.halves.split(mean.delta)[0]
         inner = self.method.server_update(*self._inner(server, mean), round)
         change, known, x = self.down.next(inner.public.x, x_hat, round.number + 1)
         return Server(Broadcast(inner.public._replace(x=()), change, known), Private(x, inner.private, h))

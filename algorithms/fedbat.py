@@ -41,7 +41,7 @@ from torch import Tensor
 from ..workloads import counted
 from .contract import Algorithm, Client, Known, Local, Message, Oracle, Round, Server
 from .fedavg import Plain
-from .local import Averaged, LocalMethod, PublicState, Rule, with_decoded_norm2
+from .local import LocalMethod, PublicState, Rule, with_decoded_norm2
 from .parts.checks import closed_fraction, nonnegative, refuse
 from .parts.codecs import Bits, Signs, pack, signs
 from .parts.compression import Compressed, Compression
@@ -152,8 +152,8 @@ class FedBat(Compressing):
         drawn = signs(u, self.spread(alpha), counted.key(local.key, "up")).split(self.halves.sizes)
         codes = tuple(Bits(pack(bits), a) for bits, a in zip(drawn, alpha.unbind(), strict=True))
         norm2 = delta.norm2()
-        averaged = Averaged((), norm2 if self.method.server.uses_norm2 else ())
-        return Message(Upload(codes, rest), (), {"norm2": norm2}, averaged), client
+        compared = norm2 if self.method.server.uses_norm2 else ()
+        return Message(Upload(codes, rest), (), {"norm2": norm2}, norm2=compared), client
 
     def decode(self, public: Tree, message: Message) -> Message:
         codes, rest = message.delta.codes, message.delta.rest

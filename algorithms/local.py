@@ -166,20 +166,17 @@ class Sent(NamedTuple):
 
 
 class Averaged(NamedTuple):
-    """What is averaged with the client weights, as the displacement is."""
+    """The states that are averaged with the client weights."""
 
     carried: Any  # the rule's state where it is averaged, else ()
-    norm2: Any  # (), where the server's rule uses it, else ()
 
 
 def with_decoded_norm2(message: Message) -> Message:
     """A decoded message with the squared norm of its decoded displacement. Server rules compare the mean of the squared
     norms with the squared norm of the mean, so that both must be of the same vectors."""
     norm2 = message.delta.norm2()
-    averaged: Averaged = message.averaged
-    if isinstance(averaged.norm2, Tensor):
-        averaged = averaged._replace(norm2=norm2)
-    return message._replace(averaged=averaged, facts={**message.facts, "norm2": norm2})
+    compared = norm2 if isinstance(message.norm2, Tensor) else ()
+    return message._replace(norm2=compared, facts={**message.facts, "norm2": norm2})
 
 
 @lru_cache
@@ -248,13 +245,14 @@ class LocalMethod(WarmStarted):
         delta = local.y - public.x
         own, sent = self.estimator.finish(public.shared, client.own, local.trace, local.steps)
         norm2 = delta.norm2()
-        averaged = Averaged(local.rule if self.carry == "average" else (), norm2 if self.server.uses_norm2 else ())
+        averaged = Averaged(local.rule if self.carry == "average" else ())
         kept = ClientState(own, local.rule if self.carry == "keep" else ())
-        return Message(delta, Sent(sent), {"norm2": norm2}, averaged), kept
+        compared = norm2 if self.server.uses_norm2 else ()
+        return Message(delta, Sent(sent), {"norm2": norm2}, averaged, compared), kept
 
     def norm2(self, mean: Message) -> Tensor:
         """(), the mean squared norm for the server's rule; NaN where the rule does not use it."""
-        return mean.averaged.norm2 if self.server.uses_norm2 else torch.full((), torch.nan)
+        return mean.norm2 if self.server.uses_norm2 else torch.full((), torch.nan)
 
     def server_update(self, server: Server, mean: Message, round: Round) -> Server:
         x, private = self.server.step(server.public.x, mean.delta, self.norm2(mean), server.private, round)

@@ -34,7 +34,7 @@ class Mean(ServerRule):
 
     over = "cohort": the mean over the S sampled clients. over = "all": the mean over all N clients, where those that
     were not sampled count as not having moved. It is the mean over the cohort with lr * S / N (Takezawa et al. 2025,
-    for all its methods).
+    for all its methods), or lr * D / N where the sampler divides by D.
     """
 
     lr: Number = 1.0
@@ -53,4 +53,4 @@ class Mean(ServerRule):
 
     def _cohort_lr(self, round: Round) -> Number:
         """The step size along the mean over the cohort."""
-        return self.lr * (round.share if self.over == "all" else 1.0)
+        return self.lr * (round.moved_share if self.over == "all" else 1.0)

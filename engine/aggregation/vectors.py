@@ -19,7 +19,7 @@ PIECE = 8192
 pieces have other last bits."""
 MOST_TASKS = 64
 """The largest number of tasks in one pass over the rows."""
-PARTS = ("delta", "sent", "averaged")
+PARTS = ("delta", "sent", "averaged", "norm2")
 """The fields of a message whose leaves are vectors."""
 
 

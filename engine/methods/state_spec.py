@@ -34,12 +34,8 @@ class StateSpec:
         self.public_spec = pytree.tree_structure(self.public)
         self.client_spec = pytree.tree_structure(self.client)
         self.message_spec = pytree.tree_structure(self.message)
-        self.weighted = [
-            part in ("delta", "averaged")
-            for part in Message._fields
-            for _ in pytree.tree_leaves(getattr(self.message, part))
-        ]
-        """For each leaf of the message: whether it is averaged with the federation's client weights or uniformly."""
+        self.parts = [part for part in Message._fields for _ in pytree.tree_leaves(getattr(self.message, part))]
+        """For each leaf of the message: the field that it belongs to."""
         self.shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(self.message)]
         """The shape of each leaf of the message."""
 
@@ -50,7 +46,7 @@ class StateSpec:
         other.message = Message((), (), self.message.facts)
         other.message_spec = pytree.tree_structure(other.message)
         other.shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(other.message)]
-        other.weighted = [False] * len(other.shapes)
+        other.parts = ["facts"] * len(other.shapes)
         return other
 
     @cached_property
@@ -61,7 +57,7 @@ class StateSpec:
     @cached_property
     def up(self) -> int:
         """Bytes that one client sends per round, without buffers."""
-        return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged)) - self.buffers
+        return byte_count((self.sent.delta, self.sent.sent, self.sent.averaged, self.sent.norm2)) - self.buffers
 
     @cached_property
     def sum_bytes(self) -> int:
@@ -79,18 +75,32 @@ class StateSpec:
         return byte_count(self.public.buffers) if isinstance(self.public, WithBuffers) else 0
 
     @cached_property
+    def statistics(self) -> int:
+        """The number of running statistics, which are the last ones of the message's displacement."""
+        return self.public.buffers.flat.numel() if isinstance(self.public, WithBuffers) else 0
+
+    @cached_property
     def kept(self) -> int:
         """Bytes that one client keeps between rounds, including what it knows from all earlier broadcasts."""
         return byte_count(self.client) + byte_count(self.public) - byte_count(without_known(self.public))
 
-    def mean(self, sums: list[Tensor], count: float, weight: float) -> Message:
+    @property
+    def weighted(self) -> list[bool]:
+        """For each leaf of the message: whether it is added up with the federation's client weights or uniformly."""
+        return [part in ("delta", "averaged", "norm2") for part in self.parts]
+
+    def mean(self, sums: list[Tensor], count: float, weight: float, divisor: float | None = None) -> Message:
         """The mean message from float64 sums of its leaves.
 
         `count`: clients in the sums, the divisor of uniformly averaged leaves. `weight`: the sum of their weights, the
-        divisor of weighted leaves.
+        divisor of states and of running statistics. `divisor`: that of displacements, by default the same.
         """
-        divisors = [weight if weighted else count for weighted in self.weighted]
-        return self.converted([total / divisor for total, divisor in zip(sums, divisors, strict=True)])
+        divisor = weight if divisor is None else divisor
+        of_part = {"delta": divisor, "norm2": divisor, "averaged": weight}
+        means = [total / of_part.get(part, count) for total, part in zip(sums, self.parts, strict=True)]
+        if divisor != weight and self.statistics and self.parts[0] == "delta":
+            means[0][..., -self.statistics :] = sums[0][..., -self.statistics :] / weight
+        return self.converted(means)
 
     def converted(self, leaves: list[Tensor]) -> Message:
         """The message with these leaves, in the dtypes and on the devices of the method's messages."""

@@ -7,7 +7,7 @@ reads, asks the rule for its decision, and has them compute the answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,7 @@ class StageRunner:
         cohort = Cohort.of(sampled, weights, byzantine, totals)
         told = {} if self.stage.attack is None else {"robust/byzantine": float(byzantine.sum())}
         if not self.collects:
-            found = self._from_sums(state_spec, state, round, leaves, cohort, totals.facts["weight"])
+            found = self._from_sums(state_spec, state, round, leaves, cohort, totals.facts)
             return found._replace(columns={**told, **found.columns})
         if not len(cohort.clients):
             return Aggregated(self._nothing(state_spec, leaves), state, told)
@@ -160,9 +160,10 @@ class StageRunner:
 
     def _from_sums(
         self, state_spec: StateSpec, state: StageState, round: Round, leaves: list[Tensor], cohort: Cohort,
-        weight: float,
+        facts: Mapping[str, float],
     ) -> Aggregated:  # fmt: skip
-        """From the float64 sums that the workers made. weight: the sum of the client weights."""
+        """From the float64 sums that the workers made. facts: of the round, with "weight", the sum of the client
+        weights, and perhaps "divisor", that of the displacements."""
         if self.stage.noise is not None:
             sums = pytree.tree_unflatten(leaves, state_spec.message_spec)
             released = self.stage.noise.release(sums, state.noise, round)
@@ -170,7 +171,7 @@ class StageRunner:
             return Aggregated(mean, state._replace(noise=released.state), dict(released.columns))
         if not round.cohort:  # a round without clients: the mean of no messages is 0
             return Aggregated(state_spec.mean(leaves, 1, 1), state, {})
-        mean = state_spec.mean(leaves, round.cohort, weight)
+        mean = state_spec.mean(leaves, round.cohort, facts["weight"], facts.get("divisor"))
         if isinstance(self.rule, Mean):
             return Aggregated(mean, state, {})
         flat = [leaf.reshape(-1) for leaf in vector_leaves(pytree.tree_unflatten(leaves, state_spec.message_spec))]

@@ -105,7 +105,7 @@ class Waiting:
     def __init__(self) -> None:
         self.planned = 0  # the blocks of all versions below are known
         self.broadcasts: dict[int, list[np.ndarray]] = {}  # version -> leaves of its public state
-        self.origins: dict[int, Tensor] = {}  # version -> the model that its jobs begin from, for base=current
+        self.origins: dict[int, Tensor] = {}  # version -> what `_rebase` needs of the model that its jobs begin from
         self.last_use: dict[int, int] = {}  # version -> the last update that uses one of its jobs
         self.groups: list[Group] = []  # a heap of those that no worker has been given
         self.unfinished: dict[int, int] = {}  # version -> its groups that have not ended
@@ -176,7 +176,7 @@ class AsynchronousDriver(Driver):
             clients = tuple(plan.clients.tolist())
             raise ClientFailed(number, clients, "no client of the update is left, see the log", "workers")
         began = time.perf_counter()
-        leaves, facts, divisor = self._sum(number, state_spec, used)
+        leaves, facts = self._sum(number, state_spec, used)
         seconds = time.perf_counter() - began
         results = [waiting.results[job] for job in used]
         clients = {
@@ -187,7 +187,8 @@ class AsynchronousDriver(Driver):
         waiting.spent.clear()
         dropped = tuple(job.client for job in update.jobs if job in waiting.dropped)
         totals = RoundTotals(leaves, {**facts, **times}, clients, dropped, seconds)
-        mean = state_spec.mean([torch.as_tensor(leaf) for leaf in leaves], len(used), divisor)
+        sums = [torch.as_tensor(leaf) for leaf in leaves]
+        mean = state_spec.mean(sums, len(used), facts["weight"], facts["divisor"])
         return Aggregated(mean, self.stage_state, {}), totals, self._round(number, len(used))
 
     def _nothing(self, state_spec: StateSpec, number: int, removed: set[Job]) -> tuple[Aggregated, RoundTotals, Round]:
@@ -197,16 +198,15 @@ class AsynchronousDriver(Driver):
         mean = state_spec.mean([torch.as_tensor(leaf) for leaf in totals.leaves], 1, 1)
         return Aggregated(mean, self.stage_state, {}), totals, self._round(number, 0)
 
-    def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float], float]:
-        """(the sums of the update's messages, sums of facts by name, what the weighted sums are divided by)."""
+    def _sum(self, number: int, state_spec: StateSpec, used: list[Job]) -> tuple[Leaves, dict[str, float]]:
+        """(the sums of the update's messages, sums of facts by name with what the displacements are divided by)."""
         total = BlockSum([], [0.0] * len(FACTS))
         weights = {job: self.asynchronous.weights(number)[job] for job in used}
         by_steps = any(weight.added != weight.stale for weight in weights.values())
         for version, blocks in sorted(self.waiting.sums[number].items()):
             own = add_sparse(blocks, BlockSum.add)
-            if self.pace.base == "current":
-                stale = sum(weight.stale for job, weight in weights.items() if job.version == version)
-                self._rebase(state_spec, own.leaves, version, stale if by_steps else own.facts[WEIGHT])
+            stale = sum(weight.stale for job, weight in weights.items() if job.version == version)
+            self._rebase(state_spec, own.leaves, version, stale if by_steps else own.facts[WEIGHT])
             total = BlockSum.add(total, own)
         own, stale = (sum(getattr(weight, name) for weight in weights.values()) for name in ("own", "stale"))
         fresh = all(weight.own == weight.added for weight in weights.values())
@@ -215,14 +215,18 @@ class AsynchronousDriver(Driver):
             "weights": stale if by_steps else total.facts[WEIGHT],
             "none": 1.0,
         }
-        return total.leaves, dict(zip(FACTS, total.facts, strict=True)), divisors[self.pace.divide]
+        facts = dict(zip(FACTS, total.facts, strict=True))
+        return total.leaves, {**facts, "divisor": divisors[self.pace.divide]}
 
     def _rebase(self, state_spec: StateSpec, leaves: Leaves, version: int, weight: float) -> None:
-        """Make the sum of changes of the model of `version` one of changes of the newest model."""
-        delta = pytree.tree_leaves(state_spec.message.delta)
-        assert len(delta) == 1
+        """Make the sum of changes of the model of `version` one of changes of the newest model, for base=current. With
+        another base this is done for running statistics only: their change is added to the newest ones, and the sum
+        shall be what the clients have measured."""
+        if version not in self.waiting.origins:
+            return
+        assert len(pytree.tree_leaves(state_spec.message.delta)) == 1
         moved = (self.waiting.origins[version] - self.waiting.origins[self.round]).to(torch.float64).cpu().numpy()
-        leaves[0] += weight * moved.reshape(leaves[0].shape)
+        leaves[0][..., -moved.size :] += weight * moved
 
     # --- blocks -------------------------------------------------------------------------------------------------------
     def _publish(self, method: Algorithm) -> None:
@@ -233,6 +237,8 @@ class AsynchronousDriver(Driver):
             waiting.broadcasts[version] = [leaf.cpu().numpy().copy() for leaf in pytree.tree_leaves(public)]
             if self.pace.base == "current":
                 waiting.origins[version] = method.origin(method.unpack(public)).flat.clone()
+            elif self.state_spec.statistics:
+                waiting.origins[version] = public.buffers.flat.clone()
         for each in range(waiting.planned, version + 1):
             groups = self._groups_of(each) if each in waiting.broadcasts else []
             waiting.unfinished[each] = len(groups)
@@ -267,6 +273,11 @@ class AsynchronousDriver(Driver):
                     due = min(*targets, version + VERSIONS - 2)  # late enough, but the version must give way to others
                     found.append(Block(due, (task.index << depth) + place, own))
         return found
+
+    @property
+    def _has_origins(self) -> bool:
+        """Whether sums of changes are made ones of changes of the newest model, or of its running statistics."""
+        return self.pace.base == "current" or self.state_spec.statistics > 0
 
     @property
     def _whole(self) -> bool:
@@ -501,7 +512,7 @@ class AsynchronousDriver(Driver):
         found: list[Tensor] = []
         for version in self._versions_in_flight():
             found += [torch.from_numpy(leaf.copy()) for leaf in self.waiting.broadcasts[version]]
-            if self.pace.base == "current":
+            if self._has_origins:
                 found.append(self.waiting.origins[version].cpu().clone())
         return found
 
@@ -519,7 +530,7 @@ class AsynchronousDriver(Driver):
         for version in self._versions_in_flight():
             self.waiting.broadcasts[version] = [leaf.numpy() for leaf in rest[:count]]
             del rest[:count]
-            if self.pace.base == "current":
+            if self._has_origins:
                 self.waiting.origins[version] = rest.pop(0).to(self.run_spec.device)
 
 

@@ -300,8 +300,8 @@ class Driver:
         """
         sampled, tasks = plan.clients, plan.tasks
         read, write = self.table.reserve(sampled)
-        weights, divisor = self._weights(plan)
-        plain, weights = weights, self._by_steps(weights, plan)
+        weights, given = self._weights(plan)
+        divisor, plain, weights = given, weights, self._by_steps(weights, plan)
         columns = (self.visits[sampled], weights, read, write)
         training_tasks = [TrainingTask.of(task, (number, number == 0), sampled, columns, plan.steps) for task in tasks]
         training_tasks, silent = self.stage.without_silent(training_tasks, number)
@@ -319,10 +319,10 @@ class Driver:
         if divisor is None and weights is not plain:
             divisor = float(plain[~np.isin(sampled, totals.dropped)].sum())
         if divisor is not None:
-            totals = totals._replace(facts={**totals.facts, "weight": divisor})
+            totals = totals._replace(facts={**totals.facts, "divisor": divisor})
         if "trusted" in self.stage.rule.reads:
             self._train_on_trusted(method, number)
-        round = self._round(number, len(sampled) - len(totals.dropped))
+        round = self._round(number, len(sampled) - len(totals.dropped))._replace(divisor=given)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
 

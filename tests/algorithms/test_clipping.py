@@ -27,7 +27,7 @@ def method():
 
 def message(delta, control=None):
     sent = () if control is None else Tree(control, LAYOUT)
-    return Message(Tree(delta, LAYOUT), Sent(sent), {"norm2": delta @ delta}, Averaged((), ()))
+    return Message(Tree(delta, LAYOUT), Sent(sent), {"norm2": delta @ delta}, Averaged(()))
 
 
 def whole(decoded):

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fedfleet.engine.backends.local import LocalPool
+from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.rounds.asynchronous import driver_of
 from fedfleet.engine.rounds.driver import DataSummary, Driver
+from fedfleet.engine.runs.launch import prepare
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.05}},
@@ -67,6 +70,19 @@ def driver_on_ray(run_spec: RunSpec) -> Iterator[Driver]:
         requests = [WorkerRequest(group, here()) for group in groups for _ in range(group.count)]
         hooks = Hooks(lambda: None, driver.log)
         driver.start(lambda table: WorkerPool(run_spec, data, table.layout, hooks, requests))
+        yield driver
+    finally:
+        driver.close()
+
+
+@contextmanager
+def driver_here(made: Experiment) -> Iterator[Driver]:
+    """The driver of a run, with one worker in this process."""
+    run_spec = prepare(made, "test")
+    split = run_spec.split()
+    driver = driver_of(run_spec, DataSummary(split.client_index, 1))
+    try:
+        driver.start(lambda table: LocalPool(run_spec, Data.of(*split), table.layout, lambda: None))
         yield driver
     finally:
         driver.close()

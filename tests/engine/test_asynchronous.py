@@ -252,6 +252,27 @@ def test_fednova_with_equal_steps_is_fedavg():
     assert same(one, other)
 
 
+@pytest.mark.parametrize(
+    "pace", [{"name": "buffered", "buffer": 3}, {"name": "fedasync", "buffer": 2, "weight": "polynomial"}]
+)
+def test_averaged_states_are_states(pace):
+    """The number of steps of Adam, which is averaged with the client weights: neither staleness nor `mix` shortens it,
+    as they do with the change of the model."""
+    method = {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"}
+    driver, counts = driver_of(digits(pace, method, 8, UNEQUAL)), [0.0]
+    try:
+        for number in range(1, 9):
+            jobs = driver.timeline.update(number).jobs
+            driver.first_round()
+            weights = np.array([polynomial(job.staleness) for job in jobs])
+            own = np.array([counts[job.version] + 3 for job in jobs])
+            counts.append(float((weights * own).sum() / weights.sum()))
+            assert float(driver.server.public.carried.count) == pytest.approx(counts[-1], rel=1e-6)  # float32
+    finally:
+        driver.close()
+    assert counts[-1] > 9
+
+
 # --- identities -------------------------------------------------------------------------------------------------------
 def digits(pace=None, method="fedavg", updates=4, systems=None, **more) -> Experiment:
     federation = {"clients": 12, "cohort": 6, "rounds": updates, "local": {"steps": 3, "batch": 5}}

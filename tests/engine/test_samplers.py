@@ -20,6 +20,8 @@ from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.launch import prepare
 
+from .setups import driver_here
+
 SIZES = np.array([1] * 9 + [11])
 """Ten clients; the last one has more than half of the examples."""
 
@@ -267,6 +269,16 @@ def test_a_skipped_round_leaves_the_server_alone():
     assert all("server/lr" not in row for row in empty)
     step = run(digits({"name": "poisson", "empty": "step"}, lonely))
     assert step.model_sha256 == run(digits("poisson", lonely)).model_sha256  # a zero step of the plain mean
+
+
+def test_states_are_averaged_by_their_own_weights():
+    """Adam's number of steps grows by two in every round that has clients, however many they are."""
+    method = {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"}
+    made = digits("poisson", {"rounds": 5}, method=method, engine={"backend": "local", "block": 1, "kernels": "torch"})
+    with driver_here(made) as driver:
+        counts = [driver.first_round()["client/count"] for _ in range(5)]
+        assert len(set(counts)) > 1
+        assert float(driver.server.public.carried.count) == 2 * sum(count > 0 for count in counts)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

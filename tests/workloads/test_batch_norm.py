@@ -242,11 +242,12 @@ def test_noise_leaves_running_statistics_alone(root: Path):
 
 
 # --- what server rules do, and do not do, with running statistics -----------------------------------------------------
-def ended(root: Path, method: dict[str, Any], rounds: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(weights, running statistics) of the model that a run ends with."""
-    ours = plan(root)
-    federation = ours.federation.model_copy(update={"rounds": rounds})
-    model = run(ours.model_copy(update={"federation": federation, "method": method, "workload": workload(root)})).model
+def ended(root: Path, method: dict[str, Any], rounds: int = 1, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(weights, running statistics) of the model that a run ends with. more: of the federation, and `systems`."""
+    ours, systems = plan(root).plain(), more.pop("systems", None)
+    federation = {**ours["federation"], "rounds": rounds, **more}
+    changed = {"federation": federation, "method": method, "workload": workload(root), "systems": systems}
+    model = run(experiment({**ours, **changed})).model
     buffers = workload(root).buffers
     assert buffers
     return {n: v for n, v in model.items() if n not in buffers}, {n: v for n, v in model.items() if n in buffers}
@@ -273,10 +274,45 @@ def test_statistics_are_the_cohorts_average_under_every_server_rule(root: Path, 
     assert any(not torch.equal(weights[key], value) for key, value in plain.items())
 
 
+def test_statistics_are_an_average_whatever_the_weights_are_divided_by(root: Path):
+    """The coins of round 1 give another number of clients than the three that are expected."""
+    (weights, found), (plain, wanted) = (
+        ended(root, {"name": "fedavg"}, sampler={"name": "poisson", "divisor": divisor})
+        for divisor in ("expected", "realised")
+    )
+    assert any(not torch.allclose(weights[name], value) for name, value in plain.items())
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("buffer", [1, 3])
+def test_asynchronous_statistics_are_what_the_clients_of_an_update_measured(root: Path, buffer: int):
+    """Weights that stay where they are: the statistics do not depend on the version that changes are counted from, and
+    variances are means of variances. A change from an old version that was added to the newest one could be below 0."""
+    still = {"name": "fedavg", "rule": {"name": "sgd", "lr": 1e-300}}
+    found = []
+    for base in ("download", "current"):
+        pace = {"name": "buffered", "buffer": buffer, "base": base}
+        more = {"pace": pace, "local": {"steps": 20, "batch": 8}, "systems": {"devices": {"name": "lognormal"}}}
+        found.append(ended(root, still, 8, **more)[1])
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-12, atol=1e-14)
+        assert "var" not in name or float(value.min()) > 0
+
+
 def test_over_all_moves_the_weights_by_the_share_that_was_sampled(root: Path):
     """Three clients of six take part: the weights go half as far as those of FedAvg."""
     start = {name: value.double() for name, value in workload(root).init(0).items()}
     (plain, _), (damped, _) = ended(root, {"name": "fedavg"}), ended(root, SERVERS["over all"])
+    for name, value in damped.items():
+        torch.testing.assert_close(value, (start[name] + plain[name]) / 2, rtol=1e-12, atol=1e-14)
+
+
+def test_over_all_is_a_mean_over_all_clients_whatever_the_sampler_divides_by(root: Path):
+    """With a coin for each client, the sum of the displacements is divided by the six clients, too."""
+    start = {name: value.double() for name, value in workload(root).init(0).items()}
+    coins = {"sampler": {"name": "poisson"}, "weights": "uniform"}
+    (plain, _), (damped, _) = (ended(root, {"name": "fedavg", "over": over}, **coins) for over in ("cohort", "all"))
     for name, value in damped.items():
         torch.testing.assert_close(value, (start[name] + plain[name]) / 2, rtol=1e-12, atol=1e-14)
 
