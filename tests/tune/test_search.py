@@ -301,6 +301,24 @@ def test_several_objectives(here: Path, ray_here: None):
     assert all(load(str(p)).federation.local.steps == 5 for p in (here / "s" / "front").iterdir())
 
 
+def test_the_front_of_a_resumed_search_replaces_the_earlier_one(here: Path):
+    """Two trials are on the front, and the third one of the resumed search surpasses the second. A file of the user
+    stays."""
+    points = [(2, 1), (12, 1), (12, 5)]  # more local steps give better values for the same bytes
+    start = [{"federation.rounds": rounds, "federation.local.steps": steps} for rounds, steps in points]
+    asked = {"objectives": {"eval/excess": "min", "bytes": "min"}, "sampler": "random", "start": start}
+    made = spec({"name": "sgd", "lr": 0.1}, search={**asked, "trials": 2})
+    made["federation"]["rounds"] = {"search": "choice", "values": [2, 12]}
+    made["federation"]["local"]["steps"] = {"search": "choice", "values": [1, 5]}
+    front = here / "s" / "front"
+    search(made, here / "s")
+    assert {path.name for path in front.iterdir()} == {"0000.yaml", "0001.yaml"}
+    (front / "mine.yaml").write_text("name: mine")
+    made["search"]["trials"] = 3
+    search(made, here / "s", resume=True)
+    assert {path.name for path in front.iterdir()} == {"0000.yaml", "0002.yaml", "mine.yaml"}
+
+
 def test_an_objective_that_is_not_there_is_refused_before_the_search_begins(here: Path):
     made = spec({"name": "sgd", "lr": GRID}, search={"objectives": {"eval/exces": "min"}, "concurrent": 1})
     refused = r"search\.objectives: no run will record eval/exces; did you mean eval/excess\? valid: bytes, seconds, "

@@ -280,16 +280,26 @@ def found(source: TrialSource) -> Found:
     best = decided(plan.data, front[0].params)
     values = dict(zip(plan.settings.objectives, front[0].values, strict=True))
     write(folder / BEST, winner(best, front[0], values))
-    if len(front) > 1:
-        (folder / "front").mkdir(exist_ok=True)
-        for trial in front:
-            its = dict(zip(plan.settings.objectives, trial.values, strict=True))
-            write(folder / "front" / f"{trial.number:04d}.yaml", winner(decided(plan.data, trial.params), trial, its))
+    write_front(plan, front if len(front) > 1 else [], folder / "front")
     database = storage_url(plan.settings.storage, folder)
     outcome = Found(source.search_id, folder, best, values, trials, tuple(front), database, store.study.study_name)
     write(folder / "result.json", json.dumps(outcome.summary(), indent=2) + "\n")
     write_search_report(plan, store, folder / "report.html")
     return outcome
+
+
+def write_front(plan: Plan, front: list[Trial], folder: Path) -> None:
+    """Write the experiment files of the Pareto front, and remove those of an earlier part of the search that are no
+    longer on it. front: [] for none."""
+    names = {f"{trial.number:04d}.yaml": trial for trial in front}
+    if front:
+        folder.mkdir(exist_ok=True)
+    for name, trial in names.items():
+        its = dict(zip(plan.settings.objectives, trial.values, strict=True))
+        write(folder / name, winner(decided(plan.data, trial.params), trial, its))
+    for path in folder.glob("*.yaml"):
+        if path.stem.isdigit() and path.name not in names:
+            path.unlink()
 
 
 def winner(best: dict[str, Any], trial: Trial, values: dict[str, float]) -> str:
