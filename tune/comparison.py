@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engine.errors import ConfigError, nearest
+from ..engine.config.schema import experiment
+from ..engine.errors import ConfigError, first_line, nearest
+from ..engine.records.history import History
 from ..engine.runs.chart import needs
 from ..engine.runs.result import Result
+from ..engine.runs.run_directory import RunDirectory, read_rows
 from .compare import labels_of, runs_in, settings_of
 
 if TYPE_CHECKING:
@@ -30,8 +34,9 @@ def compare(
 ) -> pd.DataFrame:
     """Compare finished runs. Returns a data frame of pandas, with one row for the runs that differ only in the seed.
 
-    runs: results, folders of runs, or folders of studies and searches, of which the finished runs are taken. A mapping,
-    label -> run, gives the rows its labels; otherwise a label is the method and the settings in which the runs differ.
+    runs: results, folders of runs, or folders of studies and searches, of which the finished runs are taken, those of
+    tuning too. A folder that is named twice counts once. A mapping, label -> run, gives the rows its labels; otherwise
+    a label is the method and the settings in which the runs differ.
     metric: a column of the records. lower: whether lower values are better. targets: values of the metric to reach.
 
     The columns are means over the runs of a row: `metric` itself, its last value; `std`, the standard deviation of
@@ -42,7 +47,10 @@ def compare(
     paired: compare each run with the run of the same seed that has the settings of the first run, on common random
     numbers. The table then has a row for each other setting: `pairs`; `metric`; `difference`, the mean over the pairs;
     `low`, `high` and `p`, its 95 % confidence interval and the p-value of Student's paired t test (NaN for one pair);
-    `equal rounds`, up to which the runs of all pairs are the same; `models apart`, the mean of |x' - x| / |x|.
+    `equal rounds`, up to which the runs of all pairs are the same; `models apart`, the mean of |x' - x| / |x|. Studies
+    and searches keep no models, so their `models apart` is NaN; so is `equal rounds` of a study that was restored from
+    cells.jsonl, which has no training losses. To compare the runs of a study with one of them, name that one first:
+    [study / "cells" / key, study].
 
     Raises ConfigError if a run has not finished or has no such column, and if pandas is not installed.
     """
@@ -81,7 +89,12 @@ def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]
         return [(str(label), result) for label, run in runs.items() for result in results_of(run)]
     if isinstance(runs, Result | str | Path):
         raise ConfigError(f"runs must be a list of results or folders, got {runs!r}; write [{runs!r}]")
-    results = [result for run in runs for result in results_of(run)]
+    results, folders = [], set()
+    for run in runs:
+        for result in results_of(run):
+            if isinstance(run, Result) or result.directory not in folders:
+                results.append(result)
+            folders.add(result.directory)
     if not results:
         raise ConfigError("runs must name a run at least, got none; give results or folders")
     labels = labels_of([settings_of(result.experiment.plain(), result.directory) for result in results])
@@ -98,7 +111,26 @@ def results_of(run: Run) -> list[Result]:
         folders = [each for each in folders if (each / "result.json").is_file()]
     if not folders:
         raise ConfigError(f"{folder} holds no run that has finished; resume them first")
-    return [Result.load(each) for each in folders]
+    return [load(each) for each in folders]
+
+
+def load(folder: Path) -> Result:
+    """The result of the finished run in a folder. Its model is {} if the folder has none: cells and trials leave none,
+    and those that were restored have nothing but a configuration, a record and a result.
+
+    Raises ConfigError if the run has not finished, or if its files are damaged.
+    """
+    if (folder / "model.safetensors").is_file() or not (folder / "result.json").is_file():
+        return Result.load(folder)
+    configuration = experiment(RunDirectory(folder).config())
+    try:
+        summary = json.loads((folder / "result.json").read_text("utf-8"))
+        rows = History(read_rows(folder / "rounds.parquet"))
+        return Result(summary["run_id"], configuration, rows, {}, summary["total_seconds"], folder.resolve())
+    except Exception as error:  # damage shows itself in any kind of error
+        raise ConfigError(
+            f"{folder}: the result is damaged or incomplete ({first_line(error)}); remove the folder to run it again"
+        ) from error
 
 
 def measures(result: Result, metric: str, lower: bool, targets: Sequence[float]) -> dict[str, float]:

@@ -31,15 +31,15 @@ SHOWN = 40
 
 class Pair(NamedTuple):
     """Two runs of the same seed. base, value: the metric of both, in the last round that both have measured, which is
-    `round`. equal: the last round up to which both had the same training loss. apart: |x' - x| / |x| of the final
-    models, NaN if their shapes differ."""
+    `round`. equal: the last round up to which both had the same training loss, None if a record has no losses. apart:
+    |x' - x| / |x| of the final models, NaN if their shapes differ or a model is missing."""
 
     label: str
     seed: int
     round: int
     base: float
     value: float
-    equal: int
+    equal: int | None
     apart: float
 
 
@@ -125,8 +125,11 @@ def measured(result: Result, metric: str) -> dict[int, float]:
     return dict(zip(rounds[there].astype(int).tolist(), values[there].tolist(), strict=True))
 
 
-def equal_until(base: Result, other: Result) -> int:
-    """The last round up to which two runs had the same training loss."""
+def equal_until(base: Result, other: Result) -> int | None:
+    """The last round up to which two runs had the same training loss; None if one of the records has no losses, as
+    those that were restored from cells.jsonl."""
+    if any("train/loss" not in result.rows.columns for result in (base, other)):
+        return None
     first, second = (result.rows.column("train/loss")[0] for result in (base, other))
     count = min(len(first), len(second))
     same = (first[:count] == second[:count]) | (np.isnan(first[:count]) & np.isnan(second[:count]))
@@ -134,7 +137,8 @@ def equal_until(base: Result, other: Result) -> int:
 
 
 def apart(base: Result, other: Result) -> float:
-    """|x' - x| / |x| of two final models."""
+    """|x' - x| / |x| of two final models; NaN if their shapes differ, or if they are empty, as of runs that have left
+    no model."""
     if {name: leaf.shape for name, leaf in base.model.items()} != {n: leaf.shape for n, leaf in other.model.items()}:
         return math.nan
     moved = sum(float((other.model[name].double() - leaf.double()).square().sum()) for name, leaf in base.model.items())
@@ -151,11 +155,13 @@ def text(found: Comparison) -> str:
         interval = "needs two pairs" if of.n < 2 else f"{of.low:+.4g} to {of.high:+.4g}"
         p = "" if math.isnan(of.p) else f"{of.p:.2g}"
         moved = float(np.mean([pair.apart for pair in pairs]))
-        summary.append((label, str(of.n), f"{of.difference:+.6g}", interval, p, f"{moved:.3g}"))
+        distance = "–" if math.isnan(moved) else f"{moved:.3g}"
+        summary.append((label, str(of.n), f"{of.difference:+.6g}", interval, p, distance))
     single = [("run", "seed", "round", "its value", "compared with", "difference", "equal up to round")]
     for pair in found.pairs[:SHOWN]:
         values = (f"{pair.value:.6g}", f"{pair.base:.6g}", f"{pair.value - pair.base:+.6g}")
-        single.append((pair.label, str(pair.seed), str(pair.round), *values, str(pair.equal)))
+        equal = "–" if pair.equal is None else str(pair.equal)
+        single.append((pair.label, str(pair.seed), str(pair.round), *values, equal))
     more = [f"and {len(found.pairs) - SHOWN} more pairs"] if len(found.pairs) > SHOWN else []
     head = f"{found.metric}, differences from: {found.base}"
     return "\n".join([head, "", columns(summary), "", columns(single), *more])
@@ -168,6 +174,7 @@ def table_of(found: Comparison) -> pd.DataFrame:
     rows = []
     for label in found.labels:
         of, pairs = found.difference(label), found.of(label)
+        equal = [pair.equal for pair in pairs if pair.equal is not None]
         rows.append(
             {
                 "pairs": of.n,
@@ -176,7 +183,7 @@ def table_of(found: Comparison) -> pd.DataFrame:
                 "low": of.low,
                 "high": of.high,
                 "p": of.p,
-                "equal rounds": min(pair.equal for pair in pairs),
+                "equal rounds": min(equal) if len(equal) == len(pairs) else math.nan,
                 "models apart": float(np.mean([pair.apart for pair in pairs])),
             }
         )

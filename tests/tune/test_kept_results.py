@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+import fedfleet
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.run_files import Columns, read_columns
 from fedfleet.tune.study import kept_results
@@ -61,6 +63,40 @@ def test_runs_are_compared_without_their_folders(finished: Path, tmp_path: Path)
     tables = [shell(tmp_path, "compare", str(path)).stdout for path in (finished / "out", folder)]
     assert "0.1" in tables[0]
     assert tables[0] == tables[1]
+
+
+def test_runs_without_models_are_compared_in_python_and_in_pairs(finished: Path, tmp_path: Path):
+    """The cells of a study leave no models, and those that were restored no training losses either."""
+    folder = copied(finished, tmp_path / "kept")
+    finals: dict[tuple[str, str, str], dict[int, float]] = {}
+    for result in sorted(finished.glob("out/cells/*/result.json")):
+        config = yaml.safe_load((result.parent / "config.yaml").read_text())
+        setting = (config["method"]["name"], config["method"]["rule"]["lr"], config["workload"]["beta"])
+        loss = json.loads(result.read_text())["metrics"]["eval/loss"]
+        finals.setdefault(tuple(map(str, setting)), {})[config["seed"]] = loss
+    labels = ["{}, rule.lr {}, workload.beta {}".format(*setting) for setting in finals]
+    losses = dict(zip(labels, finals.values(), strict=True))
+    base = next(
+        path.parent
+        for path in finished.glob("out/cells/*/config.yaml")
+        if yaml.safe_load(path.read_text())["workload"]["beta"] == 2.0
+    )
+    for study in (finished / "out", folder):
+        table = fedfleet.compare([study], "eval/loss")
+        assert table["eval/loss"].to_dict() == pytest.approx({one: np.mean([*losses[one].values()]) for one in losses})
+        assert set(table["runs"]) == {2}
+        pairs = fedfleet.compare([study / "cells" / base.name, study], "eval/loss", paired=True)
+        (first,) = set(labels) - set(pairs.index)
+        assert first.endswith("workload.beta 2.0")
+        for label in pairs.index:
+            apart = [losses[label][seed] - losses[first][seed] for seed in (0, 1)]
+            assert pairs["difference"][label] == pytest.approx(np.mean(apart), rel=1e-9)  # 12 digits are kept
+        assert pairs["models apart"].isna().all()
+        assert pairs["equal rounds"].isna().all() == (study == folder)
+        done = shell(tmp_path, "compare", "--paired", str(study), "--metric", "eval/loss")
+        assert done.returncode == 0, done.stderr
+        assert "nan" not in done.stdout
+        assert (done.stdout.splitlines()[-1].split()[-1] == "–") == (study == folder)
 
 
 def test_a_study_goes_on_and_runs_nothing_twice(finished: Path, tmp_path: Path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import fedfleet
 from fedfleet.engine.errors import ConfigError
 
-from .commands import invoke
+from .commands import LOCAL, invoke
 
 T_OF_TWO = 4.302652729911275
 """The 97.5 % quantile of Student's t distribution with two degrees of freedom, from a table."""
@@ -82,3 +84,33 @@ def test_refusals(runs, tmp_path):
         fedfleet.compare([parent, fork], "eval/los", paired=True)
     done = invoke("compare", "--paired", str(parent.directory), "--target", "0.5")
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_trials_of_a_search_leave_no_models(tmp_path):
+    """The trials of a grid are pairs too. Of a model, only the distance is missing."""
+    rates = "method.rule.lr={search: grid, values: [0.1, 0.01]}"
+    done = invoke("search", "digits", *LOCAL, rates, "search.pruner=none", "--out", str(tmp_path / "search"))
+    assert done.exit_code == 0, done.output
+    finals = [
+        json.loads((tmp_path / "search/trials" / trial / "result.json").read_text())["metrics"]["eval/accuracy"]
+        for trial in ("0000", "0001")
+    ]
+    table = fedfleet.compare([tmp_path / "search"], paired=True)
+    assert [table["pairs"].item(), table["equal rounds"].item()] == [1, 0]
+    assert table["difference"].item() == finals[1] - finals[0]
+    assert math.isnan(table["models apart"].item())
+    assert list(fedfleet.compare([tmp_path / "search"])["eval/accuracy"]) == finals
+
+
+def test_a_run_without_its_model_or_its_record(runs, tmp_path):
+    """A run that has lost its model is compared, and one that has lost its record is not."""
+    (parent, fork), *_ = runs
+    assert parent.directory is not None
+    copy = shutil.copytree(parent.directory, tmp_path / "copy")
+    (copy / "model.safetensors").unlink()
+    table = fedfleet.compare([copy, fork], "eval/loss", paired=True)
+    assert table["equal rounds"].item() == 2
+    assert math.isnan(table["models apart"].item())
+    (copy / "rounds.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="the result is damaged or incomplete"):
+        fedfleet.compare([copy, fork], "eval/loss", paired=True)
