@@ -26,7 +26,7 @@ from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import band, groups
 from fedfleet.tune.report.findings import Findings, Run, chosen_by, mean_curve
 from fedfleet.tune.report.heat import grids, short
-from fedfleet.tune.report.interactive import page_of
+from fedfleet.tune.report.interactive import LINES, page_of
 from fedfleet.tune.report.page import write_page
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
@@ -298,7 +298,8 @@ def test_a_setting_among_many_has_a_chart(found: Findings):
         made("FedMuon-BC", "β = 10", 0, value, settings=dict(zip(names, point, strict=True)))
         for point, value in points.items()
     ]
-    trials.append(trials[0]._replace(final=math.nan, settings=dict(zip(names, (0.3, "a", False), strict=True))))
+    lost = dict(zip(names, (0.3, "a", False), strict=True))
+    trials.append(trials[0]._replace(status="diverged", final=math.nan, settings=lost))
     figures = section_of(replace(found, trials=trials), "Sensitivity").figures
     assert [figure.x.title for figure in figures] == ["matrix_lr", "kind", "flag"]
     assert [(figure.x.log, figure.x.labels) for figure in figures] == [
@@ -347,6 +348,81 @@ def test_grids_over_values_of_all_kinds(found: Findings, tmp_path: Path, values:
     told = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
     assert name in told
     assert all(short(part).split(" ")[0] in " ".join(told) for part in parts)
+
+
+def with_statuses(found: Findings, *statuses: str) -> Findings:
+    """The findings with trials that differ in one setting at one level, and in two settings at the other one."""
+    one, two = [], []
+    for i, status in enumerate(statuses, 1):
+        final = 0.5 if status == "finished" else math.nan
+        one.append(made("FedMuon-BC", "β = 10", 0, final, settings={"x": i}, status=status))
+        two += [made("FedMuon-BC", "β = 0.1", 0, final, settings={"x": i, "y": y}, status=status) for y in (1.0, 2.0)]
+    return replace(found, trials=[*one, *two])
+
+
+def test_only_a_run_that_diverged_is_said_to_have(found: Findings):
+    """A failed run has a mark of its own, and one that has not been run has none."""
+    mixed = with_statuses(found, "finished", "missing", "failed", "diverged")
+    section = section_of(mixed, "Sensitivity")
+    told = "The best point is framed; × stands for a diverged run; △ stands for a failed run."
+    assert section.note == f"Mean over seeds of every point that was run. {told} {LINES}"
+    (heat,) = section.maps
+    assert [(row, cells[0].text, cells[0].more) for row, cells in heat.rows] == [
+        ("1", "50.0", "x 1, y 1: 50.0"),
+        ("3", "△", "x 3, y 1: failed"),
+        ("4", "×", "x 4, y 1: diverged"),
+    ]
+    series: Any = section.figures[0].series
+    *_, diverged, failed = series
+    assert (list(diverged.x), list(diverged.texts)) == ([4], ["x 4\ndiverged"])
+    assert (list(failed.x), list(failed.texts)) == ([3], ["x 3\nfailed"])
+    assert diverged.symbol != failed.symbol
+    (static,) = [group for group in groups(mixed) if group.title == "Sensitivity"]
+    assert static.note == f"Mean over seeds of every point that was run. {told}"
+    for chart, count in zip(static.charts, (1, 2), strict=True):  # a point has two values of y
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg)
+        assert (texts.count("×"), texts.count("△")) == (count, count)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        (("finished", "missing", "finished"), "framed."),
+        (("finished", "failed"), "framed; △ stands for a failed run."),
+        (("finished", "diverged"), "framed; × stands for a diverged run."),
+    ],
+)
+def test_a_note_explains_the_marks_that_occur(found: Findings, statuses: tuple[str, ...], told: str):
+    some = with_statuses(found, *statuses)
+    (static,) = [group.note for group in groups(some) if group.title == "Sensitivity"]
+    assert static.endswith(f"The best point is {told}")
+    assert section_of(some, "Sensitivity").note == f"{static} {LINES}"
+
+
+def test_one_seed_of_a_point_may_be_missing(found: Findings):
+    """Its mean is that of the seeds that were run, and a diverged seed says more than a failed one."""
+    first = made("FedMuon-BC", "β = 10", 0, 0.5, settings={"x": 1})
+    nothing = {"final": math.nan, "points": None}
+    trials = [
+        *(first, first._replace(seed=1, status="missing", **nothing)),
+        *(run._replace(settings={"x": 2}) for run in (first, first._replace(seed=1, status="failed", **nothing))),
+        *(first._replace(settings={"x": 3}, status=status, **nothing) for status in ("failed", "diverged")),
+        first._replace(settings={"x": 4}, **nothing),  # it has not measured the metric
+    ]
+    (grid,) = grids(replace(found, trials=trials))
+    assert grid.values[1,] == 50.0
+    assert grid.lost == {(2,): "failed", (3,): "diverged"}
+    assert set(grid.values) == {(1,), (2,), (3,)}
+
+
+def test_axes_of_which_nothing_was_run_have_no_chart(found: Findings, tmp_path: Path):
+    axes = {name: [f"{name} = 1", f"{name} = 2"] for name in ("x", "y")}
+    places = [(x, y) for x in axes["x"] for y in axes["y"]]
+    runs = [made("FedMuon-BC", "", 0, math.nan, status="missing")._replace(place=place) for place in places]
+    runs += [made(NASTY, "", 0, 0.5)._replace(place=place) for place in places]
+    half = replace(found, axes=axes, places=places, runs=runs, trials=[])
+    assert [grid.title for grid in grids(half)] == [NASTY]
+    write_page(half, tmp_path / "report.html")
 
 
 def test_a_page_without_charts_has_no_library():

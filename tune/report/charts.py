@@ -15,7 +15,7 @@ from ..chart import COLOURS, MARKERS
 from ..study.folder import Points
 from ..study.spec import Report
 from .findings import Findings, Place, Run, mean_clock, mean_curve, name_of
-from .heat import grids, label_x, paint, plain
+from .heat import Grid, grids, label_x, note_of, paint, plain
 from .statistics import front, spread
 
 SIZE = (4.3, 3.1)
@@ -62,13 +62,13 @@ def groups(found: Findings) -> list[Group]:
         "3": Group(f"{title} bytes", BYTES + more, pareto(found)),
     }
     keyed = [group._replace(legend=legend(found, f"key-{name}")) for name, group in made.items()]
-    points = "Mean over seeds of every point that was run. The best point is framed; × stands for a diverged run."
-    return [group for group in [*keyed, Group("Sensitivity", points, list(rendered(found)))] if group.charts]
+    drawable = [grid for grid in grids(found) if len(grid.names) <= 2][:PANELS]
+    sensitivity = Group("Sensitivity", note_of(drawable), list(rendered(found, drawable)))
+    return [group for group in [*keyed, sensitivity] if group.charts]
 
 
-def rendered(found: Findings) -> Iterator[Chart]:
-    drawable = [grid for grid in grids(found) if len(grid.names) <= 2]
-    for number, grid in enumerate(drawable[:PANELS], 1):
+def rendered(found: Findings, drawable: list[Grid]) -> Iterator[Chart]:
+    for number, grid in enumerate(drawable, 1):
         figure, axes = panel(grid.title)
         paint(found, grid, axes)
         yield Chart(f"sensitivity-{number}", f"Sensitivity: {grid.title}", svg(figure, f"s{number}"))

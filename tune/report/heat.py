@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..chart import COLOURS
+from ..study.folder import DIVERGED, FAILED
 from .findings import Findings, Run, name_of
 from .statistics import spread
 
@@ -21,24 +22,28 @@ Part = float | str
 """The value of one setting in a point, see `part_of`."""
 Point = tuple[Part, ...]
 Values = dict[Point, float]
-"""Point of the grid -> mean of the metric over seeds; nan if a run diverged."""
+"""Point of the grid -> mean of the metric over seeds; nan if a run diverged or failed."""
+MARKS = {DIVERGED: "×", FAILED: "△"}
+"""Status of a run without a value -> what stands for it in maps and charts."""
 LINE, LINES = 18, 4
 """Characters in a line of a tick's label, and the largest number of its lines."""
 
 
 class Grid(NamedTuple):
-    """The points over some settings. `names`: of the settings; `values`: the metric in the report's unit."""
+    """The points over some settings. `names`: of the settings; `values`: the metric in the report's unit; `lost`: the
+    status of the points without a value, DIVERGED or FAILED."""
 
     title: str
     names: list[str]
     values: Values
+    lost: dict[Point, str]
 
     def ordered(self, at: int) -> list[Part]:
         """The sorted values of one setting, the numbers first."""
         return sorted({point[at] for point in self.values}, key=lambda part: (isinstance(part, str), part))
 
     def best(self, found: Findings) -> Point | None:
-        """The best point; None if all diverged."""
+        """The best point; None if none has a value."""
         best = None
         for point, value in self.values.items():
             if not math.isnan(value) and (best is None or found.better(value, self.values[best])):
@@ -47,8 +52,15 @@ class Grid(NamedTuple):
 
 
 def grids(found: Findings) -> list[Grid]:
-    """All grids with at least one setting that varies."""
-    return [grid for grid in [*of_trials(found), *of_axes(found)] if grid.names]
+    """All grids with at least one setting that varies and at least one point that was run."""
+    return [grid for grid in [*of_trials(found), *of_axes(found)] if grid.names and grid.values]
+
+
+def note_of(shown: list[Grid]) -> str:
+    """What a section says about these grids. It explains only the marks that they have."""
+    statuses = {status for grid in shown for status in grid.lost.values()}
+    marks = [f"{mark} stands for a {status} run" for status, mark in MARKS.items() if status in statuses]
+    return f"Mean over seeds of every point that was run. {'; '.join(['The best point is framed', *marks])}."
 
 
 def of_trials(found: Findings) -> list[Grid]:
@@ -94,12 +106,19 @@ def value_of(label: str) -> Any:
 
 
 def grid(found: Findings, title: str, keys: list[str], points: list[tuple[Any, Run]]) -> Grid:
-    """The means over seeds. points: (values of the keys, run)."""
-    together: dict[Point, list[float]] = {}
+    """The means over seeds. points: (values of the keys, run).
+
+    Runs that have not been run, or have not measured the metric, do not count. A point has no mean if one of its runs
+    diverged or failed; that one diverged says more about the point.
+    """
+    together: dict[Point, list[Run]] = {}
     for point, run in points:
-        together.setdefault(tuple(map(part_of, point)), []).append(run.final * found.factor)
-    values = {point: spread(found_).mean for point, found_ in together.items()}
-    return Grid(title, [key.removeprefix("method.") for key in keys], values)
+        if run.status in MARKS or not math.isnan(run.final):
+            together.setdefault(tuple(map(part_of, point)), []).append(run)
+    values = {point: spread([run.final * found.factor for run in runs]).mean for point, runs in together.items()}
+    statuses = {point: {run.status for run in together[point]} for point, value in values.items() if math.isnan(value)}
+    lost = {point: DIVERGED if DIVERGED in those else FAILED for point, those in statuses.items()}
+    return Grid(title, [key.removeprefix("method.") for key in keys], values, lost)
 
 
 def part_of(value: Any) -> Part:
@@ -124,8 +143,9 @@ def line(found: Findings, grid: Grid, axes: Any) -> None:
     points, values = grid.ordered(0), grid.values
     heights = np.array([values[(point,)] for point in points])
     axes.plot(range(len(points)), heights, color=COLOURS[0], marker="o", linewidth=1.5)
-    for i in np.flatnonzero(np.isnan(heights)):
-        axes.text(float(i), 0.03, "×", transform=axes.get_xaxis_transform(), ha="center", fontsize=14)
+    for (point,), status in grid.lost.items():
+        place = points.index(point)
+        axes.text(place, 0.03, MARKS[status], transform=axes.get_xaxis_transform(), ha="center", fontsize=14)
     best = grid.best(found)
     if best is not None:
         axes.plot([points.index(best[0])], [values[best]], "s", mfc="none", mec="black", markersize=11)
@@ -142,9 +162,11 @@ def heat(found: Findings, grid: Grid, axes: Any) -> None:
     axes.pcolormesh(np.arange(len(columns) + 1) - 0.5, np.arange(len(rows) + 1) - 0.5, table, cmap="cividis")
     axes.grid(visible=False)
     middle = (np.nanmin(table) + np.nanmax(table)) / 2 if not np.isnan(table).all() else 0.0
-    for (i, j), value in np.ndenumerate(table):
-        shown = "×" if math.isnan(value) else f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
-        colour = "white" if not math.isnan(value) and value < middle else "black"
+    for point, value in values.items():
+        i, j = rows.index(point[0]), columns.index(point[1])
+        number = f"{value:.1f}" if found.factor == 100 else f"{value:.3g}"
+        shown = MARKS[grid.lost[point]] if point in grid.lost else number
+        colour = "white" if not math.isnan(value) and value <= middle else "black"  # equal values are dark
         axes.text(j, i, shown, ha="center", va="center", fontsize=10, color=colour)
     if (best := grid.best(found)) is not None:
         frame(axes, columns.index(best[1]), rows.index(best[0]))

@@ -24,9 +24,10 @@ from ..page.content import (
     shares,
     thinned,
 )
+from ..study.folder import DIVERGED, FAILED
 from .charts import BYTES
 from .findings import Findings, Place, Run, at_rounds, key_of, mean_clock, mean_curve, name_of
-from .heat import Grid, Part, Point, grids, short
+from .heat import MARKS, Grid, Part, Point, grids, note_of, short
 from .statistics import front, spread
 from .tables import mean_and_std
 
@@ -54,16 +55,16 @@ CURVES = (
 )
 LEVELS = "Means over seeds. The best value of each level is framed."
 FINALS = "Final values, mean and standard deviation over seeds."
-POINTS = (
-    "Mean over seeds of every point that was run. The best point is framed; × stands for a diverged run. The lines "
-    "join the best values over all other settings."
-)
+LINES = "The lines join the best values over all other settings."
+SYMBOLS = {DIVERGED: "x-thin-open", FAILED: "triangle-up-open"}
+"""Status of a point without a value -> its symbol in charts, which looks as that of `MARKS` in maps."""
 
 
 def charts(found: Findings) -> list[Section]:
     """The sections that have charts."""
     title = found.what[:1].upper() + found.what[1:]
-    maps, lines = sensitivity(found)
+    shown = grids(found)
+    maps, lines = sensitivity(found, shown)
     made = [
         Section(f"{title} by method and level", LEVELS, maps=tuple(levels_map(found))),
         Section("Learning curves", CURVES, figures=tuple(curves(found))),
@@ -71,7 +72,7 @@ def charts(found: Findings) -> list[Section]:
         Section("The published numbers beside ours", published_note(found), figures=tuple(published(found))),
         Section(f"{title} against bytes", BYTES, figures=tuple(pareto(found, "MB up and down", megabytes))),
         Section(f"{title} against seconds", SECONDS, figures=tuple(pareto(found, "seconds", seconds))),
-        Section("Sensitivity", POINTS, maps=tuple(maps), figures=tuple(lines)),
+        Section("Sensitivity", f"{note_of(shown)} {LINES}", maps=tuple(maps), figures=tuple(lines)),
     ]
     return [section for section in made if section.maps or section.figures]
 
@@ -219,10 +220,10 @@ def pareto(found: Findings, title: str, cost: Callable[[Run], float]) -> Iterato
 
 
 # --- sensitivity ------------------------------------------------------------------------------------------------------
-def sensitivity(found: Findings) -> tuple[list[HeatMap], list[Figure]]:
+def sensitivity(found: Findings, shown: list[Grid]) -> tuple[list[HeatMap], list[Figure]]:
     """Grids over two settings as maps; over one setting, or each of many, as charts."""
     maps, lines = [], []
-    for grid in grids(found):
+    for grid in shown:
         if len(grid.names) == 2 and len(grid.ordered(1)) <= WIDE:
             maps.append(setting_map(found, grid))
         else:
@@ -245,10 +246,9 @@ def setting_cell(
 ) -> Shade:
     if point not in grid.values:
         return Shade("", None)
-    value = grid.values[point]
-    text = "×" if math.isnan(value) else in_unit(found, value)
-    more = f"{settings_text(grid, point)}: {'diverged' if text == '×' else text}"
-    return Shade(text, share[point], point == best, more)
+    status = grid.lost.get(point)
+    text = MARKS[status] if status else in_unit(found, grid.values[point])
+    return Shade(text, share[point], point == best, f"{settings_text(grid, point)}: {status or text}")
 
 
 def setting_line(found: Findings, grid: Grid, at: int) -> Figure:
@@ -275,11 +275,13 @@ def setting_line(found: Findings, grid: Grid, at: int) -> Figure:
     if best is not None:
         x, y = [spaced[best[at]]], numbers([grid.values[best]])
         series.append(Marks("", 1, x, y, symbol="square-open", texts=[f"best\n{settings_text(grid, best)}"]))
-    if finite and (lost := [point for point, value in grid.values.items() if math.isnan(value)]):
-        worst = min(finite) if found.report.best == "max" else max(finite)
-        texts = [f"{settings_text(grid, point)}\ndiverged" for point in lost]
-        x = [spaced[point[at]] for point in lost]
-        series.append(Marks("", NO_STYLE, x, numbers([worst] * len(lost)), texts=texts, symbol="x-thin-open"))
+    worst = (min if found.report.best == "max" else max)(finite, default=None)
+    for status, symbol in SYMBOLS.items():
+        lost = [point for point, how in grid.lost.items() if how == status]
+        if lost and worst is not None:
+            x, y = [spaced[point[at]] for point in lost], numbers([worst] * len(lost))
+            texts = [f"{settings_text(grid, point)}\n{status}" for point in lost]
+            series.append(Marks("", NO_STYLE, x, y, texts=texts, symbol=symbol))
     title = grid.title if len(grid.names) == 1 else f"{grid.title}: {grid.names[at]}"
     axis = Axis(grid.names[at], log=True) if logs else Axis(grid.names[at], labels=tuple(map(cut, places)))
     return Figure("marks", title, axis, value_axis(found), [replace(one, legend=False) for one in series])
