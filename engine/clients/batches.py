@@ -33,6 +33,27 @@ class Stream(NamedTuple):
     keys: Tensor  # (c, K) int64, each step's source of randomness
 
 
+class BlockForm(NamedTuple):
+    """The form of the batches of one block. width: the examples of its largest batch; full: whether all have as many.
+
+    The last bits of a gradient depend on both, so that they follow from the block alone: which blocks are in the same
+    task depends on the number of workers, and in an asynchronous run on where it was resumed.
+    """
+
+    width: int
+    full: bool
+
+    @staticmethod
+    def of(drawn: Stream, block: slice) -> BlockForm:
+        """drawn: of a task; block: the positions of the block's clients in the task."""
+        if drawn.weight is None:
+            return BlockForm(drawn.rows.shape[2], True)
+        taken = int(drawn.steps[block].max())
+        sizes = (drawn.weight[block, :taken] > 0).sum(-1)
+        width = int(sizes.max())
+        return BlockForm(width, bool((sizes == width).all()))
+
+
 DRAWS_BYTES = 1 << 26
 """The most bytes of batches that are kept for other runs of a process."""
 

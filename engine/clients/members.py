@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
 from ..methods.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
+from .batches import BlockForm
 from .evaluation import ClientGroup, Models, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
 from .tape import Tapes
@@ -62,7 +63,7 @@ def common_form(part: Part) -> Hashable:
     """What parts must have in common to be trained together."""
     batches = part.under_way.batches
     columns = tuple((name, column.dtype, column.shape[1:]) for name, column in batches.columns.items())
-    return (taken_apart(part.under_way.trainer).form, columns, batches.rows.shape[2], batches.weight is None)
+    return (taken_apart(part.under_way.trainer).form, columns)
 
 
 class TakenApart(NamedTuple):
@@ -116,16 +117,31 @@ def train_together(parts: Sequence[Part], trainers: Trainers) -> list[TaskResult
     """The results of the tasks of some parts that have a common form. trainers: of earlier rounds of this process."""
     began = time.perf_counter()
     most = max(2, MOST_NUMBERS // parts[0].under_way.trainer.x.flat.numel())
-    group: list[tuple[Part, slice]] = []
-    for each in chain.from_iterable(part.blocks for part in parts):
-        if group and clients_in([*group, each]) > most:
-            _train_blocks(group, trainers)
-            group = []
-        group.append(each)
-    _train_blocks(group, trainers)
+    for group in groups_of_blocks(parts, most):
+        _train_blocks(group, trainers)
     results = [part.worker.end(part.under_way) for part in parts]
     each = (time.perf_counter() - began) / len(parts)
     return [result._replace(facts={**result.facts, "seconds": each}) for result in results]
+
+
+def groups_of_blocks(parts: Sequence[Part], most: int) -> Iterator[list[tuple[Part, slice]]]:
+    """The blocks that are trained at once: of the same form, and of at most so many clients, unless it is one block.
+
+    The first blocks of all parts come first, then the second ones, and so on: parts often have the same cohort, whose
+    blocks have the same forms. The blocks of a part keep their order.
+    """
+    group: list[tuple[Part, slice]] = []
+    last: BlockForm | None = None
+    for each in chain.from_iterable(zip_longest(*(part.blocks for part in parts))):
+        if each is None:
+            continue
+        own = BlockForm.of(each[0].under_way.batches.drawn, each[1])
+        if group and (own != last or clients_in([*group, each]) > most):
+            yield group
+            group = []
+        group.append(each)
+        last = own
+    yield group
 
 
 def clients_in(blocks: Sequence[tuple[Part, slice]]) -> int:
@@ -158,8 +174,9 @@ def _train_blocks(blocks: Sequence[tuple[Part, slice]], trainers: Trainers) -> N
 
 def joined_batches(blocks: Sequence[tuple[Part, slice]]) -> BlockBatches:
     """Local step -> the batches of the clients of all blocks, as `LocalTrainer.train_block` takes them. A client that
-    has no such step gets the batch of its block's last one."""
-    drawn = [part.under_way.batches for part, _ in blocks]
+    has no such step gets the batch of its block's last one. The blocks have one form."""
+    form = BlockForm.of(blocks[0][0].under_way.batches.drawn, blocks[0][1])
+    drawn = [part.under_way.batches.of_block(form) for part, _ in blocks]
     longest = max(batches.rows.shape[1] for batches in drawn)
 
     def joined(tensors: Sequence[Tensor]) -> Tensor:

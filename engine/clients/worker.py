@@ -39,7 +39,7 @@ from ..methods.state_spec import StateSpec
 from ..reduction.accumulator import Accumulator, AccumulatorByTarget, empty
 from ..reduction.tree import TaskResult
 from ..state.row_files import RowFiles, StateLayout
-from .batches import Draws, Stream, stream
+from .batches import BlockForm, Draws, Stream, stream
 from .evaluation import (
     ClientGroup,
     EvaluationTask,
@@ -121,6 +121,11 @@ class TaskBatches(NamedTuple):
         placed, device = columns.place(drawn.rows), columns.device
         weight = None if drawn.weight is None else to_device(drawn.weight, device)
         return TaskBatches(drawn, *placed, to_device(drawn.keys, device), weight)
+
+    def of_block(self, form: BlockForm) -> TaskBatches:
+        """The same for the clients of a block of this form: without the padding that other blocks need."""
+        weight = None if form.full or self.weight is None else self.weight[..., : form.width]
+        return self._replace(rows=self.rows[..., : form.width], weight=weight)
 
 
 @dataclass
@@ -270,8 +275,8 @@ class Worker:
 
     def _train_at_once(self, under_way: TaskUnderWay, block: slice) -> None:
         """The clients of one block at once, vectorised."""
-        clients, batches = self.load_block(under_way, block), under_way.batches
-        steps = batches.drawn.steps[block]
+        clients, steps = self.load_block(under_way, block), under_way.batches.drawn.steps[block]
+        batches = under_way.batches.of_block(BlockForm.of(under_way.batches.drawn, block))
         result = under_way.trainer.train_block(
             under_way.public, clients, steps, lambda k: self._block_batch(batches, block, k)
         )

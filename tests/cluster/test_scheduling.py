@@ -24,10 +24,14 @@ from fedfleet.engine.state.table import Table
 from ..engine.setups import EPOCHS, digits
 
 
-@pytest.fixture(scope="module")
-def worker_and_task(tmp_path_factory):
-    """(a worker, the longest task of a round with all clients, which has several blocks of unequal clients)."""
-    run_spec = prepare(digits("scaffold", EPOCHS), "pieces")
+@pytest.fixture(scope="module", params=[EPOCHS, {"steps": 3, "batch": 64}], ids=["short batches", "small clients"])
+def worker_and_task(request, tmp_path_factory):
+    """(a worker, the longest task of a round with all clients, which has several blocks of unequal clients). Some
+    batches are short in all blocks, or the largest clients have more rows than others in a batch."""
+    made = digits("scaffold", request.param, kernels="torch")
+    network, partition = {"name": "mlp", "hidden": [64]}, {"name": "dirichlet", "beta": 0.1}
+    data = {"name": "digits", "model": network, "partition": partition}
+    run_spec = prepare(made.model_copy(update={"workload": data}), "pieces")
     split, method, x = run_spec.split(), run_spec.method(), run_spec.initial_model()
     table = Table(StateSpec(method, x).client, 30, 30, str(tmp_path_factory.mktemp("state")), digests=True)
     worker = Worker(run_spec, Data.of(split.train, split.test, split.client_index), table.layout, lambda: None)
