@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedfleet.tune.study.cells import cells, digest, levels, trials
+from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
 from fedfleet.tune.study.check import resolve
 from fedfleet.tune.study.grids import points
-from fedfleet.tune.study.spec import load, shipped
+from fedfleet.tune.study.spec import Study, load, shipped
 
 from .commands import invoke
 from .small_study import STUDY, written
@@ -71,6 +73,53 @@ def test_what_decides(tmp_path: Path):
     assert rates("level", seeds=[1]) == [0.01, 0.01, 0.01, 0.01]  # of seed 1 alone, for both
     table[0.01, b, 1] = nothing  # it diverged once
     assert rates("level") == [0.1, 0.1, 0.1, 0.1]
+
+
+def chosen_anew(study: Study, score: Score) -> list[tuple[str, dict[str, Any]]]:
+    """(key, settings) of all cells, for each of which the trials that decide are planned and scored anew."""
+    tune, made = study.tune, []
+    for method in study.methods:
+        for place, overrides in levels(study):
+            for seed in study.seeds:
+                offered = [*grid(study, method, place, overrides, seed)]
+                at = [level for level in levels(study) if tune.each == "once" or level[0] == place]
+                seeds = [seed] if tune.each == "cell" and tune.seeds is None else tune.seeds or study.seeds
+                values = []
+                for i in range(len(offered)):
+                    runs = [[*grid(study, method, *level, one)][i] for level in at for one in seeds]
+                    values.append(sum(score(shorter(run, tune.rounds)) for run in runs) / len(runs))
+                best = offered[values.index(max(values))]
+                made.append((best.key, best.settings))
+    return made
+
+
+@pytest.mark.parametrize("each", ["cell", "level", "once"])
+@pytest.mark.parametrize("more", [{}, {"seeds": [7, 8], "rounds": 3}])
+def test_each_trial_is_scored_once(tmp_path: Path, each: str, more: dict[str, Any]):
+    """The choice is that of an implementation which plans and scores the trials of a group again for each cell."""
+    rates = {"search": "grid", "values": [0.1, 0.03, 0.01]}
+    methods = {
+        "A": {"name": "fedavg", "rule": {"name": "sgd", "lr": rates}, "server_lr": {**rates, "values": [1, 2]}},
+        "B": {"name": "fedprox", "rule": {"name": "sgd", "lr": rates}},
+        "C": {"name": "scaffold", "rule": {"name": "sgd", "lr": 0.1}},
+    }
+    axes = {"beta": {"key": "workload.beta", "values": [0.5, 1, 2]}, "kind": {"a": {}, "b": {"workload.rows": 30}}}
+    study = load(written(tmp_path, methods=methods, axes=axes, seeds=[0, 1, 2], tune={"each": each, **more}))
+    scored = Counter[str]()
+
+    def score(cell: Cell) -> float:
+        """The same number for the same trial, in which many trials are equal and some have diverged."""
+        value = int(cell.key, 16) % 7
+        return float(value) if value or each == "once" else -math.inf
+
+    def counted(cell: Cell) -> float:
+        scored[cell.key] += 1
+        return score(cell)
+
+    found = cells(study, counted)
+    assert [(cell.key, cell.settings) for cell in found] == chosen_anew(study, score)
+    assert scored == Counter(cell.key for cell in trials(study))
+    assert len({str(cell.settings) for cell in found}) > 2
 
 
 def test_trials_may_be_shorter_and_on_other_seeds(tmp_path: Path):

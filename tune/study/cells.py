@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
@@ -271,24 +271,31 @@ def trials(study: Study) -> list[Cell]:
     """The cells that tuning has to run, in the order of the cells that wait for them."""
     if study.tune.each == "none":
         return []
-    seeds = study.tune.seeds or study.seeds
     found = [
         shorter(cell, study.tune.rounds)
         for method in study.methods
-        for place, overrides in levels(study)
-        for seed in seeds
-        for cell in points_or_nothing([*grid(study, method, place, overrides, seed)])
+        for _, _, offered in grids_of(study, method, study.tune.seeds or study.seeds)
+        for cell in (offered if len(offered) > 1 else [])
     ]
     return list({cell.key: cell for cell in found}.values())
 
 
-def points_or_nothing(cells: list[Cell]) -> list[Cell]:
-    return cells if len(cells) > 1 else []
-
-
 def cells(study: Study, score: Score | None = None) -> list[Cell]:
     """The study's runs, each with the best settings by `score`, or with the first of every grid if it is None."""
+    score = score and once_each(score)
     return with_forks(study, [cell for method in study.methods for cell in of_method(study, method, score)])
+
+
+def once_each(score: Score) -> Score:
+    """The same function, which computes the value of every trial only once: a value is read from files."""
+    known: dict[str, float] = {}
+
+    def of(cell: Cell) -> float:
+        if cell.key not in known:
+            known[cell.key] = score(cell)
+        return known[cell.key]
+
+    return of
 
 
 def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
@@ -310,34 +317,46 @@ def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
 
 
 def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
-    for place, overrides in levels(study):
-        for seed in study.seeds:
-            offered = grid(study, method, place, overrides, seed)
-            if score is None or study.tune.each == "none":
-                yield next(offered)
-            else:
-                yield best([*offered], group(study, method, place, seed), study, score)
+    """The cells of a method. All cells of a group take the same point of their grids, which is chosen once."""
+    if score is None or study.tune.each == "none":
+        for place, overrides in levels(study):
+            for seed in study.seeds:
+                yield next(grid(study, method, place, overrides, seed))
+        return
+    offered = grids_of(study, method, study.seeds)
+    deciding: dict[Any, list[list[Cell]]] = {}
+    for place, seed, run in grids_of(study, method, study.tune.seeds) if study.tune.seeds else offered:
+        deciding.setdefault(group_of(study, place, seed), []).append(run)
+    chosen = {group: best(runs, study, score) for group, runs in deciding.items()}
+    for place, seed, run in offered:
+        yield run[chosen[group_of(study, place, seed)]]
 
 
-def group(study: Study, method: str, place: tuple[str, ...], seed: int) -> list[tuple[Any, int]]:
-    """((labels, overrides of the level), seed) of the trials whose mean decides for one cell."""
-    each, seeds = study.tune.each, study.tune.seeds or study.seeds
-    at = [level for level in levels(study) if each == "once" or level[0] == place]
-    own = [seed] if each == "cell" and study.tune.seeds is None else seeds
-    return [(level, one) for level in at for one in own]
+def grids_of(study: Study, method: str, seeds: Sequence[int]) -> list[tuple[tuple[str, ...], int, list[Cell]]]:
+    """(labels of the level, seed, cells of all points of the method's grids) for each level and seed."""
+    return [
+        (place, seed, [*grid(study, method, place, overrides, seed)])
+        for place, overrides in levels(study)
+        for seed in seeds
+    ]
 
 
-def best(offered: list[Cell], deciding: list[tuple[Any, int]], study: Study, score: Score) -> Cell:
-    """The cell whose point has the best mean score, the first one of equal means.
+def group_of(study: Study, place: tuple[str, ...], seed: int) -> Any:
+    """What the cells have in common for which one point is chosen, and the trials whose mean decides."""
+    if study.tune.each == "once":
+        return None
+    return (place, seed) if study.tune.each == "cell" and study.tune.seeds is None else place
 
-    A point without a score in one of the deciding trials counts as -inf.
+
+def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
+    """The number of the point with the best mean score, the first one of equal means.
+
+    runs: the points of each level and seed that decide. A point without a score in one of them counts as -inf.
     """
-    if len(offered) == 1:
-        return offered[0]
-    method = offered[0].method
-    runs = [[*grid(study, method, place, overrides, seed)] for (place, overrides), seed in deciding]
+    if len(runs[0]) == 1:
+        return 0
     values = []
-    for number in range(len(offered)):
-        scores = [score(shorter(run[number], study.tune.rounds)) for run in runs]
+    for point in zip(*runs, strict=True):
+        scores = [score(shorter(cell, study.tune.rounds)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
-    return offered[values.index(max(values))]
+    return values.index(max(values))
