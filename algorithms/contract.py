@@ -171,6 +171,12 @@ class Algorithm(ABC):
     averages_states: bool = False
     """Whether the mean of the clients' states becomes part of the broadcast, which needs two clients or more."""
 
+    @property
+    def variables(self) -> Any:
+        """What the numbers of the public state stand for, besides their shapes: something that equals that of another
+        method only if it could go on from this one's public state. () for the tensors of the model."""
+        return ()
+
     def origin(self, public: Any) -> Tree:
         """The model that `delta` is a change of, from what clients make of the broadcast. Raises NotImplementedError
         where `delta` is no change of a model."""

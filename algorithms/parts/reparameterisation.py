@@ -263,6 +263,12 @@ class Reparameterised(InSpace):
         return self.space.lift(z, unpacked.fixed, unpacked.base)
 
     @property
+    def variables(self) -> Any:
+        """Where factors are drawn, it is decided by the draws what the trained ones stand for."""
+        drawn = self.reset > 0 or any(self.space.form.fixed(s.weight, s.size) for s in self.space.sized)
+        return (self.space if drawn else (self.space.sized, self.space.form), self.based, self.reset)
+
+    @property
     def warm_start(self) -> Algorithm | None:
         inner = self.method.warm_start
         return None if inner is None else replace(self, method=inner)

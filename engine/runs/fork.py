@@ -277,7 +277,7 @@ def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server
             "new run"
         )
     if kind_of(old_method) == kind_of(method) and alike(server.public, new.public):
-        same = type(server_rule(old_method)) is type(server_rule(method))
+        same = server_rules(old_method) == server_rules(method)
         return Server(server.public, kept(server.private, new.private, same, "the server's rule", fresh))
     if pytree.tree_leaves(clients[1]) or isinstance(new_spec.experiment.federation.pace, Asynchronous):
         raise ConfigError(
@@ -285,25 +285,38 @@ def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server
             "undo this, or start a new run"
         )
     fresh.append("the method")
-    return method.server_init(old_method.model(server))
+    x = old_method.model(server)
+    begun = method.server_init(x)
+    if not torch.equal(method.model(begun).flat, x.flat):
+        raise ConfigError(
+            f"method: it must begin from the parent's model in a fork, but {named(new_spec)} begins from factors of its "
+            "own; undo this, or start a new run"
+        )
+    return begun
 
 
 def named(run_spec: RunSpec) -> str:
     return run_spec.experiment.title.split(" on ")[0]
 
 
-def kind_of(method: Algorithm) -> tuple[type, ...]:
+def kind_of(method: Algorithm) -> tuple[Any, ...]:
     """What the states of clients, and the public state of the server, mean: the classes of the method, of those that it
-    wraps, and of its estimator."""
+    wraps, and of its estimator, and what its variables stand for."""
     estimator, inner = getattr(method, "estimator", None), getattr(method, "method", None)
-    own = (type(method), type(estimator))
+    own = (type(method), type(estimator), method.variables)
     return (*own, *kind_of(inner)) if isinstance(inner, Algorithm) else own
 
 
-def server_rule(method: Algorithm) -> Any:
-    """The server's rule of a method, or of one that it wraps; None if it has none."""
+def server_rules(method: Algorithm) -> list[type]:
+    """The classes of the server's rule of a method, or of one that it wraps, and of the rules that this one wraps."""
     inner = getattr(method, "method", None)
-    return server_rule(inner) if isinstance(inner, Algorithm) else getattr(method, "server", None)
+    if isinstance(inner, Algorithm):
+        return server_rules(inner)
+    found, rule = [], getattr(method, "server", None)
+    while rule is not None:
+        found.append(type(rule))
+        rule = getattr(rule, "rule", None)
+    return found
 
 
 def same_name(before: Experiment, run_spec: RunSpec, part: str) -> bool:

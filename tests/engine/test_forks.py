@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 import fedfleet
@@ -133,6 +134,47 @@ def test_another_rule_of_the_server_begins_with_a_fresh_private_state(tmp_path):
     assert fork.model_sha256 != whole.model_sha256
     back = fedfleet.fork(fork, ROUND + 1, f"method={json.dumps(plain)}", tmp_path / "back")
     assert len(back.rows) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("fedadagrad", "fedadam"), ("feddu_adagrad", "fedadagrad"), ("fedadam", "fedavgm")]
+)
+def test_another_rule_under_the_mean_of_two_iterates_begins_anew_too(before, after, tmp_path):
+    made = data(method={"name": before, "evaluate": "last_two"})
+    parent = fedfleet.run(experiment(made), tmp_path / "parent")
+    fedfleet.fork(parent, ROUND, f"method={{name: {after}, evaluate: last_two}}", tmp_path / "fork")
+    assert "the state of the server's rule is that before round 1" in (tmp_path / "fork" / "run.log").read_text()
+
+
+NETWORK = {"name": "digits", "model": {"name": "mlp", "hidden": [32, 32]}}
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ({"name": "fedmud_f"}, "method.a=2.0"),
+        ({"name": "fedmud_f", "reset": 2}, "method.reset=1"),
+        ({"name": "fedmud_bkd_aad", "reset": 0}, "method.a=2.0"),
+    ],
+)
+def test_drawn_factors_that_would_stand_for_others_are_multiplied_out(method, change, tmp_path):
+    """The fork begins with the parent's model, and stays there with steps of no length."""
+    made = data(workload=NETWORK, method={**method, "ratio": 0.8})
+    parent = fedfleet.run(experiment(made), tmp_path / "parent")
+    fork = fedfleet.fork(parent, ROUND, [change, "method.rule={name: sgd, lr: 1e-30}"], tmp_path / "fork")
+    wanted = alone({**made, "federation": {**made["federation"], "rounds": ROUND}})
+    for name, tensor in wanted.model.items():
+        torch.testing.assert_close(fork.model[name], tensor, rtol=0, atol=1e-20)
+    assert "the state of the method is that before round 1" in (tmp_path / "fork" / "run.log").read_text()
+
+
+def test_a_method_that_cannot_begin_from_a_model_is_refused(tmp_path):
+    """Factors in place of the weights begin at random."""
+    parent = fedfleet.run(experiment(data(workload=NETWORK, method="fedavg")), tmp_path / "parent")
+    with pytest.raises(
+        ConfigError, match="must begin from the parent's model in a fork, but fedlmt begins from factors"
+    ):
+        fedfleet.fork(parent, ROUND, "method={name: fedlmt, ratio: 0.8}", tmp_path / "fork")
 
 
 def test_more_rounds_and_objects_of_python(tmp_path):
