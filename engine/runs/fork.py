@@ -289,8 +289,8 @@ def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server
     begun = method.server_init(x)
     if not torch.equal(method.model(begun).flat, x.flat):
         raise ConfigError(
-            f"method: it must begin from the parent's model in a fork, but {named(new_spec)} begins from its own factors; "
-            "undo this, or start a new run"
+            f"method: it must begin from the parent's model in a fork, but {named(new_spec)} begins from factors that "
+            "it draws; undo this, or start a new run"
         )
     return begun
 
