@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
-from fedfleet.tune.study.check import resolve
+from fedfleet.tune.study.check import check, resolve
 from fedfleet.tune.study.grids import points
 from fedfleet.tune.study.spec import Study, load, shipped
 
@@ -120,6 +121,25 @@ def test_each_trial_is_scored_once(tmp_path: Path, each: str, more: dict[str, An
     assert [(cell.key, cell.settings) for cell in found] == chosen_anew(study, score)
     assert scored == Counter(cell.key for cell in trials(study))
     assert len({str(cell.settings) for cell in found}) > 2
+
+
+@pytest.mark.parametrize("lr", [0.5, {"search": "grid", "values": [1, 2, 3]}])
+def test_one_point_for_levels_with_other_grids(tmp_path: Path, lr: Any):
+    """There is no point with the same number at all levels. This is told before a trial has been run."""
+    change = {"axes": {"size": {"small": {}, "large": {"methods": {"FedAvg": {"method.rule.lr": lr}}}}}}
+    done = invoke("study", written(tmp_path, **change, tune={"each": "once"}), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2, done.output
+    large = 1 if lr == 0.5 else 3
+    pair = sorted([(2, "small"), (large, "large")])
+    told = " and ".join(f"{count} at {level}" for count, level in pair)
+    assert f"got once, where methods.FedAvg has {told}; change it" in done.stderr
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="got once"):
+        check(load(written(tmp_path, **change, tune={"each": "once"})))
+    for each in ("level", "cell"):
+        study = load(written(tmp_path, **change, tune={"each": each}))
+        assert len(trials(study)) == 2 * (2 + (large if large > 1 else 0))
+        assert len(cells(study, lambda _: 0.0)) == 8
 
 
 def test_trials_may_be_shorter_and_on_other_seeds(tmp_path: Path):

@@ -318,12 +318,15 @@ def with_forks(study: Study, cells: list[Cell]) -> list[Cell]:
 
 def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
     """The cells of a method. All cells of a group take the same point of their grids, which is chosen once."""
-    if score is None or study.tune.each == "none":
+    if study.tune.each == "none":
         for place, overrides in levels(study):
             for seed in study.seeds:
                 yield next(grid(study, method, place, overrides, seed))
         return
     offered = grids_of(study, method, study.seeds)
+    if score is None:
+        yield from (run[0] for _, _, run in offered)
+        return
     deciding: dict[Any, list[list[Cell]]] = {}
     for place, seed, run in grids_of(study, method, study.tune.seeds) if study.tune.seeds else offered:
         deciding.setdefault(group_of(study, place, seed), []).append(run)
@@ -333,12 +336,24 @@ def of_method(study: Study, method: str, score: Score | None) -> Iterator[Cell]:
 
 
 def grids_of(study: Study, method: str, seeds: Sequence[int]) -> list[tuple[tuple[str, ...], int, list[Cell]]]:
-    """(labels of the level, seed, cells of all points of the method's grids) for each level and seed."""
-    return [
+    """(labels of the level, seed, cells of all points of the method's grids) for each level and seed.
+
+    Raises ConfigError if one point is to be chosen for all levels, and their grids have different numbers of points.
+    """
+    made = [
         (place, seed, [*grid(study, method, place, overrides, seed)])
         for place, overrides in levels(study)
         for seed in seeds
     ]
+    sizes = {", ".join(place): len(run) for place, _, run in made}
+    least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    if study.tune.each == "once" and sizes[least] < sizes[most]:
+        raise ConfigError(
+            f"tune.each must be level or cell if the number of points in a grid depends on the level, got once, where "
+            f"methods.{method} has {sizes[least]} at {least} and {sizes[most]} at {most}; change it, or give all "
+            "levels the same grids"
+        )
+    return made
 
 
 def group_of(study: Study, place: tuple[str, ...], seed: int) -> Any:
