@@ -350,7 +350,8 @@ class Engine(Section):
     is possible for classification without running statistics. Weights, gradients and states stay in dtype. On a GPU,
     Newton-Schulz iterations of methods are then in bfloat16 too. `tf32` is for GPUs: products of float32 keep 10 bits
     of each factor.
-    `state_dtype`: the type of clients' states between rounds, `same` as dtype (default) or `bfloat16`.
+    `state_dtype`: the type of clients' states between rounds, `same` as dtype (default) or `bfloat16`. Single numbers
+    of a state, such as counts, stay as they are.
     `store`: the folder for clients' states (default: in the folder of the run, or a temporary folder without one).
     `keep_state`: whether that folder is kept when the run ends (default false).
     `address`: the address of a running Ray cluster, `auto`, HOST:PORT or ray://HOST:PORT (default: Ray is started on

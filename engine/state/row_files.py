@@ -43,7 +43,7 @@ class StateLayout(NamedTuple):
 
     folder: str  # "" if the method's clients keep no state
     capacity: int  # the number of rows
-    narrow: bool  # whether floating-point numbers are stored as bfloat16
+    narrow: bool  # whether tensors of floating-point numbers are stored as bfloat16
     digests: bool  # whether workers return the digests of the rows that they write
     messages: str = ""  # the folder of the messages of a round, "" where workers add them up
     shared: tuple[int, ...] = ()  # the ends of the ranges of rows that a fork shares with the runs it is a fork of
@@ -248,7 +248,8 @@ def remove_files(folder: str) -> None:
 
 
 def stored_dtype(leaf: Tensor, narrow: bool) -> torch.dtype:
-    return torch.bfloat16 if narrow and leaf.is_floating_point() else leaf.dtype
+    """leaf: of one client's state. Single numbers are never narrow: a count in bfloat16 would end at 256."""
+    return torch.bfloat16 if narrow and leaf.is_floating_point() and leaf.ndim else leaf.dtype
 
 
 def width(leaves: Sequence[Tensor], narrow: bool) -> int:

@@ -80,11 +80,13 @@ def test_a_stateless_method_has_no_store():
 @pytest.mark.parametrize("narrow", [False, True])
 def test_what_is_written_is_read(tmp_path, narrow):
     """States with scalars, empty leaves, whole numbers and floats, in any order of rows, are read by another object on
-    the same files."""
-    sample = (torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
+    the same files. Scalars keep all digits: a count has more than the 8 bits of bfloat16."""
+    whole_numbers = (torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(5, dtype=torch.bool))
+    sample = (torch.zeros(2, 3), *whole_numbers, torch.zeros(()))
     table = Table(sample, 6, 0, str(tmp_path / "state"), narrow, digests=True)
     order = torch.tensor([4, 0, 3])
-    states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5)
+    count = torch.tensor([255.0, 257.0, 1001.0])
+    states = (torch.randn(3, 3, 2).mT, torch.arange(3), torch.zeros(3, 0), torch.rand(3, 5) > 0.5, count)
     told = RowFiles(table.layout, sample).write(order, states)
     other = RowFiles(table.layout, sample)
     floats, *whole = other.read(order.flip(0), sample)
