@@ -171,6 +171,9 @@ class Algorithm(ABC):
     averages_states: bool = False
     """Whether the mean of the clients' states becomes part of the broadcast, which needs two clients or more."""
 
+    not_private: str = ""
+    """Why the method does not go with `privacy`, besides what the engine finds in its messages; "" if it does."""
+
     @property
     def variables(self) -> Any:
         """What the numbers of the public state stand for, besides their shapes: something that equals that of another

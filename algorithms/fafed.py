@@ -86,6 +86,7 @@ class Fafed(WarmStarted):
     first: Literal["plain", "preconditioned"] = "plain"
     previous: Literal["own", "server"] = "own"
     warm_start_averaged = True
+    not_private = "noise makes the averaged squares of gradients negative, and the step takes their square roots"
 
     def __post_init__(self) -> None:
         closed_fraction(alpha=self.alpha, beta=self.beta)

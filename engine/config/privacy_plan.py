@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from torch.utils import _pytree as pytree
+
 from ...algorithms.aggregation.contract import Clip, Noise
-from ...algorithms.contract import Algorithm
+from ...algorithms.contract import Algorithm, Message
 from ...algorithms.privacy.clipping import Clipped, group_names
 from ...algorithms.privacy.mechanism import Mechanism
 from ...algorithms.privacy.noise import ClientNoise, Quantile
@@ -360,10 +362,20 @@ class PrivacyPlan(Clip):
                 f"{name_of(self.experiment.method)} uses the mean of |y_K - x|^2, which no bound on a message's norm "
                 "makes private; choose another server rule"
             )
+        if method.not_private:
+            raise refusal(f"{name_of(self.experiment.method)} has no private form: {method.not_private}")
 
-    def check_groups(self, message: Any) -> None:
-        """Raise ConfigError if `scales` or `shares` name what is not sent. message: a decoded one."""
-        sent = list(dict.fromkeys(group_names(message)))
+    def check_message(self, message: Message) -> None:
+        """Raise ConfigError for a message with single numbers, or if `scales` or `shares` name what is not sent.
+        message: a decoded one."""
+        names, leaves = group_names(message), pytree.tree_leaves((message.delta, message.sent, message.averaged))
+        for name, leaf in zip(names, leaves, strict=True):
+            if not leaf.ndim:
+                raise refusal(
+                    f"{name_of(self.experiment.method)} sends a number of steps ({name}), which would take up the "
+                    "bound on its messages, and which noise would falsify; choose another method, or carry: keep"
+                )
+        sent = list(dict.fromkeys(names))
         for name, numbers in (("scales", self.settings.scales), ("shares", self.settings.shares)):
             wrong = set(numbers) - set(sent) if name == "scales" else set(numbers) ^ set(sent)
             if numbers and wrong:

@@ -135,7 +135,7 @@ def check_privacy(run_spec: RunSpec, method: Algorithm, x: Tree) -> None:
         return
     method = privacy.unwrapped(method)
     privacy.check_method(method, len(run_spec.buffers))
-    privacy.check_groups(StateSpec(method, x).message)
+    privacy.check_message(StateSpec(method, x).message)
     if run_spec.device.type == "mps":
         raise ConfigError("privacy: norms are computed in float64, got engine.device=mps, which lacks it; choose cpu")
     privacy.check_spending()

@@ -171,9 +171,7 @@ def test_drawn_factors_that_would_stand_for_others_are_multiplied_out(method, ch
 def test_a_method_that_cannot_begin_from_a_model_is_refused(tmp_path):
     """Factors in place of the weights begin at random."""
     parent = fedfleet.run(experiment(data(workload=NETWORK, method="fedavg")), tmp_path / "parent")
-    with pytest.raises(
-        ConfigError, match="must begin from the parent's model in a fork, but fedlmt begins"
-    ):
+    with pytest.raises(ConfigError, match="must begin from the parent's model in a fork, but fedlmt begins"):
         fedfleet.fork(parent, ROUND, "method={name: fedlmt, ratio: 0.8}", tmp_path / "fork")
 
 

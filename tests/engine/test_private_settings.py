@@ -114,6 +114,16 @@ def test_settings_that_do_not_fit(privacy, federation, message):
     ("others", "message"),
     [
         ({"method": {"name": "fedexp"}}, "fedexp uses the mean of |y_K - x|^2"),
+        ({"method": "fedavg_m"}, "fedavg_m sends a number of steps (steps), which would take up the bound"),
+        ({"method": "scaffold_m"}, "scaffold_m sends a number of steps (steps), which would take up the bound"),
+        (
+            {"method": {"name": "fafed", "start": "zeros"}},
+            "fafed has no private form: noise makes the averaged",
+        ),
+        (
+            {"method": {"name": "fedavg", "rule": {"name": "adam", "lr": 0.01}, "carry": "average"}},
+            "fedavg sends a number of steps (carried)",
+        ),
         ({"method": {**SCAFFOLD, "start": "gradient"}}, "start: gradient is a pass over all clients"),
         ({"aggregate": "median"}, "privacy: clipping and noise go with aggregate: mean and no attack, got the"),
     ],
