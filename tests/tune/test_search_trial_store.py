@@ -57,7 +57,7 @@ def played(store: TrialStore, count: int) -> list[dict[str, Any]]:
 MIN = {"objectives": {"eval/loss": "min"}}
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "random"])
 def test_proposals_are_the_same_in_a_new_process(tmp_path: Path, sampler: str):
     """Seven trials are proposed by one store, or by a store that is opened anew for each: only the storage keeps
     state."""
@@ -100,13 +100,31 @@ def test_a_grid_is_tried_once_in_its_order(tmp_path: Path):
     assert seen[4] == []
 
 
-def test_points_to_start_with_come_first_and_once(tmp_path: Path):
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_points_to_start_with_come_first_and_once(tmp_path: Path, sampler: str):
     start = [{"method.mu": 0.25, "method.rule.lr": 1.0}, {"method.mu": 0.75}]
-    first = made(tmp_path, **MIN, start=start, trials=3)
-    seen = played(first, 1) + played(made(tmp_path, **MIN, start=start, trials=3), 5)
+    setting = {**MIN, "start": start, "trials": 3, "sampler": sampler}
+    first = made(tmp_path, **setting)
+    seen = played(first, 1) + played(made(tmp_path, **setting), 5)
     assert seen[0] == {"method.mu": 0.25, "method.rule.lr": 1.0}
     assert seen[1]["method.mu"] == 0.75
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("search", "processes", "expected"),
+    [
+        ({"sampler": "random", "trials": 10}, 2, 10),
+        ({"sampler": "random", "trials": 1000}, 2, 128),
+        ({"sampler": "tpe", "trials": 40}, 2, 10),
+        ({"sampler": "tpe", "trials": 4}, 2, 2),
+        ({"sampler": "tpe", "trials": 1000}, 1, 64),
+        ({"sampler": "random", "trials": 1000, "concurrent": 200}, 2, 200),
+    ],
+)
+def test_trials_under_way_are_limited(search: dict[str, Any], processes: int, expected: int):
+    """Trials that share processes: a quarter of them with samplers that learn, at most 64 in each process."""
+    assert plan(spec(**MIN, **search)).at_once(processes) == expected
 
 
 def test_what_had_not_ended_is_gone_on_with(tmp_path: Path):

@@ -17,6 +17,13 @@ from .space import Range, code, corners, decided, ranges
 TOTALS = ("bytes", "seconds")
 """Objectives that are no columns of the record: bytes in both directions, and seconds, of a whole run."""
 
+INDEPENDENT = ("grid", "random")
+"""Samplers that learn from no trial."""
+
+TRIALS_OF_PROCESS = 64
+"""The most trials that are under way in a process by default. With them the blocks of most models are full, and each
+trial takes memory and a thread."""
+
 MODES = {"min": "minimize", "max": "maximize"}
 
 
@@ -34,7 +41,7 @@ class Search(Section):
     `grace`: the number of rounds of a trial before it may be pruned, at least 1 (default 1).
     `reduction`: with asha, the best of every so many trials continues at each rung, at least 2 (default 3).
     `concurrent`: the number of simultaneous trials; `auto` (default): as many as fit, and with `together` all trials of
-    a grid or of random, and a quarter of them with samplers that learn from earlier ones.
+    a grid or of random, and a quarter of them with samplers that learn from earlier ones, but at most 64 in a process.
     `together`: whether trials share processes of this machine, and with them the data, and train their clients
     together: true, false or `auto` (default), which is true without worker processes, GPUs and a cluster, and if no
     objective is `seconds`.
@@ -117,9 +124,8 @@ class Plan:
         """The number of simultaneous trials that share this number of processes."""
         if self.settings.concurrent != "auto":
             return self.settings.concurrent
-        if self.sampler in ("grid", "random"):
-            return self.trials
-        return max(processes, -(-self.trials // 4))
+        wanted = self.trials if self.sampler in INDEPENDENT else max(processes, -(-self.trials // 4))
+        return min(wanted, TRIALS_OF_PROCESS * processes)
 
     @property
     def directions(self) -> list[str]:
@@ -185,7 +191,7 @@ def check(made: Plan) -> None:
         raise ConfigError(f"search.pruner: {asked.pruner} needs one objective, got {len(asked.objectives)}; use none")
     if asked.start and made.sampler == "grid":
         raise ConfigError("search.start: a grid tries all its points anyway; leave start out")
-    if asked.warm_start and made.sampler in ("grid", "random"):
+    if asked.warm_start and made.sampler in INDEPENDENT:
         raise ConfigError(
             f"search.warm_start: the sampler {made.sampler} learns from no trial; use tpe or cmaes, or leave it out"
         )

@@ -149,7 +149,7 @@ class TrialSource(Source):
         """Record how a trial has ended, and tell the observers. rows: the records of its rounds."""
         facts = {"rounds": len(rows), "seconds": total("seconds", rows), "bytes": total("bytes", rows)}
         self.store.end(number, status, list(values), {**facts, "reason": reason} if reason else facts)
-        (ended,) = [trial for trial in self.store.trials() if trial.number == number]
+        ended = self.store.trial(number)
         for observer in self.observers:
             observer.trial_ends(ended)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import ConfigError
 from ...engine.storage.secrets import redacted
-from .plan import Plan, starts
+from .plan import INDEPENDENT, Plan, starts
 from .warm_start import IMPORTED, MODES_OF, earlier_trials, imported
 
 LOCKED_SECONDS = 60
@@ -52,11 +52,14 @@ class TrialStore:
         self.plan, self.optuna = plan, optuna
         self.storage = open_storage(url)
         self.study = self._study(name)
+        self.study_id = self.storage.get_study_id_from_name(name)
         for point in starts(plan):
             self.study.enqueue_trial(point, skip_if_exists=True)
         self._warm_start()
-        self.ids = {t.number: t._trial_id for t in self._all() if t.state.name != "WAITING"}
-        self.unfinished = [t.number for t in self._all() if t.state.name == "RUNNING"]
+        there = self._all()
+        self.ids = {t.number: t._trial_id for t in there if t.state.name != "WAITING"}
+        self.unfinished = [t.number for t in there if t.state.name == "RUNNING"]
+        self.waiting = sum(t.state.name == "WAITING" for t in there)  # points to try first, as `starts` has them
 
     def _study(self, name: str) -> Any:
         from .samplers import sampler
@@ -100,11 +103,22 @@ class TrialStore:
             number = self.unfinished.pop(0)
             trial = self.optuna.trial.Trial(self.study, self.ids[number])
         elif len(self.ids) < self.plan.trials:
-            trial = self.study.ask()
+            trial = self._new_trial()
             self.ids[trial.number] = trial._trial_id
         else:
             return None
         return Proposal(trial.number, {r.key: r.suggest(trial) for r in self.plan.ranges})
+
+    def _new_trial(self) -> Any:
+        """A trial of Optuna that has just begun.
+
+        `ask` reads all trials under way from the storage, to find one that waits and for samplers that learn from
+        trials. It takes longer than all the rest where thousands are under way, and so is used only if it is needed.
+        """
+        if self.waiting == 0 and self.plan.sampler in INDEPENDENT:
+            return self.optuna.trial.Trial(self.study, self.storage.create_new_trial(self.study_id))
+        self.waiting = max(0, self.waiting - 1)
+        return self.study.ask()
 
     @property
     def left(self) -> int:
@@ -134,6 +148,10 @@ class TrialStore:
     def trials(self) -> list[Trial]:
         """All trials that have begun, in the order of their numbers."""
         return [self._seen(t) for t in self._all() if t.state.name != "WAITING"]
+
+    def trial(self, number: int) -> Trial:
+        """A trial that has begun."""
+        return self._seen(self.storage.get_trial(self.ids[number]))
 
     def reported(self) -> dict[int, dict[int, float]]:
         """Number of a trial -> round -> value of the objective after it. Empty with several objectives."""
