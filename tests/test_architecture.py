@@ -80,9 +80,10 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-API = ROOT / "tune/fedfleet/__init__.py"
+API = ROOT / "tune/fedfleet"
 """It is installed as the package `fedfleet` itself, so that its relative imports are not those of its folder."""
-MODULES = {name_of(path): path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py")) if path != API}
+FILES = [path for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py")) if path.parent != API]
+MODULES = {name_of(path): path for path in FILES}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 RAY = "engine.backends.ray."
 EXCEPTIONS = {module: {"ray"} for module in MODULES if module.startswith(RAY) or module == "engine.runs.detached"}

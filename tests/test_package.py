@@ -81,3 +81,11 @@ def test_list_methods(clean: Path):
     words = set(re.findall(r"\w+", call(clean / "bin/fedfleet", "list", "methods", cwd=clean)))
     assert {"fedavg", "scaffold", "local_muon", "fedmuon_bc"} <= words
     assert set(METHODS) <= words
+
+
+def test_the_package_is_the_command(clean: Path):
+    """`python -m fedfleet` does what `fedfleet` does."""
+    asked = ("list", "workloads")
+    by_module = call(clean / "bin/python", "-m", "fedfleet", *asked, cwd=clean)
+    assert by_module == call(clean / "bin/fedfleet", *asked, cwd=clean)
+    assert "digits" in by_module

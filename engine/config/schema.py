@@ -448,13 +448,18 @@ class Evaluate(Section):
 class Checkpoint(Section):
     """When the run can be resumed, and from where.
 
-    `every`: the number of rounds between checkpoints; 0 (default) writes one only if the run is interrupted.
+    `every`: the number of rounds between checkpoints; 0 (default) for none by the number of rounds. A run that is
+    interrupted writes one in any case.
+    `seconds`: a checkpoint is also written after the first round that ends this long after the last checkpoint; null
+    for none. `auto` (default) is 600, or null if `every` is not 0, or if the disk has too little space for the client
+    states that a checkpoint keeps.
     `keep`: the number of checkpoints that are kept, at least 1 (default 2).
     `folder`: where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that
     other machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies).
     """
 
     every: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    seconds: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
     folder: str | None = Field(default=None, min_length=1)
 

@@ -4,6 +4,7 @@ and commits."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -42,6 +43,7 @@ from ..reduction.tree import TaskResult
 from ..state.checkpoint import Checkpoints, Snapshot
 from ..state.retention import (
     check_usable,
+    checkpoint_seconds,
     forget_copies,
     make_checkpoints,
     make_table,
@@ -93,6 +95,8 @@ class Driver:
         if self.stage.collects:
             self._make_message_rows()
         self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
+        self.checkpoint_seconds = checkpoint_seconds(run_spec, self.state_spec)
+        self.last_checkpoint = time.monotonic()  # or the start of the run
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
         reserve_disk(run_spec, pytree.tree_leaves((self.server, self.stage_state)))
@@ -426,8 +430,12 @@ class Driver:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
+        """Begin to write a checkpoint if it is due by the number of rounds or by the time."""
         every = self.run_spec.experiment.checkpoint.every
-        if every and self.round % every == 0 and self.round < self.last_round:
+        by_rounds = every > 0 and self.round % every == 0
+        waited = time.monotonic() - self.last_checkpoint
+        by_time = self.checkpoint_seconds is not None and waited >= self.checkpoint_seconds
+        if self.round < self.last_round and (by_rounds or by_time):
             self._save()
 
     def _save(self) -> None:
@@ -444,6 +452,7 @@ class Driver:
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
         snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
         self.checkpoints.save(snapshot)
+        self.last_checkpoint = time.monotonic()
 
     def _leaves_in_flight(self) -> list[Tensor]:
         """What a checkpoint has besides the states of server and stage."""
@@ -463,7 +472,7 @@ class Driver:
         if self.checkpoints is not None and (self.checkpoints.pinned or self.checkpoints.copies):
             self.checkpoints.pinned.clear()
             return self._resume(self.checkpoints)
-        self.log("there is no checkpoint (checkpoint.every): the run begins again")
+        self.log("there is no checkpoint yet (checkpoint.every, checkpoint.seconds): the run begins again")
         return self._begin()
 
     def _halve_blocks(self, why: BlockTooLarge) -> None:

@@ -78,6 +78,8 @@ def prepare(
         check_folder("engine.store", engine.store)
     if experiment.checkpoint.every and directory is None:
         raise ConfigError("checkpoint.every needs a folder for the run's files; give out")
+    if isinstance(experiment.checkpoint.seconds, float) and directory is None:
+        raise ConfigError("checkpoint.seconds needs a folder for the run's files; give out")
     if experiment.checkpoint.folder and directory is None:
         raise ConfigError("checkpoint.folder needs a folder for the run's files too; give out")
     if experiment.tracking.clients and directory is None:

@@ -24,7 +24,7 @@ from ..files import shipped as shipped_experiments
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
 """The defaults of an experiment."""
 
-QUIET = ("tracking.", "experiment.engine.", "reduced.", "name", "notes")
+QUIET = ("tracking.", "experiment.engine.", "experiment.checkpoint.", "reduced.", "name", "notes")
 """Beginnings of keys whose changes are not listed as differences in the report."""
 
 
