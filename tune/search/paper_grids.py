@@ -4,7 +4,7 @@
     fedmuon_ma   Zhang, Gao 2025 (FedMuon), section 5; the paper gives no grids for its baselines
     feddua       Takakura et al. 2025, appendix G.3, image classification; feddua_text: Shakespeare; feddua_synthetic:
                  linear regression, where epsilon is 0 (1e-9 elsewhere)
-    fedmud       Li et al. 2025, section 4.1
+    fedmud       Li et al. 2025, section 5.1
     minimax      Zhang, Gao 2025 (minimax), section 5: [1e-3, 1e-1]; we choose the points in it and
                  use it for all methods
     fedopt       Reddi et al. 2021, appendix D: half-decades, whose ends are taken from secondary sources
