@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -127,21 +127,22 @@ def train_together(parts: Sequence[Part], trainers: Trainers) -> list[TaskResult
 def groups_of_blocks(parts: Sequence[Part], most: int) -> Iterator[list[tuple[Part, slice]]]:
     """The blocks that are trained at once: of the same form, and of at most so many clients, unless it is one block.
 
-    The first blocks of all parts come first, then the second ones, and so on: parts often have the same cohort, whose
-    blocks have the same forms. The blocks of a part keep their order.
+    The first blocks of all parts come first, then the second ones, and so on: the blocks of a part keep their order.
+    Among the first ones of all parts any order will do, so that those of the same form are trained at once.
     """
-    group: list[tuple[Part, slice]] = []
-    last: BlockForm | None = None
-    for each in chain.from_iterable(zip_longest(*(part.blocks for part in parts))):
-        if each is None:
-            continue
-        own = BlockForm.of(each[0].under_way.batches.drawn, each[1])
-        if group and (own != last or clients_in([*group, each]) > most):
+    for at_once in zip_longest(*(part.blocks for part in parts)):
+        by_form: dict[BlockForm, list[tuple[Part, slice]]] = {}
+        for each in at_once:
+            if each is not None:
+                by_form.setdefault(BlockForm.of(each[0].under_way.batches.drawn, each[1]), []).append(each)
+        for same in by_form.values():
+            group: list[tuple[Part, slice]] = []
+            for each in same:
+                if group and clients_in([*group, each]) > most:
+                    yield group
+                    group = []
+                group.append(each)
             yield group
-            group = []
-        group.append(each)
-        last = own
-    yield group
 
 
 def clients_in(blocks: Sequence[tuple[Part, slice]]) -> int:

@@ -28,7 +28,8 @@ Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
 """A function that records what a call does with tensors, and returns what does it again."""
 MOST = 4
-"""The largest number of recordings that are kept. A task has batches of one or two shapes, and blocks of two sizes."""
+"""The largest number of recordings that are kept. The blocks of a task have two sizes, and batches of as many widths as
+there are different largest batches, of which the newest are kept: each recording holds memory of the device."""
 WARM_UPS = 3
 
 

@@ -371,9 +371,10 @@ class PrivacyPlan(Clip):
         names, leaves = group_names(message), pytree.tree_leaves((message.delta, message.sent, message.averaged))
         for name, leaf in zip(names, leaves, strict=True):
             if not leaf.ndim:
+                remedy = "choose another method, or carry: keep" if name == "carried" else "choose another method"
                 raise refusal(
                     f"{name_of(self.experiment.method)} sends a number of steps ({name}), which would take up the "
-                    "bound on its messages, and which noise would falsify; choose another method, or carry: keep"
+                    f"bound on its messages, and which noise would falsify; {remedy}"
                 )
         sent = list(dict.fromkeys(names))
         for name, numbers in (("scales", self.settings.scales), ("shares", self.settings.shares)):

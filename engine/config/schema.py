@@ -451,8 +451,8 @@ class Checkpoint(Section):
     `every`: the number of rounds between checkpoints; 0 (default) for none by the number of rounds. A run that is
     interrupted writes one in any case.
     `seconds`: a checkpoint is also written after the first round that ends this long after the last checkpoint; null
-    for none. `auto` (default) is 600, or null if `every` is not 0, or if the disk has too little space for the client
-    states that a checkpoint keeps.
+    for none. `auto` (default) is 600, or null if `every` is not 0; it gives checkpoints up when the disk gets short of
+    space for the client states that they keep.
     `keep`: the number of checkpoints that are kept, at least 1 (default 2).
     `folder`: where complete copies of the checkpoints are stored, in a folder named after the id of the run, so that
     other machines can resume the run: a path or a URL such as file:///… or s3://bucket/… (default: no copies).

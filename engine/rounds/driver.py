@@ -95,8 +95,9 @@ class Driver:
         if self.stage.collects:
             self._make_message_rows()
         self.checkpoints = make_checkpoints(run_spec, self.table, self.state_spec)
-        self.checkpoint_seconds = checkpoint_seconds(run_spec, self.state_spec)
+        self.checkpoint_seconds = checkpoint_seconds(run_spec)
         self.last_checkpoint = time.monotonic()  # or the start of the run
+        self.by_time: set[int] = set()  # rounds whose checkpoints were written because of the time
         if self.checkpoints is not None and run_spec.resume:
             self._resume(self.checkpoints)
         reserve_disk(run_spec, pytree.tree_leaves((self.server, self.stage_state)))
@@ -171,6 +172,7 @@ class Driver:
             yield from self._new_lines(last=True)
         except Diverged:
             self.table.abort()
+            self._drop_unasked_checkpoints()  # with them the folder of each diverged run would keep its client states
             self._tell_privacy(self.round + 1, "spent, with the round that diverged")
             yield from self._new_lines(last=True)
             raise
@@ -431,12 +433,34 @@ class Driver:
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
         """Begin to write a checkpoint if it is due by the number of rounds or by the time."""
-        every = self.run_spec.experiment.checkpoint.every
-        by_rounds = every > 0 and self.round % every == 0
-        waited = time.monotonic() - self.last_checkpoint
-        by_time = self.checkpoint_seconds is not None and waited >= self.checkpoint_seconds
-        if self.round < self.last_round and (by_rounds or by_time):
+        every, seconds = self.run_spec.experiment.checkpoint.every, self.checkpoint_seconds
+        due = seconds is not None and time.monotonic() - self.last_checkpoint >= seconds
+        if self.round == self.last_round:
+            return
+        if every and self.round % every == 0:
             self._save()
+        elif (due or self.by_time) and self._has_room_for_checkpoints(due) and due:
+            self.by_time.add(self.round)
+            self._save()
+
+    def _has_room_for_checkpoints(self, another: bool) -> bool:
+        """Whether checkpoints by time may go on. Where the user did not ask for them, they are given up when the disk
+        gets short of space, because each may keep one more state of every client: a run that fits on the disk without
+        them must not end because of them. Another one needs space for two states, those that are there for one."""
+        if self.run_spec.experiment.checkpoint.seconds != "auto" or self.table.room() >= (2 if another else 1):
+            return True
+        self.log(
+            "no more checkpoints are written because of the time: the disk of the client states has too little space "
+            "(checkpoint.seconds)"
+        )
+        self._drop_unasked_checkpoints()
+        return False
+
+    def _drop_unasked_checkpoints(self) -> None:
+        """Remove the checkpoints that were written because of the time though the user did not ask for it."""
+        if self.checkpoints is not None and self.run_spec.experiment.checkpoint.seconds == "auto":
+            self.log_lines += self.checkpoints.drop(self.by_time)
+            self.checkpoint_seconds, self.by_time = None, set()
 
     def _save(self) -> None:
         """Begin to write a checkpoint of the last committed round, unless it has one."""

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..storage.secrets import redacted
 from ..storage.sha256 import sha256_of_file, sha256_of_json
 from .table import Table
 
-FORMAT = 3
+FORMAT = 4
 """The version of the format of a checkpoint's files."""
 SEGMENT = 1000
 """The number of rounds whose records are in one file."""
@@ -114,14 +114,25 @@ class Checkpoints:
             self.table.unpin(self.pinned[snapshot.round])
         self.pinned[snapshot.round] = snapshot.row
         for number in sorted(self.pinned)[: -self.keep]:
-            shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
-            row = self.pinned.pop(number)
-            if not is_forked(self.folder, number):  # which is looked up after its files are gone, see `mark_forked`
-                self.table.unpin(row)
+            self._remove(number)
         for folder in written(self.folder.parent):
             if folder.name not in map(name_of, self.pinned):
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         return copy_errors
+
+    def _remove(self, number: int) -> None:
+        """Remove the checkpoint of a round."""
+        shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
+        row = self.pinned.pop(number)
+        if not is_forked(self.folder, number):  # which is looked up after its files are gone, see `mark_forked`
+            self.table.unpin(row)
+
+    def drop(self, numbers: Iterable[int]) -> list[str]:
+        """Remove the checkpoints of these rounds, so that their rows are free. Returns lines for the log."""
+        lines = self.finish()
+        for number in sorted(self.pinned.keys() & set(numbers)):
+            self._remove(number)
+        return lines
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write the checkpoint into the run's folder, then its copy."""

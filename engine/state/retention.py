@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from ..config.differences import differences
 from ..config.run_spec import RunSpec
@@ -22,7 +20,7 @@ from ..storage.atomic_write import release, reserve
 from ..storage.lock import LAUNCHER
 from ..storage.object_store import Folder
 from .checkpoint import Checkpoints, Snapshot, remove_all, written
-from .row_files import RowFiles, remove_files, width
+from .row_files import RowFiles, remove_files
 from .shared_checkpoint import Copies
 from .sharing import shared_ends
 from .table import Table
@@ -32,24 +30,14 @@ CHECKPOINT_SECONDS = 600.0
 takes milliseconds of the driver, because it copies no client states."""
 
 
-def checkpoint_seconds(run_spec: RunSpec, state_spec: StateSpec) -> float | None:
-    """The seconds between two checkpoints; None if none are written because of the time.
-
-    Checkpoints pin rows of client states, so the files of rows take up to 1 + `checkpoint.keep` times more space than
-    without. `auto` writes them only if this is at most half of what is free on the disk: a run that fits on it without
-    checkpoints must not end because of them.
-    """
+def checkpoint_seconds(run_spec: RunSpec) -> float | None:
+    """The seconds between two checkpoints; None if none are written because of the time."""
     settings = run_spec.experiment.checkpoint
     if run_spec.directory is None:
         return None
     if settings.seconds != "auto":
         return settings.seconds
-    if settings.every:
-        return None
-    bytes_of_row = width(pytree.tree_leaves(state_spec.client), run_spec.experiment.engine.state_dtype == "bfloat16")
-    pinned = (1 + settings.keep) * run_spec.experiment.federation.clients * bytes_of_row
-    free = shutil.disk_usage(run_spec.experiment.engine.store or run_spec.directory).free
-    return CHECKPOINT_SECONDS if pinned <= free // 2 else None
+    return None if settings.every else CHECKPOINT_SECONDS
 
 
 def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Table:
@@ -63,7 +51,7 @@ def make_table(run_spec: RunSpec, state_spec: StateSpec, warm_start: bool) -> Ta
     if isinstance(federation.pace, Asynchronous):
         in_flight = federation.cohort if federation.pace.starts == "slots" else federation.clients
         fresh = max(fresh, in_flight + federation.pace.buffer)  # results in the buffer wait too
-    several = experiment.checkpoint.every or checkpoint_seconds(run_spec, state_spec) is not None
+    several = experiment.checkpoint.every or checkpoint_seconds(run_spec) is not None
     checkpoints = 0 if directory is None else 1 + (experiment.checkpoint.keep if several else 0)
     if directory is not None and run_spec.resume:
         checkpoints = max(checkpoints, 1 + len(written(directory)))  # all of them may pin rows

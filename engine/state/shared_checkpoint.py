@@ -27,7 +27,7 @@ from ..storage.sha256 import sha256, sha256_of_json
 from .checkpoint import SEGMENT, Snapshot, name_of, segment
 from .row_files import DIGEST, RowFiles, digests
 
-FORMAT = 2
+FORMAT = 3
 """The version of the format of a copy's files."""
 PACK_BYTES = 32 * 2**20
 """The size of a pack, at most (unless a single row is larger)."""

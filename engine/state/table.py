@@ -7,7 +7,9 @@ the table and the digest of every row. It copies no rows but pins them: they are
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -194,6 +196,13 @@ class Table:
         taken[row[row >= 0]] = True
         taken[: self.first] = True
         self.free = np.flatnonzero(~taken[: self.used]).tolist()
+
+    def room(self) -> float:
+        """For how many more states of every client there is space, on the disk and in rows that are free."""
+        if not self.width:
+            return math.inf
+        free = shutil.disk_usage(self.layout.folder).free + len(self.free) * self.width
+        return free / (len(self.row) * self.width)
 
     def sync(self, row: np.ndarray) -> None:
         """Have the rows of a checkpoint on the disk of this node. row: (N,), pinned, -1 for clients without one."""

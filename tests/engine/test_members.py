@@ -15,8 +15,8 @@ from fedfleet.algorithms.parts.rules import Sgd
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import new_run, resume, run
 from fedfleet.engine.backends import members as backend
-from fedfleet.engine.clients import worker
-from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.clients import members, worker
+from fedfleet.engine.clients.batches import BlockForm, stream
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer, evaluate_together
 from fedfleet.engine.config.run_spec import RunSpec
@@ -68,6 +68,27 @@ def same(result: Any, alone: Result) -> bool:
 
 def log(folder: Path, number: int) -> str:
     return (folder / str(number) / "run.log").read_text()
+
+
+def test_blocks_of_one_form_are_trained_at_once_whatever_their_task(monkeypatch):
+    """Two members with six tasks of one block each, whose clients are unequal. The blocks of the members are pairs of
+    the same form, so that there are at most as many calls as a member alone has blocks."""
+    groups: list[list[Any]] = []
+    trained = members._train_blocks
+    monkeypatch.setattr(members, "_train_blocks", lambda group, *rest: (groups.append(group), trained(group, *rest)))
+    experiments = []
+    for lr in (0.1, 0.2):
+        data = digits({"name": "fedavg", "rule": {"name": "sgd", "lr": lr}}, {"steps": 3, "batch": 32}).plain()
+        data["workload"]["partition"] = {"name": "dirichlet", "beta": 0.2}
+        data["federation"] |= {"clients": 60, "cohort": 24, "rounds": 1}
+        data["engine"] |= {"block": 4, "kernels": "torch"}
+        experiments.append(experiment(data))
+    results = together(experiments)
+    assert [same(result, run(each)) for result, each in zip(results, experiments, strict=True)] == [True, True]
+    assert sum(map(len, groups)) == 2 * 6
+    forms = {BlockForm.of(part.under_way.batches.drawn, block) for group in groups for part, block in group}
+    assert len(forms) > 1
+    assert len(groups) == len(forms)
 
 
 @pytest.mark.parametrize("name", METHODS_OF_MEMBERS)

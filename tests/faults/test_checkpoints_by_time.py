@@ -14,11 +14,12 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.methods.state_spec import StateSpec
+from fedfleet.engine.errors import ConfigError, Diverged
+from fedfleet.engine.state import retention
 from fedfleet.engine.state.checkpoint import written
 from fedfleet.engine.state.retention import CHECKPOINT_SECONDS, checkpoint_seconds
 
+from .disks import NoDisk, mounted
 from .runs import Watch, asynchronous, same, setting, small
 
 EVERY_ROUND: dict[str, Any] = {"seconds": 1e-9}
@@ -44,11 +45,10 @@ def test_a_killed_run_goes_on(tmp_path: Path, data_of: Any):
 
 
 def seconds(chosen: Experiment, folder: Path | None) -> float | None:
-    run_spec = RunSpec.of("run", chosen, str(folder) if folder else None)
-    return checkpoint_seconds(run_spec, StateSpec(run_spec.method(), run_spec.initial_model()))
+    return checkpoint_seconds(RunSpec.of("run", chosen, str(folder) if folder else None))
 
 
-def test_the_default_is_ten_minutes_where_the_disk_has_room(tmp_path: Path):
+def test_the_default_is_ten_minutes(tmp_path: Path):
     assert seconds(small(tmp_path), tmp_path) == CHECKPOINT_SECONDS == 600
     assert seconds(small(tmp_path, checkpoint={"seconds": 5}), tmp_path) == 5
     assert seconds(small(tmp_path, checkpoint={"seconds": None}), tmp_path) is None
@@ -56,15 +56,41 @@ def test_the_default_is_ten_minutes_where_the_disk_has_room(tmp_path: Path):
     assert seconds(small(tmp_path), None) is None
 
 
-def test_client_states_larger_than_the_disk_are_not_kept_twice(tmp_path: Path):
-    """A million clients with a control variate of a hidden layer of 100,000 units have 30 TB of states."""
-    data = setting(tmp_path)
-    data["federation"]["clients"] = 10**6
-    data["workload"]["model"]["hidden"] = [100_000]
-    assert seconds(experiment(data), tmp_path) is None
-    assert seconds(experiment({**data, "checkpoint": {"seconds": 60}}), tmp_path) == 60
-
-
 def test_a_run_without_a_folder_has_no_checkpoints(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"checkpoint\.seconds needs a folder for the run's files; give out"):
         run(small(tmp_path, checkpoint={"seconds": 5.0}))
+
+
+def test_the_folder_of_the_states_may_be_made_by_the_run(tmp_path: Path):
+    result = run(small(tmp_path / "none", rounds=2, store=str(tmp_path / "new" / "store")), tmp_path / "out")
+    assert len(result.rows) == 2
+
+
+@pytest.mark.parametrize(("size", "some"), [(240, False), (480, True)], ids=["from the beginning", "later"])
+def test_the_default_is_given_up_when_the_disk_gets_short(tmp_path: Path, monkeypatch, size: int, some: bool):
+    """The states of all clients and of a round take less than 240 KiB, those that checkpoints keep three times as much
+    after twelve rounds."""
+    monkeypatch.setattr(retention, "CHECKPOINT_SECONDS", 1e-9)
+    out, seen = tmp_path / "out", []
+    watch = Watch(r2=lambda: seen.append(len(written(str(out)))), r11=lambda: seen.append(len(written(str(out)))))
+    try:
+        with mounted(tmp_path / "disk", size) as disk:
+            chosen = small(tmp_path / "none", rounds=12, store=str(disk))
+            same(run(chosen, out, [watch]), run(small(tmp_path / "none", rounds=12)))
+    except NoDisk as reason:
+        pytest.skip(str(reason))
+    assert seen == [int(some), 0]
+    assert sum("no more checkpoints are written because of the time" in line for line in watch.told) == 1
+
+
+def test_a_run_that_diverges_keeps_no_states_that_nobody_asked_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(retention, "CHECKPOINT_SECONDS", 1e-9)
+    data = setting(tmp_path / "none", rounds=60)
+    data |= {"workload": "quadratic", "method": {"name": "scaffold", "rule": {"name": "sgd", "lr": 3.0}}}
+    counts: list[int] = []
+    count = Watch(r2=lambda: counts.append(len(written(str(tmp_path / "out")))))
+    with pytest.raises(Diverged):
+        run(experiment(data), tmp_path / "out", [count])
+    assert counts == [1]
+    assert not (tmp_path / "out" / "checkpoints").exists()
+    assert not (tmp_path / "out" / "state").exists()
