@@ -97,7 +97,8 @@ class Message(NamedTuple):
     - `facts`: 0-d diagnostics by name, averaged uniformly, recorded, and not counted as traffic. "norm2", the squared
       norm of y_K - x, is always there; a decoder replaces it by the squared norm of what it decoded.
     - `averaged`: states such as momenta and estimates of a gradient, added up with the client weights and divided by
-      their sum (by a fixed number in private runs, as all fields are). A mean of states is a state, whereas a displacement may count for more or less than one.
+      their sum (by a fixed number in private runs, as all fields are). A mean of states is a state, whereas a
+      displacement may count for more or less than one.
     - `norm2`: the squared norm of `delta` for server rules that compare the mean of these with the squared norm of
       the mean, added up and divided as `delta` is; else ().
     """
