@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from fedfleet.engine.state.row_files import DIGEST
 from fedfleet.engine.state.table import Table
 
 from ..tune.commands import COMMAND, error_in, invoke, until
-from .disks import NoDisk, enlarge, fill, mounted
+from .disks import enlarge, fill
 from .runs import Watch, interrupt, row_at, same, setting, small
 
 EVERY = {"every": 2, "keep": 3}
@@ -205,20 +204,6 @@ def np_state(value: int):
 
 
 # --- full disks -------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Callable[[int], Path]]:
-    """disk(size): mounts a disk of `size` KiB."""
-    with ExitStack() as made:
-
-        def make(size: int) -> Path:
-            try:
-                return made.enter_context(mounted(tmp_path / "disk", size))
-            except NoDisk as reason:
-                pytest.skip(str(reason))
-
-        yield make
-
-
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_full_store_is_one_sentence_and_leaves_a_checkpoint(backend, disk, tmp_path, expected, request):
     if backend == "ray":

@@ -19,7 +19,6 @@ from fedfleet.engine.state import retention
 from fedfleet.engine.state.checkpoint import written
 from fedfleet.engine.state.retention import CHECKPOINT_SECONDS, checkpoint_seconds
 
-from .disks import NoDisk, mounted
 from .runs import Watch, asynchronous, same, setting, small
 
 EVERY_ROUND: dict[str, Any] = {"seconds": 1e-9}
@@ -67,18 +66,14 @@ def test_the_folder_of_the_states_may_be_made_by_the_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("size", "some"), [(240, False), (480, True)], ids=["from the beginning", "later"])
-def test_the_default_is_given_up_when_the_disk_gets_short(tmp_path: Path, monkeypatch, size: int, some: bool):
+def test_the_default_is_given_up_when_the_disk_gets_short(tmp_path: Path, disk, monkeypatch, size: int, some: bool):
     """The states of all clients and of a round take less than 240 KiB, those that checkpoints keep three times as much
     after twelve rounds."""
     monkeypatch.setattr(retention, "CHECKPOINT_SECONDS", 1e-9)
     out, seen = tmp_path / "out", []
     watch = Watch(r2=lambda: seen.append(len(written(str(out)))), r11=lambda: seen.append(len(written(str(out)))))
-    try:
-        with mounted(tmp_path / "disk", size) as disk:
-            chosen = small(tmp_path / "none", rounds=12, store=str(disk))
-            same(run(chosen, out, [watch]), run(small(tmp_path / "none", rounds=12)))
-    except NoDisk as reason:
-        pytest.skip(str(reason))
+    chosen = small(tmp_path / "none", rounds=12, store=str(disk(size)))
+    same(run(chosen, out, [watch]), run(small(tmp_path / "none", rounds=12)))
     assert seen == [int(some), 0]
     assert sum("no more checkpoints are written because of the time" in line for line in watch.told) == 1
 
