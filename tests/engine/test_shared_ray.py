@@ -79,6 +79,22 @@ if sys.argv[1:] == ["wait"]:
 """
 
 
+PROCESSES = """
+def words():
+    family = psutil.Process().children(recursive=True)
+    living = [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
+    return [os.path.basename(word) for process in living for word in process.cmdline()]
+
+
+fedfleet.run(experiment())
+print(json.dumps(words()))
+fedfleet.shutdown()
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+print(json.dumps(words()))
+ray.shutdown()
+"""
+
+
 def started(script: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SCRIPT + script, *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -97,6 +113,19 @@ def test_several_runs_share_one_ray(tmp_path: Path):
     assert steps["other variables"] not in (None, steps["first"])  # its processes must have the variable
     assert steps["shut down"] is None
     assert steps["a user's own"] == steps["still the user's own"] is not None
+
+
+@pytest.mark.long
+def test_ray_starts_without_the_processes_that_serve_nobody(tmp_path: Path):
+    """They take as long to import as workers. A Ray that the user starts has them all."""
+    process = started(PROCESSES, tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    ours, users = (set(json.loads(line)) for line in out.splitlines()[-2:])
+    needless = {"monitor.py", "log_monitor.py", "dashboard.py"}
+    assert "raylet" in ours, err
+    assert not needless & ours
+    assert needless <= users
 
 
 @pytest.mark.long

@@ -40,6 +40,10 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a client of HTTP/2 sends first (gRPC uses HTTP/2): the protocol's words and an empty frame of settings."""
 SETTINGS = 4
 """The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
+NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
+"""The methods of Ray's `Node` that start a server of statistics about Ray's use (what is left of the dashboard without
+a dashboard), the autoscaler of a cluster that cannot grow, and a reader of logs that are not shown. These three
+processes take a sixth of the processor time until the first round."""
 CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """A call of gRPC that the head of every cluster can answer."""
 QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -210,7 +214,8 @@ def start_here(gpus: int | None) -> None:
     """
     before = set(below(os.getpid()))
     try:
-        ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
+        with fewer_processes():
+            ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
     except FedFleetError:  # a signal
         raise
     except Exception as error:  # Ray raises bare exceptions here
@@ -220,6 +225,21 @@ def start_here(gpus: int | None) -> None:
             "of memory or of disk space: give the command again when it is not, look at "
             "/tmp/ray/session_latest/logs, or choose engine.backend=local"
         ) from None
+
+
+@contextmanager
+def fewer_processes() -> Iterator[None]:
+    """Ray starts without the processes that serve nobody here, see NEEDLESS. It has no argument for this, so that its
+    methods are replaced while it starts. A version of Ray that has no such methods starts all of its processes."""
+    node = getattr(sys.modules.get("ray._private.node"), "Node", None)
+    found = {name: getattr(node, name) for name in NEEDLESS if hasattr(node, name)}
+    for name in found:
+        setattr(node, name, lambda node, **options: None)
+    try:
+        yield
+    finally:
+        for name, method in found.items():
+            setattr(node, name, method)
 
 
 @contextmanager
