@@ -72,7 +72,7 @@ def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> in
     if faults == "known":
         return known
     if faults == "expected":
-        return -int(-rows * float(run_spec.byzantine.mean()) // 1)
+        return -(-rows * int(run_spec.byzantine.sum()) // len(run_spec.byzantine))
     return faults_in(int(faults), drawn, run_spec.experiment.federation.cohort)
 
 

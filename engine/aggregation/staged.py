@@ -67,11 +67,12 @@ class StagedMessages:
         return [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)]
 
     def _cohort(self, round: int) -> tuple[int, int]:
-        """(the number of clients in a round, how many of them are Byzantine)."""
+        """(the number of clients in a round, without those that are left out; how many of them are Byzantine)."""
         federation = self.run_spec.experiment.federation
         sampled = np.arange(federation.clients)
         if round:
             sampled = sample_cohort(self.run_spec.experiment.seed, round, federation)
+        sampled = sampled[~np.isin(sampled, federation.without)]
         return len(sampled), int(self.run_spec.byzantine[sampled].sum())
 
     def norms2(self, leaves: Leaves) -> np.ndarray:

@@ -23,6 +23,9 @@ from ..cohorts.tasks import steps_of
 from ..config.schema import Local
 from ..kernels.library import check_status, library
 
+MOST_SEGMENTS = 2**20
+"""So many permutations can be numbered above 43 random bits in an int64."""
+
 
 class Stream(NamedTuple):
     """The batches of c clients for one round. K is the largest number of local steps among these clients."""
@@ -176,6 +179,10 @@ def _shuffle(
     segment = np.repeat(np.arange(len(position)), lengths)  # the permutation of each entry
     entry = np.arange(len(segment)) - starts[segment]
     draws = counted.key(counted.key(seed, "order", clients[position], pass_number)[segment], entry)
-    # One sort for all permutations: the segment is in the high bits, with 43 random bits below it.
-    order = np.argsort((segment << 43) | counted.high_bits(draws, 43), kind="stable")
+    # One sort for all permutations, by 43 random bits within each.
+    bits = counted.high_bits(draws, 43)
+    if len(position) <= MOST_SEGMENTS:
+        order = np.argsort((segment << 43) | bits, kind="stable")
+    else:  # the same order, which takes longer
+        order = np.lexsort((bits, segment))
     return entry[order], starts[passes.cumsum() - passes]

@@ -14,6 +14,7 @@ FREE_KEYS = (
     "engine.address",
     "engine.patience",
     "engine.placement",
+    "engine.port",
     "engine.wait",
     "engine.pending",
 )

@@ -95,7 +95,7 @@ class Pace(Section):
     """
 
     name: Literal["rounds", "buffered", "fedasync"] = "rounds"
-    select: float = Field(default=1.0, ge=1)
+    select: float = Field(default=1.0, ge=1, le=LARGEST_COUNT)
     deadline: float | None = Field(default=None, gt=0)
     stragglers: Literal["wait", "drop", "partial"] = "wait"
     least: int = Field(default=1, ge=1, le=LARGEST_COUNT)

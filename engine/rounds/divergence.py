@@ -24,6 +24,7 @@ LONGER = 10.0
 """The server is named as the cause if its step is longer than the longest step of a client times this factor."""
 
 CLIENT_REMEDY = "lower the step size"
+SERVER_REMEDY = "lower the server's step size"
 
 
 def growth_limit(x: Tree) -> float:
@@ -42,10 +43,12 @@ def check(number: int, server: Server, x: Tree, limit: float, totals: RoundTotal
         return
     moved = np.nan_to_num(totals.clients["norm2"], nan=np.inf, posinf=np.inf)
     worst = np.argsort(-moved, kind="stable")[:NAMED]
-    movements = ", ".join(f"client {totals.clients['id'][i]} moved {moved[i] ** 0.5:.3g}" for i in worst)
+    movements = "; " * bool(len(worst)) + ", ".join(
+        f"client {totals.clients['id'][i]} moved {moved[i] ** 0.5:.3g}" for i in worst
+    )
     problem = f"the model's norm is over {limit:.3g}" if finite else "the server's state is not finite"
     clause, remedy = likely_cause(totals.clients, x, before, limit)
-    raise Diverged(number, f"{problem}; {movements}{clause}", remedy)
+    raise Diverged(number, f"{problem}{movements}{clause}", remedy)
 
 
 def is_finite(leaf: Tensor) -> bool:
@@ -68,13 +71,12 @@ def likely_cause(
     """
     moved, loss, steps = np.sqrt(clients["norm2"]), clients["loss"], clients["steps"]
     not_finite = ~np.isfinite(moved)
+    if not len(moved):  # a cohort without clients, or all of them are left out
+        return "; no client took part, the server's step made the model large", SERVER_REMEDY
     if not not_finite.any():
         longest = float(moved.max())
         if longest <= limit and not float((x - before()).norm()) <= LONGER * longest:
-            return (
-                "; every client's message is finite, the server's step made the model large",
-                "lower the server's step size",
-            )
+            return "; every client's message is finite, the server's step made the model large", SERVER_REMEDY
         return "", CLIENT_REMEDY
     if not np.isfinite(loss[steps == 1]).all():
         return (

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedfleet.algorithms.attacks.poisoning import Backdoor
 from fedfleet.algorithms.table import AGGREGATORS, ATTACKS
+from fedfleet.engine.aggregation.planning import number_of_faults
 from fedfleet.engine.aggregation.vectors import vectors_of
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.config.registry import resolve, signature
@@ -95,6 +97,25 @@ def test_cohorts_have_as_many_byzantine_clients_as_the_run():
     counts = np.array([row["robust/byzantine"] for row in rows])
     assert counts.mean() == pytest.approx(2, abs=4 * np.sqrt(0.842 / 60))  # the hypergeometric's variance
     assert counts.min() < 2 < counts.max()
+
+
+def test_expected_faults_are_rounded_up_exactly():
+    """ceil(S b / N) for S = N = 100: b, also where b / N is not a binary fraction."""
+    for count in (6, 7, 14, 28, 55):
+        attack = {"name": "sign_flip", "clients": list(range(count))}
+        of = RunSpec.of("x", spec({"name": "trimmed_mean", "f": "expected"}, attack=attack, clients=100, cohort=100))
+        assert number_of_faults(of, rows=100, drawn=100, known=0) == count
+
+
+def test_a_backdoor_replaces_the_mean_of_those_who_take_part(monkeypatch: pytest.MonkeyPatch):
+    """Of 20 clients, 4 of them Byzantine, three are left out: the attacker multiplies by 17, not by 20 / 4."""
+    seen = []
+    send = Backdoor.send
+    monkeypatch.setattr(Backdoor, "send", lambda self, own, to: seen.append(to) or send(self, own, to))
+    attack = {"name": "backdoor", "clients": [0, 1, 2, 3], "size": 2}
+    run(spec("mean", attack=attack, cohort=20, rounds=1, without=[0, 1, 2]))
+    assert seen
+    assert {(to.cohort, to.byzantine) for to in seen} == {(17, 1)}
 
 
 def test_an_attack_takes_place_in_its_rounds():

@@ -68,6 +68,16 @@ def test_keys_differ_by_client_and_step_and_visit():
     assert len(set(torch.cat(keys).flatten().tolist())) == 5 * 4 * 3
 
 
+def test_a_task_with_more_than_a_million_passes():
+    """The clients' batches do not depend on how many passes the task has: 240 clients with 5000 passes each."""
+    client_index = ClientIndex.of(np.array_split(np.arange(240 * 4), 240))
+    local = Local(steps=5000, batch=8)
+    together = stream(client_index, np.arange(240), np.zeros(240, dtype=np.int64), local, seed=3).rows
+    for client in (0, 239):
+        alone = stream(client_index, np.array([client]), np.array([0]), local, seed=3).rows
+        assert torch.equal(together[client], alone[0])
+
+
 def test_every_order_is_about_as_likely():
     """In 720 shuffles of three rows, each of the six orders occurs 120 times, within 4 standard deviations of 10."""
     client_index = ClientIndex.of([np.arange(3)])

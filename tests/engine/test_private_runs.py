@@ -280,6 +280,13 @@ def test_a_round_that_diverges_is_spent(tmp_path):
     assert "1 rounds, z = 1e+06" in (tmp_path / "run" / "run.log").read_text()
 
 
+def test_a_round_without_clients_may_diverge():
+    """Nobody takes part in round 1 of this seed; its noise alone makes the model too large."""
+    data = {**private({**NOISY, "clip": 1e9, "noise": 1e6}, {**POISSON, "cohort": 1}).plain(), "seed": 3}
+    with pytest.raises(Diverged, match=r"\d; no client took part, the server's step made"):
+        run(experiment(data))
+
+
 def test_the_stage_of_a_private_run_is_what_it_says():
     spec = RunSpec.of("private", private(NOISY, POISSON))
     assert spec.privacy is not None
