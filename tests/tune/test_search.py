@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -210,8 +211,8 @@ def test_values_that_exclude_each_other_fail_their_trial(here: Path, capsys: pyt
     (here / "killed").mkdir()
     for name in ("search.yaml", "search.json"):
         (here / "killed" / name).write_text((here / "s" / name).read_text())
-    name = json.loads((here / "s" / "search.json").read_text())["study"]
-    killed = TrialStore(plan(made), storage_url("auto", here / "killed"), name)
+    kept = json.loads((here / "s" / "search.json").read_text())
+    killed = TrialStore(plan(made), storage_url("auto", here / "killed"), kept["study"], kept["search_id"])
     while killed.propose() is not None:
         pass
     assert search(made, here / "killed", resume=True).trials == found.trials
@@ -341,6 +342,29 @@ def test_another_search_is_not_gone_on_with(here: Path, ray_here: None):
     other = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "last": 2})
     with pytest.raises(ConfigError, match=r"differs in method, search\.last"):
         search(other, here / "s", resume=True)
+
+
+def test_two_searches_do_not_share_a_study(here: Path):
+    """The second one leaves no file behind. The first one is resumed, also if it began when studies bore no id."""
+    shared = {"storage": f"sqlite:///{here / 'shared.db'}", "study": "lr"}
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.3, 0.1]}}, 2, search={**EXCESS, **shared})
+    found = search(made, here / "first")
+    with pytest.raises(ConfigError, match="already has a study lr of another search"):
+        search(made, here / "second")
+    assert not (here / "second" / "search.json").exists()
+    assert search(made, here / "first", resume=True).trials == found.trials
+
+    import optuna
+
+    old = {"search_id": found.search_id, "study": "old"}
+    (here / "first" / "search.json").write_text(json.dumps(old))
+    optuna.copy_study(
+        from_study_name="lr", from_storage=shared["storage"], to_storage=shared["storage"], to_study_name="old"
+    )
+    study_id = optuna.load_study(study_name="old", storage=shared["storage"])._study_id
+    with sqlite3.connect(here / "shared.db") as database:
+        database.execute("DELETE FROM study_user_attributes WHERE study_id = ?", (study_id,))
+    assert search(made, here / "first", resume=True).trials == found.trials
 
 
 # --- MLflow -----------------------------------------------------------------------------------------------------------

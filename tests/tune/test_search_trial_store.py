@@ -243,6 +243,28 @@ def test_another_studys_storage_is_refused(tmp_path: Path):
         made(tmp_path / "broken", **MIN)
 
 
+def test_a_study_belongs_to_one_search(tmp_path: Path):
+    """The search that made the study opens it again, with a trial under way or none. Others are refused and leave it as
+    it is, and so is one that has an empty study of its own. A study with trials that bears no id is only taken by a
+    search that began before studies bore one."""
+    asked, url = plan(spec(**MIN, trials=3)), storage_url("auto", tmp_path)
+    TrialStore(asked, url, "mine", "a")
+    assert TrialStore(asked, url, "mine", "a").propose() is not None
+    refused = "search.study: the storage already has a study mine of another search; choose another name, or give its"
+    for others in (asked, plan(spec(**MIN, sampler="random")), plan(spec(objectives={"eval/loss": "max"}))):
+        with pytest.raises(ConfigError, match=refused):
+            TrialStore(others, url, "mine", "b")
+    with pytest.raises(ConfigError, match="study mine of another search"):
+        TrialStore(asked, url, "mine", "b", earlier=True)
+    assert TrialStore(asked, url, "mine", "a").unfinished == [0]
+
+    played(TrialStore(asked, url, "old"), 1)
+    with pytest.raises(ConfigError, match="study old of another search"):
+        TrialStore(asked, url, "old", "b")
+    assert len(played(TrialStore(asked, url, "old", "a", earlier=True), 3)) == 2
+    assert TrialStore(asked, url, "old", "a").study.user_attrs["fedfleet.search_id"] == "a"
+
+
 # --- warm starts ------------------------------------------------------------------------------------------------------
 def ended_search(folder: Path, count: int, **search: Any) -> Path:
     """A folder as a search leaves it, with `count` finished trials and one that failed."""

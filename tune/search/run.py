@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -181,9 +181,15 @@ def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> 
     """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
     kept = identity(folder, wanted)
     write(folder / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
-    store = TrialStore(wanted, storage_url(wanted.settings.storage, folder), kept["study"])
-    watched_by = observers(wanted, folder, kept["search_id"], progress, parent)
-    return TrialSource(wanted, store, folder, kept["search_id"], watched_by)
+    store = store_of(wanted, folder, kept)
+    watched_by = observers(wanted, folder, kept.search_id, progress, parent)
+    return TrialSource(wanted, store, folder, kept.search_id, watched_by)
+
+
+def store_of(wanted: Plan, folder: Path, kept: Identity) -> TrialStore:
+    """The trials of the search in a folder."""
+    url = storage_url(wanted.settings.storage, folder)
+    return TrialStore(wanted, url, kept.study, kept.search_id, earlier=not kept.owns)
 
 
 def observers(wanted: Plan, folder: Path, search_id: str, progress: bool, parent: str | None) -> list[SearchObserver]:
@@ -317,15 +323,23 @@ def try_out(wanted: Plan, folder: Path) -> None:
         check_column(name, "search.objectives", [first], TOTALS)
 
 
-def identity(folder: Path, wanted: Plan) -> dict[str, str]:
+class Identity(NamedTuple):
+    """The content of search.json. owns: whether the study bears the search's id; those of older searches may not."""
+
+    search_id: str
+    study: str
+    owns: bool = False
+
+
+def identity(folder: Path, wanted: Plan) -> Identity:
     """The search's id and the name of its Optuna study; a resumed search keeps both."""
     path = folder / KEPT
     if path.is_file():
-        return json.loads(path.read_text())
+        return Identity(**json.loads(path.read_text()))
     search_id = new_run_id()
     study = wanted.settings.study or f"{wanted.data.get('name') or 'search'}-{search_id}"
-    kept = {"search_id": search_id, "study": study}
-    write(path, json.dumps(kept) + "\n")
+    kept = Identity(search_id, study, owns=True)
+    write(path, json.dumps(kept._asdict()) + "\n")
     return kept
 
 
@@ -340,8 +354,7 @@ def load(folder: Path) -> Plan:
 def report_again(folder: Path, page: Path) -> Path:
     """Write the page of the trials that the search in a folder has so far; returns its path."""
     saved = load(folder)
-    store = TrialStore(saved, storage_url(saved.settings.storage, folder), identity(folder, saved)["study"])
-    return write_search_report(saved, store, page)
+    return write_search_report(saved, store_of(saved, folder, identity(folder, saved)), page)
 
 
 FREE = ("trials", "concurrent", "together", "workers", "keep_models")

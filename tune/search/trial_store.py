@@ -42,16 +42,22 @@ class Trial(NamedTuple):
     reason: str = ""
 
 
+OWNER = "fedfleet.search_id"
+"""Attribute of a study in Optuna's storage: the id of the search whose trials it holds."""
+
+
 class TrialStore:
     """A study of Optuna with the trials of one search."""
 
-    def __init__(self, plan: Plan, url: str, name: str) -> None:
+    def __init__(self, plan: Plan, url: str, name: str, search_id: str = "", earlier: bool = False) -> None:
+        """search_id: of the search that the study belongs to; "" opens a study of no search. earlier: whether the
+        search began when studies did not bear ids; then a study without one is taken for its own."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.plan, self.optuna = plan, optuna
         self.storage = open_storage(url)
-        self.study = self._study(name)
+        self.study = self._study(name, search_id, earlier)
         self.study_id = self.storage.get_study_id_from_name(name)
         for point in starts(plan):
             self.study.enqueue_trial(point, skip_if_exists=True)
@@ -61,7 +67,7 @@ class TrialStore:
         self.unfinished = [t.number for t in there if t.state.name == "RUNNING"]
         self.waiting = sum(t.state.name == "WAITING" for t in there)  # points to try first, as `starts` has them
 
-    def _study(self, name: str) -> Any:
+    def _study(self, name: str, search_id: str, earlier: bool) -> Any:
         from .samplers import sampler
 
         study = self.optuna.create_study(
@@ -72,10 +78,18 @@ class TrialStore:
             directions=self.plan.directions,
             load_if_exists=True,
         )
+        owner = study.user_attrs.get(OWNER, "")
+        if owner != search_id and (owner or (not earlier and study.get_trials(deepcopy=False))):
+            raise ConfigError(
+                f"search.study: the storage already has a study {name} of another search; choose another name, or give "
+                f"its trials to this search by search.warm_start, as URL#{name}"
+            )
         if [MODES_OF[d.name] for d in study.directions] != list(self.plan.settings.objectives.values()):
             raise ConfigError(
                 f"search.study: the study {name} in this storage has other objectives; choose another name"
             )
+        if owner != search_id:
+            study.set_user_attr(OWNER, search_id)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(self.plan.settings.objectives))  # for dashboards
