@@ -13,6 +13,7 @@ from ..storage.atomic_write import write
 from ..storage.lock import exclusive
 from ..storage.object_store import Folder, join_url, split_url
 from ..storage.secrets import redacted
+from .folder_kinds import refuse_other_kind
 from .run_directory import LAUNCHER, read_run_id
 
 
@@ -33,6 +34,7 @@ def bring(url: str, out: Path | None = None) -> Path:
             if read_run_id(folder) != split_url(url)[1]:
                 raise ConfigError(f"--out {folder} holds another run; choose another folder")
             return folder
+        refuse_other_kind(folder, "run")
         config = manifest["config"]
         config["checkpoint"]["folder"] = split_url(url)[0]
         for name, text in files.items():

@@ -35,6 +35,7 @@ from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
 from ..storage.atomic_write import release, temporary_path, write
 from ..storage.lock import LAUNCHER, driver_lock, exclusive
+from .folder_kinds import refuse_other_kind
 from .observer import Observer
 from .result import Result, model_digest
 
@@ -313,7 +314,8 @@ def clear(path: Path) -> None:
 
 
 def refuse_run(path: Path) -> None:
-    """Raise ConfigError if the folder holds a run, or files that a run would overwrite."""
+    """Raise ConfigError if the folder holds a run, a study or a search, or files that a run would overwrite."""
+    refuse_other_kind(path, "run")
     if (path / "config.yaml").exists():
         raise ConfigError(f"--out {path} already holds a run; choose another folder, remove it, or resume it")
     for name in (*FILES, *FOLDERS):

@@ -150,6 +150,27 @@ def test_out_that_holds_a_run(here: Path):
     assert {path: path.read_bytes() for path in (here / "mine").iterdir()} == before
 
 
+KINDS = {"run": "config.yaml", "study": "study.yaml", "search": "search.yaml"}
+SEARCHED = "method.rule.lr={search: grid, values: [0.1, 0.2]}"
+
+
+@pytest.mark.parametrize("held", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_that_holds_something_else(here: Path, kind: str, held: str):
+    """The folder is left as it is, and neither a lock nor a result is written into it."""
+    (here / "mine").mkdir()
+    (here / "mine" / KINDS[held]).write_text("theirs")
+    (here / "mine" / "cells.txt").write_text("theirs")
+    source = "demo" if kind == "study" else "digits"
+    arguments = {"run": LOCAL, "study": (), "search": (*LOCAL, SEARCHED)}[kind]
+    if kind == held == "study":
+        return  # a study is continued
+    done = invoke(kind, source, *arguments, "--out", "mine")
+    says = [f"mine already holds a {held}", "choose another folder"]
+    check_refused(done.exit_code, done.stderr, says, here, {here / "mine"})
+    assert {path.name for path in (here / "mine").iterdir()} == {KINDS[held], "cells.txt"}
+
+
 def test_out_that_cannot_be_a_folder(here: Path):
     (here / "taken").write_text("mine")
     for out in ("taken", "taken/deeper"):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ...engine.backends.ray.connect import join
 from ...engine.config.schema import Experiment
-from ...engine.errors import ConfigError, FedFleetError
+from ...engine.errors import FedFleetError
 from ...engine.runs import detached
 from ...engine.runs.launch import prepare
 from ...engine.runs.result import Result
-from ...engine.runs.run_directory import read_run_id
+from ...engine.runs.run_directory import read_run_id, refuse_run
 from ..keyboard import keyboard
 from ..outcome import resumable
 from ..progress import shown
@@ -21,8 +21,7 @@ from ..tracking.stores import store
 
 def leave(experiment: Experiment, folder: Path, run_id: str) -> str:
     """Start a detached run; returns a sentence on how to follow it."""
-    if (folder / "config.yaml").exists():
-        raise ConfigError(f"--out {folder} already holds a run; choose another folder, remove it, or resume it")
+    refuse_run(folder)
     if experiment.tracking.uri == "auto":  # the store of this machine, not of the node that the process will run on
         tracking = experiment.tracking.model_copy(update={"uri": store("auto")})
         experiment = experiment.model_copy(update={"tracking": tracking})

@@ -16,6 +16,7 @@ from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
+from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
@@ -157,8 +158,11 @@ def search(
 
 
 def refuse(wanted: Plan, folder: Path, resume: bool) -> None:
-    """Raise ConfigError if the folder holds a search and it must not be resumed, or is a different one."""
+    """Raise ConfigError if the folder holds a search and it must not be resumed, or is a different one, or if it holds
+    a run or a study."""
     there = (folder / SAVED).is_file()
+    if not there:
+        refuse_other_kind(folder, "search")
     if there and not resume:
         raise ConfigError(f"{folder} already holds a search; choose another folder, remove it, or resume it")
     if there:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...engine.errors import ConfigError
+from ...engine.runs.folder_kinds import refuse_other_kind
 from ..leftovers import check_out
 from ..study.cells import cells, trials
 from ..study.spec import Study, load
@@ -27,8 +27,7 @@ def run_named(
     study = load(source, overrides, reduced)
     folder = out or Path("runs") / "studies" / study.name
     check_out(folder)
-    if (folder / "config.yaml").exists():
-        raise ConfigError(f"--out {folder} already holds a run; choose another folder")
+    refuse_other_kind(folder, "study")
     if not quiet:
         announce(study, folder)
 

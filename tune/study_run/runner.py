@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ...engine.config.schema import Engine, experiment
 from ...engine.errors import ConfigError, Interrupted
+from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.fork import fork_of
 from ...engine.runs.run_directory import clear
 from ...engine.state.checkpoint import name_of
@@ -66,6 +67,7 @@ def run_study(
     SIGTERM, after the cells under way have written checkpoints.
     """
     check(study)
+    refuse_other_kind(path, "study")
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
     jobs = jobs or (None if engine.address else os.cpu_count() or 1)
     together = check_together("tune.together", study.tune.together, why_not_together(engine))
