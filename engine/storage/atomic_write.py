@@ -11,8 +11,12 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}")
 
 
-def write(path: Path, text: str) -> None:
-    """Replace the content of a file. If the process is killed meanwhile, the old content remains."""
+def write(path: Path, text: str, private: bool = False) -> None:
+    """Replace the content of a file. If the process is killed meanwhile, the old content remains. private: whether only
+    this user may read the file."""
+    if private:
+        temporary_path(path).unlink(missing_ok=True)
+        temporary_path(path).touch(mode=0o600)
     temporary_path(path).write_text(text, encoding="utf-8")
     temporary_path(path).replace(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 SECRET = re.compile(r"key|secret|token|passw|credential|signature", re.IGNORECASE)
@@ -22,3 +23,12 @@ def redacted(text: str) -> str:
     """The text with users, passwords and secret arguments of all addresses in it replaced by ***."""
     text = re.sub(r"(?<=://)[^/\s]*@|(?<=password=)[^&\s]*", lambda m: "***@" if m[0].endswith("@") else "***", text)
     return re.sub(rf"(?i)([?&][^=&\s]*(?:{SECRET.pattern})[^=&\s]*=)[^&\s'\"]*", r"\1***", text)
+
+
+def redacted_data(data: Any) -> Any:
+    """A copy of plain data in which every text is redacted."""
+    if isinstance(data, dict):
+        return {key: redacted_data(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(redacted_data(value) for value in data)
+    return redacted(data) if isinstance(data, str) else data

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,13 @@ import yaml
 
 import fedfleet
 from fedfleet.engine import run
+from fedfleet.engine.config.schema import Tracking
 from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.tune.files import load
 from fedfleet.tune.search import Found, search
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.results import Results
+from fedfleet.tune.search.tracking import SearchTracker
 from fedfleet.tune.search.trial_store import Trial, TrialStore, storage_url
 
 from .commands import invoke
@@ -365,6 +368,35 @@ def test_two_searches_do_not_share_a_study(here: Path):
     with sqlite3.connect(here / "shared.db") as database:
         database.execute("DELETE FROM study_user_attributes WHERE study_id = ?", (study_id,))
     assert search(made, here / "first", resume=True).trials == found.trials
+
+
+def test_passwords_stay_in_one_file_that_others_cannot_read(here: Path):
+    """MLflow's server is not there, which costs a warning."""
+    secret = "s3cret"
+    made = spec({"name": "sgd", "lr": {"search": "grid", "values": [0.3, 0.1]}}, 2, search=EXCESS)
+    made["tracking"] = {"uri": f"http://me:{secret}@127.0.0.1:1/"}
+    search(made, here / "s")
+    holding = [path for path in (here / "s").rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert holding == [here / "s" / "search.yaml"]
+    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
+    assert load(str(here / "s" / "best.yaml")).tracking.uri == "http://***@127.0.0.1:1/"
+    made["tracking"] = {"uri": "none"}
+    search(made, here / "open")
+    assert stat.S_IMODE((here / "open" / "search.yaml").stat().st_mode) & 0o044 == 0o044
+
+
+def test_mlflow_gets_no_passwords(here: Path):
+    database = "postgresql://me:s3cret@db/x"
+    asked = {**EXCESS, "storage": database, "warm_start": [f"{database}#lr"], "sampler": "tpe"}
+    made = spec({"name": "sgd", "lr": {"search": "loguniform", "low": 0.1, "high": 1.0}}, search=asked)
+    wanted = plan({**made, "tracking": {"uri": "http://me:s3cret@127.0.0.1:1/"}})
+    tracker = SearchTracker(wanted, Tracking(uri="http://me:s3cret@127.0.0.1:1/"), here, "id", None)
+    (text,) = tracker._settings().values()
+    assert yaml.safe_load(text)["search"]["storage"] == "postgresql://***@db/x"
+    assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"
+    parameters = tracker._header().parameters
+    assert parameters["search"]["warm_start"] == ["postgresql://***@db/x#lr"]
+    assert "s3cret" not in f"{text}{parameters}"
 
 
 # --- MLflow -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.study.folder import Folder
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.runner import run_study
+from fedfleet.tune.study_run.tracking import StudyTracker
 
 from .commands import COMMAND, invoke, shell, until
 from .small_study import STUDY, written
@@ -115,6 +116,20 @@ def test_mlflow_has_a_parent_and_a_run_for_each_cell(undisturbed: Path):
     top = client.get_run(kept["run_id"])
     assert top.data.tags["kind"] == "study"
     assert f"/runs/{kept['run_id']}/artifacts/report.html" in top.data.tags["mlflow.note.content"]
+
+
+def test_the_password_of_a_store_stays_in_study_yaml(tmp_path: Path):
+    """Only its owner may read the file then; MLflow gets another text."""
+    study, folder = load(written(tmp_path, tracking={"uri": "http://me:s3cret@127.0.0.1:1/"})), Folder(tmp_path / "out")
+    folder.keep(study)
+    assert folder.study == study
+    assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o777 == 0o600
+    tracker = StudyTracker(load(written(tmp_path)), folder)
+    tracker.study = study
+    (text,) = tracker._settings().values()
+    assert yaml.safe_load(text)["tracking"]["uri"] == "http://***@127.0.0.1:1/"
+    folder.keep(load(written(tmp_path)))
+    assert (tmp_path / "out" / "study.yaml").stat().st_mode & 0o044 == 0o044
 
 
 def test_done_again_it_runs_nothing(undisturbed: Path):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...engine.config.differences import flatten
 from ...engine.storage.atomic_write import write
+from ...engine.storage.secrets import redacted
 from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from ..page.html import render
 from ..quantities import is_share, shown
@@ -145,7 +146,9 @@ def settings(plan: Plan) -> Table:
     """Everything that is no range, without the settings that a search does not use."""
     keys = (*(f"{r.key}." for r in plan.ranges), "engine.backend", "engine.workers")
     fixed = {key: value for key, value in flatten(plan.data).items() if not key.startswith(keys)}
-    return Table("Settings", "Of every trial.", ["key", "value"], [[Text(k), Text(str(v))] for k, v in fixed.items()])
+    return Table(
+        "Settings", "Of every trial.", ["key", "value"], [[Text(k), Text(redacted(str(v)))] for k, v in fixed.items()]
+    )
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.lock import exclusive
+from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
@@ -184,7 +185,9 @@ def nothing_left(folder: Path) -> Iterator[None]:
 def prepared(wanted: Plan, folder: Path, progress: bool, parent: str | None) -> TrialSource:
     """Prepare everything except the trials, so that configuration errors are raised before anything runs."""
     kept = identity(folder, wanted)
-    write(folder / SAVED, yaml.safe_dump(wanted.plain(), sort_keys=False))
+    data = wanted.plain()
+    has_secrets = redacted_data(data) != data  # they stay in the file, for a search that is resumed from it
+    write(folder / SAVED, yaml.safe_dump(data, sort_keys=False), private=has_secrets)
     store = store_of(wanted, folder, kept)
     watched_by = observers(wanted, folder, kept.search_id, progress, parent)
     return TrialSource(wanted, store, folder, kept.search_id, watched_by)
@@ -313,9 +316,9 @@ def write_front(plan: Plan, front: list[Trial], folder: Path) -> None:
 
 
 def winner(best: dict[str, Any], trial: Trial, values: dict[str, float]) -> str:
-    """The experiment file of a trial, with its values in a comment."""
+    """The experiment file of a trial without secrets, with its values in a comment."""
     text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
-    return f"# Trial {trial.number} of a search: {text}.\n{yaml.safe_dump(best, sort_keys=False)}"
+    return f"# Trial {trial.number} of a search: {text}.\n{yaml.safe_dump(redacted_data(best), sort_keys=False)}"
 
 
 def try_out(wanted: Plan, folder: Path) -> None:

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import Experiment, Tracking
 from ...engine.errors import ConfigError
 from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import load_model
+from ...engine.storage.secrets import redacted_data
 from ..tracking.mlflow_writer import TOP, End, Writer
 from ..tracking.origin import origin
 from ..tracking.run import model_of
@@ -55,9 +58,13 @@ class SearchTracker(SearchObserver):
 
     def ends(self, status: str) -> None:
         if self.has_content:
-            files = tuple(self.folder / name for name in ("search.yaml", "best.yaml", "result.json", "report.html"))
-            self.writer.end(End(TOP, status.lower(), files=files))
+            files = tuple(self.folder / name for name in ("best.yaml", "result.json", "report.html"))
+            self.writer.end(End(TOP, status.lower(), files=files, texts=self._settings))
         self.writer.close()
+
+    def _settings(self) -> dict[str, str]:
+        """search.yaml without the secrets that the file in the folder has."""
+        return {"search.yaml": yaml.safe_dump(redacted_data(self.plan.plain()), sort_keys=False)}
 
     def _header(self) -> RunHeader:
         kind = {"fedfleet.search_id": self.search_id, "kind": "search"}
@@ -65,7 +72,7 @@ class SearchTracker(SearchObserver):
         asked = {key: value for key, value in self.plan.plain().items() if key not in ("tracking", "plugins")}
         plugins = [find_plugin(name) for name in self.plan.data.get("plugins", ())]
         tags = {**origin(plugins), **kind, **outer}
-        return RunHeader(str(self.plan.data.get("name") or "search"), tags, asked)
+        return RunHeader(str(self.plan.data.get("name") or "search"), tags, redacted_data(asked))
 
     def _begin(self, number: int, params: dict[str, Any]) -> None:
         self.writer.begin(str(number), lambda: self._header_of(number, params))
@@ -77,7 +84,7 @@ class SearchTracker(SearchObserver):
             run_spec = RunSpec.of(run_id, self.plan.experiment(params))
         except ConfigError:  # values that exclude each other: the trial has failed, and there is no run
             settings = {key: value for key, value in decided(self.plan.data, params).items() if key != "tracking"}
-            return RunHeader(name, {"fedfleet.run_id": run_id}, settings)
+            return RunHeader(name, {"fedfleet.run_id": run_id}, redacted_data(settings))
         return header_of(run_spec, name, self._folder(number))
 
     def _end(self, trial: Trial, whole: bool) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
+from ...engine.storage.secrets import redacted_data
 from ..run_files import column, read_json, read_table
 from .cells import Cell, cells
 from .spec import Report, Study, Tune, load
@@ -57,9 +58,10 @@ class Folder:
         return load(str(self.path / "study.yaml"))
 
     def keep(self, study: Study) -> None:
-        """Write study.yaml."""
+        """Write study.yaml. Secrets stay in it, for the study is continued from it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write(self.path / "study.yaml", yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False))
+        data = study.model_dump(mode="json")
+        write(self.path / "study.yaml", yaml.safe_dump(data, sort_keys=False), private=redacted_data(data) != data)
 
     def of(self, cell: Cell) -> Path:
         """The folder of a cell's run."""

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ...engine.config.registry import find_plugin
 from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.runs.run_directory import load_model
+from ...engine.storage.secrets import redacted_data
 from ..report.charts import single
 from ..study.cells import Cell
 from ..study.folder import FINISHED, Folder
@@ -56,9 +59,14 @@ class StudyTracker:
     def close(self, status: str) -> None:
         """End the study's run. status: finished or killed."""
         if self.writer is not None:
-            names = ("study.yaml", "report.html", "report.md", "charts")
-            self.writer.end(End(TOP, status, files=tuple(self.folder.path / name for name in names)))
+            names = ("report.html", "report.md", "charts")
+            files = tuple(self.folder.path / name for name in names)
+            self.writer.end(End(TOP, status, files=files, texts=self._settings))
             self.writer.close()
+
+    def _settings(self) -> dict[str, str]:
+        """study.yaml without the secrets that the file in the folder has."""
+        return {"study.yaml": yaml.safe_dump(redacted_data(self.study.model_dump(mode="json")), sort_keys=False)}
 
     def _tags(self) -> dict[str, str]:
         reduced = "; ".join(self.study.notes) or "no"
