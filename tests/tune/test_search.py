@@ -23,6 +23,7 @@ from fedfleet.tune.files import load
 from fedfleet.tune.search import Found, search
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.results import Results
+from fedfleet.tune.search.run import same
 from fedfleet.tune.search.tracking import SearchTracker
 from fedfleet.tune.search.trial_store import Trial, TrialStore, storage_url
 
@@ -343,7 +344,7 @@ def test_another_search_is_not_gone_on_with(here: Path, ray_here: None):
     with pytest.raises(ConfigError, match="already holds a search"):
         search(made, here / "s")
     other = spec({"name": "sgd", "lr": GRID}, search={**EXCESS, "last": 2})
-    with pytest.raises(ConfigError, match=r"differs in method, search\.last"):
+    with pytest.raises(ConfigError, match=r"differs in method\.rule\.lr\.values, search\.last"):
         search(other, here / "s", resume=True)
 
 
@@ -397,6 +398,29 @@ def test_mlflow_gets_no_passwords(here: Path):
     parameters = tracker._header().parameters
     assert parameters["search"]["warm_start"] == ["postgresql://***@db/x#lr"]
     assert "s3cret" not in f"{text}{parameters}"
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"engine": {"backend": "local", "dtype": "float64"}}, "engine.dtype"),
+        ({"engine": {"backend": "local", "kernels": "native", "block": 1}}, "engine.block, engine.kernels"),
+        ({"attack": {"name": "ipm", "share": 0.2}}, "attack.name, attack.share"),
+        ({"seed": 1}, "seed"),
+        ({"engine": {"backend": "ray", "workers": 2, "dtype": "float32", "store": "elsewhere"}}, ""),
+        ({"name": "other", "tracking": {"uri": "none", "experiment": "x"}, "attack": None}, ""),
+    ],
+)
+def test_what_may_change_when_a_search_is_resumed(here: Path, change: dict[str, Any], differs: str):
+    """A change is refused in both directions: a setting that was added, and the same setting taken away."""
+    made = spec({"name": "sgd", "lr": GRID}, search=EXCESS)
+    plans = plan(made), plan({**made, **change})
+    for kept, wanted in (plans, plans[::-1]):
+        if differs:
+            with pytest.raises(ConfigError, match=f"differs in {re.escape(differs)}; undo"):
+                same(kept, wanted, here)
+        else:
+            same(kept, wanted, here)
 
 
 # --- MLflow -----------------------------------------------------------------------------------------------------------

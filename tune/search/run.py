@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from ...engine.config.schema import Experiment
+from ...engine.config.differences import DEFAULTS, FREE_KEYS, flatten
+from ...engine.config.schema import Engine, Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
@@ -135,7 +136,7 @@ def search(
 
     data: plain data of the experiment, as `files.load_data` reads them, with ranges and optionally a section `search`
     (see `plan.Search`). folder: for the search's files. resume: continue the search in the folder if there is one; a
-    complete search returns at once, and `data` must be the same except for the settings FREE. progress: show the
+    complete search returns at once, and `data` must be the same except for FREE and FREE_OF_TRIALS. progress: show the
     progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag of the
     caller that SIGINT and SIGTERM set, where the search is a part of something that they end too.
 
@@ -365,17 +366,27 @@ def report_again(folder: Path, page: Path) -> Path:
 
 
 FREE = ("trials", "concurrent", "together", "workers", "keep_models")
-"""Settings that may change when a search is resumed."""
+"""Settings of a search that may change when it is resumed."""
+FREE_OF_TRIALS = ("name", "engine.on_failure", "engine.keep_state", "engine.store", "engine.port", *FREE_KEYS)
+"""Settings of the experiment that may change too, besides those of tracking: no value of a trial depends on them."""
 
 
 def same(kept: Plan, wanted: Plan, folder: Path) -> None:
     """Raise ConfigError if the search in the folder differs from the wanted one in a setting that must not change."""
-    differing = [key for key in wanted.data if kept.data.get(key) != wanted.data[key]]
-    old, new = kept.settings.model_dump(exclude=set(FREE)), wanted.settings.model_dump(exclude=set(FREE))
-    differing += [f"search.{key}" for key in new if old[key] != new[key]]
-    differing = [key for key in differing if key not in ("engine", "tracking")]
+    old, new = settings_of_trials(kept), settings_of_trials(wanted)
+    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    before, now = (each.settings.model_dump(exclude=set(FREE)) for each in (kept, wanted))
+    differing += [f"search.{key}" for key in now if before[key] != now[key]]
     if differing:
         raise ConfigError(f"the search in {folder} differs in {', '.join(differing)}; undo these changes")
+
+
+def settings_of_trials(plan: Plan) -> dict[str, Any]:
+    """The settings that the values of trials may depend on, by dotted key. Keys of `engine` that the data lack, and
+    others of DEFAULTS, have their defaults, so that a setting may be written out."""
+    engine = {f"engine.{key}": field.get_default() for key, field in Engine.model_fields.items()}
+    found = {**DEFAULTS, **engine, **flatten(plan.data)}
+    return {k: v for k, v in found.items() if k not in FREE_OF_TRIALS and not k.startswith("tracking.")}
 
 
 def clean_up_ended(source: TrialSource) -> None:
