@@ -117,6 +117,18 @@ def rounds(
     return Rounds(run_spec, directory, observers_of(observers))
 
 
+def check_experiment(value: Any) -> None:
+    """Raise ConfigError for a name, a path or plain data in the place of an experiment."""
+    if isinstance(value, Experiment):
+        return
+    got, write = type(value).__name__, "Experiment(workload=…, method=…)"
+    if isinstance(value, str | Path):
+        got, write = repr(str(value)), f"fedfleet.load({str(value)!r})"
+    elif isinstance(value, Mapping):
+        got, write = f"a {got}", "Experiment(**data)"
+    raise ConfigError(f"experiment must be an Experiment, got {got}; write {write}")
+
+
 def new_run(
     experiment: Experiment,
     out: str | Path | None,
@@ -126,6 +138,7 @@ def new_run(
     """The specification of a new run, and its RunDirectory or None."""
     from .runs.run_directory import RunDirectory
 
+    check_experiment(experiment)
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
     directory = RunDirectory.new(Path(out)) if out is not None else None
@@ -137,6 +150,8 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
     """The specification that continues the run in a folder, and its RunDirectory. experiment: None for the folder's."""
     from .runs.run_directory import RunDirectory
 
+    if experiment is not None:
+        check_experiment(experiment)
     run_directory = RunDirectory.old(Path(directory))
     config = run_directory.config()
     if experiment is None:

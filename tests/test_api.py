@@ -173,6 +173,15 @@ def test_mistakes_are_refused_before_anything_runs(tmp_path: Path):
         fedfleet.resume(small())  # type: ignore[call-overload]
     with pytest.raises(fedfleet.ConfigError, match="resume=True continues the run in the folder out"):
         fedfleet.rounds(small(), resume=True)
+    for given, says in (
+        ("digits", r"got 'digits'; write fedfleet\.load\('digits'\)"),
+        (tmp_path / "x.yaml", r"write fedfleet\.load\('.*x\.yaml'\)"),
+        ({"workload": "digits"}, r"got a dict; write Experiment\(\*\*data\)"),
+        (None, r"got NoneType; write Experiment\(workload="),
+    ):
+        for start in (fedfleet.run, fedfleet.rounds):
+            with pytest.raises(fedfleet.ConfigError, match=f"experiment must be an Experiment, .*{says}"):
+                start(given, tmp_path / "new")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -273,6 +282,9 @@ def test_comparison(whole: fedfleet.Result):
         fedfleet.compare(whole)  # type: ignore[arg-type]
     with pytest.raises(fedfleet.ConfigError, match="at least, got none"):
         fedfleet.compare([])
+    for paired in (False, True):
+        with pytest.raises(fedfleet.ConfigError, match="at least, got none"):
+            fedfleet.compare({}, paired=paired)
 
 
 # --- the model before round 1 -----------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..engine.config.differences import FREE_KEYS, flatten
 from ..engine.config.schema import Federation
 from ..engine.errors import ConfigError
@@ -19,7 +17,7 @@ from .part_defaults import with_defaults
 from .report.findings import Findings, Run
 from .report.page import text, write_page
 from .report.tables import tables
-from .run_files import column, column_names, privacy_spent, read_table, why_unfinished
+from .run_files import column, column_names, privacy_spent, read_config, read_table, why_unfinished
 from .study.cells import WITHOUT_EFFECT
 from .study.folder import points_of
 from .study.kept_results import restore
@@ -78,7 +76,7 @@ def metrics_of(path: Path) -> list[str]:
 
 
 def findings_of(folders: list[Path], report: Report) -> Findings:
-    configurations = [settings_of(yaml.safe_load((folder / "config.yaml").read_text()), folder) for folder in folders]
+    configurations = [settings_of(read_config(folder), folder) for folder in folders]
     labels = labels_of(configurations)
     seeds = [seed_of(folder) for folder in folders]
     labels = apart(labels, seeds, folders)
@@ -103,7 +101,7 @@ def apart(labels: list[str], seeds: list[int], folders: list[Path]) -> list[str]
 
 
 def seed_of(folder: Path) -> int:
-    return int(yaml.safe_load((folder / "config.yaml").read_text()).get("seed", 0))
+    return read_config(folder).get("seed", 0)
 
 
 def numeric_settings(data: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Run = Result | str | Path
 
+NO_RUNS = "runs must name a run at least, got none; give results or folders"
+
 
 def compare(
     runs: Iterable[Run] | Mapping[str, Run],
@@ -86,6 +88,8 @@ def deviation(values: list[float]) -> float:
 def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]]:
     """The results with their labels. Runs that differ only in the seed have the same label."""
     if isinstance(runs, Mapping):
+        if not runs:
+            raise ConfigError(NO_RUNS)
         return [(str(label), result) for label, run in runs.items() for result in results_of(run)]
     if isinstance(runs, Result | str | Path):
         raise ConfigError(f"runs must be a list of results or folders, got {runs!r}; write [{runs!r}]")
@@ -96,7 +100,7 @@ def labelled(runs: Iterable[Run] | Mapping[str, Run]) -> list[tuple[str, Result]
                 results.append(result)
             folders.add(result.directory)
     if not results:
-        raise ConfigError("runs must name a run at least, got none; give results or folders")
+        raise ConfigError(NO_RUNS)
     labels = labels_of([settings_of(result.experiment.plain(), result.directory) for result in results])
     return list(zip(labels, results, strict=True))
 

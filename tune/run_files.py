@@ -10,9 +10,23 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import ConfigError, type_and_first_line
+from ..engine.runs.saved_config import saved_config
 
 Columns = dict[str, np.ndarray]
 """Column of rounds.parquet -> (R,) float64, nan where it was not measured."""
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """The configuration in a run's folder, which another version may have written. Raises ConfigError if the file, or
+    a value that reports need, is damaged."""
+    found = saved_config(run)
+    for key, kind, wanted in (("seed", int, "a whole number"), ("federation", dict, "a mapping of keys")):
+        if key in found and not isinstance(found[key], kind):
+            raise ConfigError(
+                f"{run / 'config.yaml'} is damaged ({key} must be {wanted}, got {found[key]!r}); put the run's "
+                "configuration back"
+            )
+    return found
 
 
 def read_columns(run: Path) -> Columns:

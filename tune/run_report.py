@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from ..engine.config.differences import flatten
 from ..engine.errors import ConfigError
@@ -16,7 +15,7 @@ from ..engine.storage.atomic_write import write
 from .page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, Table, Text, numbers, of_table, thinned
 from .page.html import render
 from .quantities import duration, is_share, shown
-from .run_files import Columns, privacy_spent, read_columns, read_json, why_unfinished
+from .run_files import Columns, privacy_spent, read_columns, read_config, read_json, why_unfinished
 
 PARTS = ("time/compute", "time/state", "time/data", "time/reduce", "time/wait")
 """Columns that add up to the time of all workers; see engine/records/parquet.py."""
@@ -33,7 +32,7 @@ def page_of(folder: Path) -> Page:
     """The page of the run in a folder. Raises ConfigError if the folder holds none."""
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{folder} holds no run; give the folder that `fedfleet run` wrote")
-    config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    config = read_config(folder)
     columns, result = read_columns(folder), read_json(folder / "result.json")
     problem = "" if result else failure(folder)
     sections = [of_table(metrics(columns)), *charts(columns), of_table(costs(columns)), of_table(settings(config))]

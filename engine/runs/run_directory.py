@@ -38,6 +38,7 @@ from ..storage.lock import LAUNCHER, driver_lock, exclusive
 from .folder_kinds import refuse_other_kind
 from .observer import Observer
 from .result import Result, model_digest
+from .saved_config import saved_config
 
 PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
@@ -128,13 +129,7 @@ class RunDirectory(Observer):
 
     def config(self) -> dict[str, Any]:
         """The configuration that the run was started with. Raises ConfigError if the file is damaged."""
-        try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            found = first_line(error)
-        if not isinstance(found, dict):
-            raise ConfigError(f"{self.path / 'config.yaml'} is damaged ({found}); put the run's configuration back")
-        return found
+        return saved_config(self.path)
 
     def result(self) -> Result:
         """The result of the finished run in this folder. Raises ConfigError if there is none, or if it is damaged."""

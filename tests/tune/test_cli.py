@@ -171,6 +171,28 @@ def test_out_that_holds_something_else(here: Path, kind: str, held: str):
     assert {path.name for path in (here / "mine").iterdir()} == {KINDS[held], "cells.txt"}
 
 
+DAMAGED = {
+    "config.yaml": {"{": "config.yaml is damaged", "[1]": "config.yaml is damaged ([1])", "seed: abc": "got 'abc'"},
+    "search.yaml": {"{": "search.yaml is not valid YAML", "[1]": "search.yaml is damaged ([1])"},
+    "search.json": {"{": "search.json is damaged", "{}": "search.json is damaged", "[1]": "search.json is damaged"},
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in DAMAGED.items() for text in texts])
+def test_a_damaged_file_is_told_in_a_sentence(here: Path, name: str, text: str):
+    (here / "mine").mkdir()
+    if name == "search.json":
+        search = {"method": {"name": "fedavg", "rule": {"name": "sgd", "lr": {"search": "grid", "values": [0.1]}}}}
+        (here / "mine" / "search.yaml").write_text(json.dumps({"workload": "digits", "name": "digits", **search}))
+    (here / "mine" / name).write_text(text)
+    before = set((here / "mine").iterdir())
+    other = ("compare", "mine") if name == "config.yaml" else ("search", "mine", "--resume", "--quiet")
+    for command in (("report", "mine"), other):
+        done = invoke(*command)
+        check_refused(done.exit_code, done.stderr, [DAMAGED[name][text]], here, {here / "mine"})
+    assert set((here / "mine").iterdir()) == before
+
+
 def test_out_that_cannot_be_a_folder(here: Path):
     (here / "taken").write_text("mine")
     for out in ("taken", "taken/deeper"):

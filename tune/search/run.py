@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ...engine.config.differences import DEFAULTS, FREE_KEYS, flatten
+from ...engine.config.run_spec import RUN_ID
 from ...engine.config.schema import Engine, Experiment
-from ...engine.errors import ConfigError, FedFleetError, Interrupted
+from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
 from ...engine.runs.folder_kinds import refuse_other_kind
@@ -343,7 +344,7 @@ def identity(folder: Path, wanted: Plan) -> Identity:
     """The search's id and the name of its Optuna study; a resumed search keeps both."""
     path = folder / KEPT
     if path.is_file():
-        return Identity(**json.loads(path.read_text()))
+        return kept_identity(path)
     search_id = new_run_id()
     study = wanted.settings.study or f"{wanted.data.get('name') or 'search'}-{search_id}"
     kept = Identity(search_id, study, owns=True)
@@ -351,12 +352,33 @@ def identity(folder: Path, wanted: Plan) -> Identity:
     return kept
 
 
+def kept_identity(path: Path) -> Identity:
+    """The content of a search.json. Raises ConfigError if it is damaged."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = first_line(error)
+    else:
+        known = found if isinstance(found, dict) else {}
+        search_id, study = known.get("search_id"), known.get("study")
+        if isinstance(study, str) and study and isinstance(search_id, str) and RUN_ID.fullmatch(search_id):
+            return Identity(search_id, study, known.get("owns") is True)
+        wrong = "it names no search and its study"
+    raise ConfigError(
+        f'{path} is damaged ({wrong}); write {{"search_id": "ID", "study": "NAME"}} into it, as the search\'s storage '
+        "has them"
+    )
+
+
 def load(folder: Path) -> Plan:
     """The search that a folder holds."""
     path = folder / SAVED
     if not path.is_file():
         raise ConfigError(f"{folder} holds no search; give the folder that `fedfleet search` wrote")
-    return plan(parse(read(path), str(path)))
+    data = parse(read(path), str(path))
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is damaged ({data!r}); put the search's experiment back")
+    return plan(data)
 
 
 def report_again(folder: Path, page: Path) -> Path:

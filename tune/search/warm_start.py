@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,10 @@ def place_of(source: str) -> tuple[str, str]:
         return url, name
     folder = Path(source)
     try:
-        from .run import KEPT, load
+        from .run import KEPT, kept_identity, load
 
-        name = str(json.loads((folder / KEPT).read_text("utf-8"))["study"])
-        return storage_url(load(folder).settings.storage, folder), name
-    except (OSError, ValueError, KeyError, ConfigError):
+        return storage_url(load(folder).settings.storage, folder), kept_identity(folder / KEPT).study
+    except ConfigError:
         raise ConfigError(
             f"{KEY}: {source} holds no search; give the folder of one, or the URL of Optuna's storage"
         ) from None

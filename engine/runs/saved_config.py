@@ -1,0 +1,22 @@
+"""The configuration in the folder of a run. The module is quick to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ConfigError, first_line
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The configuration that the run in a folder was started with. Raises ConfigError if the file is damaged."""
+    file = folder / "config.yaml"
+    try:
+        found = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        found = first_line(error)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is damaged ({found}); put the run's configuration back")
+    return found
