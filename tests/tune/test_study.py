@@ -141,6 +141,25 @@ def test_done_again_it_runs_nothing(undisturbed: Path):
     assert len(children(undisturbed, "out")) == 8
 
 
+def test_a_method_that_is_called_otherwise_later(tmp_path: Path):
+    """Its cells are the same, and their runs in MLflow have the new name and tags; other names stay."""
+    from mlflow import MlflowClient
+
+    methods = {name: {"name": "fedavg", "rule": {"name": "sgd", "lr": lr}} for name, lr in (("Old", 0.1), ("B", 0.2))}
+    further = {"axes": {}, "seeds": [0], "tracking": {"uri": stored(tmp_path)}}
+    for labels in (("Old", "B"), ("New", "B")):
+        changed = dict(zip(labels, methods.values(), strict=True))
+        done = invoke("study", written(tmp_path, methods=changed, **further), "--out", str(tmp_path / "out"))
+        assert done.exit_code == 0, done.output
+        runs = {run.data.tags["method"]: run.info for run in children(tmp_path, "out")}
+        assert set(runs) == set(labels)
+        assert runs[labels[0]].run_name == f"{labels[0]}, seed 0"
+        assert {info.status for info in runs.values()} == {"FINISHED"}
+        if "Old" in labels:
+            MlflowClient(stored(tmp_path)).update_run(runs["B"].run_id, name="a reader's own name")
+    assert runs["B"].run_name == "a reader's own name"
+
+
 def told(stdout: str) -> list[str]:
     """The lines of the output without the last one, which names the folder."""
     return stdout.splitlines()[:-1]

@@ -463,6 +463,63 @@ def test_a_store_that_fails_to_the_end_is_told(monkeypatch: pytest.MonkeyPatch, 
     assert "warning: not tracked in MLflow: the server is being restarted" in capsys.readouterr().err
 
 
+# --- names ------------------------------------------------------------------------------------------------------------
+def test_names_that_mlflow_refuses(capsys: pytest.CaptureFixture[str]):
+    """Characters that it does not allow become _, different names stay different, and nothing else is lost."""
+    odd = {"top-5 (%), α": 1.0, "a%": 2.0, "a_": 3.0, "a&": 4.0, "/b": 5.0, "c/../d": 6.0, "é" * 300: 7.0}
+    writer = Writer(store("auto"), "default", None, "run")
+    writer.begin(TOP, lambda: RunHeader("mine", {"axis.β, %": "x"}, {"classes": {"a (b)": 1}}))
+    for number in (1, 2):
+        writer.rounds(TOP, [{"round": number, "train/loss": 0.5, **odd}])
+    writer.end(End(TOP, "finished"))
+    writer.close()
+    assert capsys.readouterr().err == ""
+    client, run = only_run(store("auto"))
+    found = dict(run.data.metrics)
+    assert (found.pop("top-5 ____ α"), found.pop("a_"), found.pop("train/loss"), found.pop("_/b")) == (1, 3, 0.5, 5)
+    assert (found.pop("c/_/d"), sorted(found.values())) == (6, [2, 4, 7])
+    assert all(name.startswith(("a__", "é")) for name in found)
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "top-5 ____ α")] == [1, 2]
+    assert (run.info.status, run.data.tags["axis.β_ _"], run.data.params) == ("FINISHED", "x", {"classes.a _b_": "1"})
+
+
+def test_what_the_store_refuses_stops_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """A store with rules of its own refuses a metric of every round, and all of a nested run: the rest is written."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    log, create = MlflowClient.log_batch, MlflowClient.create_run
+
+    def log_batch(client: Any, run_id: str, metrics: Any = (), **further: Any) -> None:
+        if any(metric.key == "bad" for metric in metrics):
+            raise MlflowException.invalid_parameter_value("the metric bad is not allowed here")
+        log(client, run_id, metrics=metrics, **further)
+
+    def create_run(client: Any, place: str, run_name: str, **further: Any) -> Any:
+        if run_name == "refused":
+            raise MlflowException.invalid_parameter_value("the run is not allowed here")
+        return create(client, place, run_name=run_name, **further)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    monkeypatch.setattr(MlflowClient, "create_run", create_run)
+    writer = Writer(store("auto"), "default", None, "study", "fedfleet.cell")
+    for key in (TOP, "refused", "good"):
+        writer.begin(key, lambda key=key: RunHeader(key or "top", {}))
+    for key in ("refused", "good"):
+        writer.rounds(key, [{"round": number, "bad": 1.0, "train/loss": 0.5} for number in (1, 2)])
+        writer.end(End(key, "finished"))
+    writer.end(End(TOP, "finished"))
+    writer.close()
+    assert capsys.readouterr().err.count("warning: the store refuses some values, which are not tracked") == 1
+    client = MlflowClient(store("auto"))
+    place = client.get_experiment_by_name("default")
+    assert place is not None
+    runs = {run.info.run_name: run for run in client.search_runs([place.experiment_id])}
+    assert {name: run.info.status for name, run in runs.items()} == {"top": "FINISHED", "good": "FINISHED"}
+    assert runs["good"].data.metrics == {"train/loss": 0.5}
+    assert len(client.get_metric_history(runs["good"].info.run_id, "train/loss")) == 2
+
+
 # --- addresses --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "uri",

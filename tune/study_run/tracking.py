@@ -54,7 +54,8 @@ class StudyTracker:
         status, reason = self.folder.status(cell), self.folder.failure(cell).get("reason", "")
         place = self.folder.of(cell)
         texts, model = (lambda: self._curve(cell)), self._model(cell)
-        self.writer.end(End(cell.key, status, reason, place, True, before, texts=texts, model=model))
+        named = {"name": cell.label, "labels": self._labels(cell)}
+        self.writer.end(End(cell.key, status, reason, place, True, before, texts=texts, model=model, **named))
 
     def close(self, status: str) -> None:
         """End the study's run. status: finished or killed."""
@@ -73,15 +74,19 @@ class StudyTracker:
         plugins = [find_plugin(name) for name in self.study.plugins]
         return {"study": self.study.name, "paper": self.study.paper, "reduced": reduced, **origin(plugins)}
 
-    def _header(self, cell: Cell) -> RunHeader:
+    def _labels(self, cell: Cell) -> dict[str, str]:
+        """The tags with what the study calls a cell, which may change while the cell's results stay."""
         axes = {f"axis.{name}": label for name, label in zip(self.study.axes, cell.place, strict=True)}
-        own = {"method": cell.method, "level": ", ".join(cell.place), **axes}
+        named = {"method": cell.method, "level": ", ".join(cell.place), **axes}
+        return {name: label for name, label in named.items() if label}
+
+    def _header(self, cell: Cell) -> RunHeader:
         return header_of(
             RunSpec.of(self.folder.result(cell).get("run_id", ""), experiment(cell.data)),
             cell.label,
             self.folder.of(cell),
             **self._tags(),
-            **own,
+            **self._labels(cell),
         )
 
     def _model(self, cell: Cell) -> Callable[[Path], Any] | None:

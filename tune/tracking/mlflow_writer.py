@@ -7,20 +7,23 @@ round of a run is over or a run has ended, so an experiment that cannot start le
 continues in its MLflow run, which the file mlflow.json in its folder names, and values that the store has are not
 written again. The file has a token before the MLflow run has it as a tag, so that a process that is killed in between
 leaves no second run. If the store fails, a warning with the reason is printed and the run itself continues. A store
-that fails only for a while, such as a server that restarts, receives the missing values with the next batch.
+that fails only for a while, such as a server that restarts, receives the missing values with the next batch. What a
+store refuses for good is left out, with one warning, and what follows is written.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import queue
+import re
 import sys
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import read_rows
 from ...engine.storage.atomic_write import write
 from ...engine.storage.secrets import redacted
+from ...engine.storage.sha256 import sha256_of_json
 from .data_set import TRAINING
 from .run_header import RunHeader, flatten
 from .stores import SECONDS, load_mlflow, open_store
@@ -51,6 +55,9 @@ NOTE = "mlflow.note.content"
 
 TOKEN = "fedfleet.token"
 """Tag of a top run with what its folder's file calls it before it has an id."""
+
+OTHER_CHARACTERS, LONGEST_NAME = re.compile(r"[^/\w.\- :]"), 250
+"""What MLflow does not allow in the names of metrics, parameters and tags, and the length that it allows."""
 
 LOOK_SECONDS = 0.2
 """Time between checks whether the store has been opened, when everything else is over."""
@@ -88,10 +95,11 @@ class End:
 
     key: of the run. status: value of the tag `status`. reason: a sentence on a failure, else "". folder: the run's
     folder, whose FILES become artifacts. whole: whether to read the records from the folder too. once: whether to write
-    nothing if an earlier process has already written this run with this status. records: further metrics as (key of the
-    run, record), with the step under `round`. files: further artifacts, files or folders. texts: returns further
-    artifacts, file name -> text. model: exports the final model into a new folder and returns its mlflow.models.Model;
-    None for a run whose model is not logged.
+    nothing if an earlier process has already written this run with this status, except its name and the tags in
+    `labels` where these tags have changed. records: further metrics as (key of the run, record), with the step under
+    `round`. files: further artifacts, files or folders. texts: returns further artifacts, file name -> text. model:
+    exports the final model into a new folder and returns its mlflow.models.Model; None for a run whose model is not
+    logged. name, labels: of the run as it is called now.
     """
 
     key: str
@@ -104,6 +112,8 @@ class End:
     files: tuple[Path, ...] = ()
     texts: Callable[[], dict[str, str]] = dict
     model: Callable[[Path], Any] | None = None
+    name: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,9 @@ class Writer:
         self.open: set[str] = set()  # keys of the runs that have not ended
         self.earlier: dict[str, Any] = {}  # key -> the MLflow run that an earlier process left
         self.known: dict[str, set[tuple[str, int]]] = {}  # key -> (metric, step) that the store has
+        self.names: dict[str, str] = {}  # name of a metric, parameter or tag -> its name in MLflow
+        self.refused: set[str] = set()  # metrics that the store refuses, by their names in MLflow
+        self.told = False  # whether a warning has told of something refused
         self.monitor: Any = None  # of the machine's load
         self.thread = threading.Thread(target=self._write, name="mlflow", daemon=True)
         self.thread.start()
@@ -223,11 +236,7 @@ class Writer:
             todo = merged(todo)
             try:
                 while todo:
-                    message = todo[0]
-                    if isinstance(message, Rounds):
-                        self._rounds(message)
-                    elif isinstance(message, End):
-                        self._end(message)
+                    self._deal_with(todo[0])
                     todo.pop(0)
             except Exception:
                 if closed:
@@ -235,6 +244,24 @@ class Writer:
             if closed:
                 return
             todo.append(self.messages.get())
+
+    def _deal_with(self, message: Message) -> None:
+        """Write a message, or leave it out if the store refuses it for good: it must not stop those behind it."""
+        try:
+            if isinstance(message, Rounds):
+                self._rounds(message)
+            elif isinstance(message, End):
+                self._end(message)
+        except Exception as error:
+            self._tell_refused(error)
+
+    def _tell_refused(self, error: Exception) -> None:
+        """Warn, the first time, of what the store refuses for good. Raises any other error again."""
+        if not is_refusal(error):
+            raise error
+        if not self.told:
+            self._warn(error, "the store refuses some values, which are not tracked in MLflow")
+        self.told = True
 
     def _gather(self, todo: list[Message]) -> None:
         """Append the messages that arrive within FLUSH_SECONDS."""
@@ -302,7 +329,7 @@ class Writer:
             own = {} if self.folder is None else {TOKEN: self.token}
         else:
             own = {"mlflow.parentRunId": self.runs[TOP], self.child_tag: key}
-        tags = {**header.tags, **own}
+        tags = {**self._allowed(header.tags), **own}
         before = self.earlier.get(key)
         if before is None:
             run = self.client.create_run(self.place, start_time=began, tags=tags, run_name=header.name)
@@ -311,9 +338,9 @@ class Writer:
             run = before
             self.client.update_run(run.info.run_id, status="RUNNING")
             self.known[key] = self._steps(run)
-            for name, value in tags.items():
-                if run.data.tags.get(name) != value:
-                    self.client.set_tag(run.info.run_id, name, value)
+            self._retag(run, tags)
+            if key != TOP:
+                self._rename(run, header.name)
             if "reason" in run.data.tags:
                 self.client.delete_tag(run.info.run_id, "reason")
         self._parameters(run, header.parameters)
@@ -322,6 +349,30 @@ class Writer:
         self.runs[key] = run.info.run_id
         self.open.add(key)
         return run.info.run_id
+
+    def _retag(self, run: Any, tags: dict[str, str]) -> bool:
+        """Set the tags that differ from those of an earlier process; returns whether there were any."""
+        changed = {name: value for name, value in tags.items() if run.data.tags.get(name) != value}
+        for name, value in changed.items():
+            self.client.set_tag(run.info.run_id, name, value)
+        return bool(changed)
+
+    def _rename(self, run: Any, name: str) -> None:
+        if run.info.run_name != name:
+            self.client.update_run(run.info.run_id, name=name)
+
+    def _allowed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The same values, whose names are those in MLflow, so that different names stay different.
+
+        Names that MLflow allows come first and stay as they are; another name that would be the same as an earlier one
+        ends with digits of its own.
+        """
+        new = [name for name in values if name not in self.names]
+        for name in sorted(new, key=lambda name: allowed(name) != name):
+            made, taken = allowed(name), self.names.values()
+            own = f"{made[: LONGEST_NAME - 7]}_{sha256_of_json(name)[:6]}"
+            self.names[name] = own if made in taken else made
+        return {self.names[name]: value for name, value in values.items()}
 
     def _steps(self, run: Any) -> set[tuple[str, int]]:
         """(metric, step) of all values that the store has of a run."""
@@ -332,7 +383,7 @@ class Writer:
         """Write the parameters that the run does not have, since MLflow refuses to change one. Long values are cut."""
         from mlflow.entities import Param
 
-        flat = flatten(parameters).items() if parameters else ()
+        flat = self._allowed(flatten(parameters)).items() if parameters else ()
         params = [Param(key, value[:6000]) for key, value in flat if key not in run.data.params]
         for at in range(0, len(params), BATCH):
             self.client.log_batch(run.info.run_id, params=params[at : at + BATCH])
@@ -350,18 +401,34 @@ class Writer:
         metrics = {
             (name, int(record["round"])): Metric(name, float(value), stamp, int(record["round"]))
             for stamp, record in message.batch
-            for name, value in record.items()
-            if name != "round" and (name, int(record["round"])) not in known
+            for name, value in self._allowed(record).items()
+            if name != "round" and name not in self.refused and (name, int(record["round"])) not in known
         }
         steps = list(metrics)
         for at in range(0, len(steps), 10 * BATCH):
             part = steps[at : at + 10 * BATCH]
-            self.client.log_batch(run_id, metrics=[metrics[step] for step in part])
+            self._log(run_id, [metrics[step] for step in part])
             known.update(part)
+
+    def _log(self, run_id: str, metrics: list[Any]) -> None:
+        """Write values. If the store refuses them, they are written metric by metric, and only those that it refuses
+        alone are left out from then on."""
+        try:
+            self.client.log_batch(run_id, metrics=metrics)
+        except Exception as error:
+            names = {metric.key for metric in metrics}
+            if len(names) == 1 or not is_refusal(error):
+                self._tell_refused(error)
+                self.refused |= names
+                return
+            for name in sorted(names):
+                self._log(run_id, [metric for metric in metrics if metric.key == name])
 
     def _end(self, end: End) -> None:
         before = self.earlier.get(end.key)
         if end.once and before is not None and before.data.tags.get("status") == end.status:
+            if self._retag(before, self._allowed(end.labels)):  # else a name may be one that a reader gave it in MLflow
+                self._rename(before, end.name)
             return
         if end.whole and end.folder is not None and (end.folder / "rounds.parquet").is_file():
             stamp = now()
@@ -381,9 +448,8 @@ class Writer:
                 self.monitor = None
             self.client.set_tag(run_id, "status", end.status)  # the tag comes late: it says that the run is complete
             self.client.set_terminated(run_id, STATUS.get(end.status, "FAILED"))
-        self.open.discard(end.key)
-        if end.key == TOP:
-            for key in self.open:
+            self.open.discard(end.key)
+            for key in self.open if end.key == TOP else ():
                 self.client.set_terminated(self.runs[key], "KILLED")
 
     def _artifacts(self, run_id: str, end: End) -> None:
@@ -443,6 +509,20 @@ def merged(messages: list[Message]) -> list[Message]:
             batches[message.key] = list(message.batch)
             made.append(Rounds(message.key, batches[message.key]))
     return made
+
+
+def allowed(name: str) -> str:
+    """A name that MLflow allows: other characters become _, and so do the parts of a path that stand for no folder."""
+    clean = OTHER_CHARACTERS.sub("_", name)[:LONGEST_NAME]
+    if posixpath.normpath(clean) != clean or clean.startswith(("/", "..")) or clean == ".":
+        clean = "/".join("_" if part in ("", ".", "..") else part for part in clean.split("/"))
+        clean = f"_{clean[1:]}" if clean.startswith("..") else clean
+    return clean[:LONGEST_NAME]
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a store has refused something that it would refuse again."""
+    return getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
 
 
 def kept(folder: Path | None) -> dict[str, str]:
