@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
@@ -203,6 +204,72 @@ def test_a_study_on_top_of_another(tmp_path: Path):
     assert (study.name, study.title, list(study.methods)) == ("top", STUDY["title"], ["SCAFFOLD"])
     assert study.experiment["evaluate"] == {"every": 3}
     assert study.experiment["federation"] == STUDY["experiment"]["federation"]
+
+
+PLUGIN = "from fedfleet.algorithms.fedavg import fedavg\nMETHODS = {{'{0}': fedavg}}\n"
+
+
+def test_plugins_of_the_base_and_of_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those of the base, of the file and of their experiment files are there, each beside the file that names it; so is
+    the base, wherever the command is started."""
+    for name in ("first", "second", "third"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(PLUGIN.format(name))
+    (tmp_path / "third" / "own.yaml").write_text(yaml.safe_dump({**STUDY["experiment"], "plugins": ["third.py"]}))
+    written(tmp_path / "first", plugins=["first.py"], experiment="../third/own.yaml")
+    top = tmp_path / "second" / "top.yaml"
+    further = {"plugins": "second.py", "methods": {name: name for name in ("first", "second", "third")}}
+    top.write_text(yaml.safe_dump({"base": "../first/small.yaml", **further}))
+    monkeypatch.chdir(tmp_path)
+    study = load("second/top.yaml")
+    assert [Path(name).relative_to(tmp_path).as_posix() for name in study.plugins] == [
+        "first/first.py",
+        "third/third.py",
+        "second/second.py",
+    ]
+    assert cells(study)[0].data["plugins"] == list(study.plugins)
+    check(study)
+    (tmp_path / "more.py").write_text(PLUGIN.format("more"))
+    assert load("second/top.yaml", ["experiment.plugins=[more.py]"]).plugins == (
+        *study.plugins,
+        str(tmp_path / "more.py"),
+    )
+
+
+def test_the_base_beside_the_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A study of the same name in the current folder is another one, and serves only where there is none beside."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    top = tmp_path / "below" / "top.yaml"
+    top.write_text("base: small.yaml\n")
+    written(tmp_path, title="in the current folder")
+    assert load(str(top)).title == "in the current folder"
+    written(tmp_path / "below", title="beside")
+    assert load(str(top)).title == "beside"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("base: demo\nexperiment:\n", "experiment must be a mapping of keys such as workload and federation, got None"),
+        ("base: demo\nexperiment: [digits]\n", "experiment must be a mapping of keys such as workload and federation"),
+        ("experiment: listed.yaml\nmethods: {A: fedavg}\n", "experiment: listed.yaml must be a mapping of keys"),
+        (
+            "base: bare.yaml\nmethods: [A]\n",
+            "methods must be a mapping of labels over a base without methods, got ['A']",
+        ),
+        ("base: top.yaml\n", "base must name another study than "),
+    ],
+)
+def test_what_cannot_build_on_another(tmp_path: Path, text: str, told: str):
+    (tmp_path / "bare.yaml").write_text("experiment: digits\n")
+    (tmp_path / "listed.yaml").write_text("[1, 2]\n")
+    (tmp_path / "top.yaml").write_text(text)
+    done = invoke("study", str(tmp_path / "top.yaml"), "--out", str(tmp_path / "out"))
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
+    assert told in done.output
+    assert len(done.output.splitlines()) == 1
 
 
 def with_section(name: str, section: Any) -> dict[str, Any]:

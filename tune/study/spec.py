@@ -214,7 +214,7 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
     full = study(own(data))  # a copy, since `override` below changes data in place
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
-    changed = study(override(data, overrides))
+    changed = study(with_plugins(override(data, overrides), Path()))
     return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
 
 
@@ -230,37 +230,76 @@ def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     data["plugins"] = [located(name, path) for name in listed(data.get("plugins"))]
     if "experiment" in data:
         data["experiment"] = resolved(data["experiment"], path)
+        data = with_plugins(data, path)
     below = data.pop("base", None)
     if below is None:
         return data
-    if not isinstance(below, str) or below in above:
-        raise ConfigError(f"base must name another study than {source}, got {below!r}")
-    return on_top(contents(below, (*above, source)), data)
+    names = (*above, source)
+    if not isinstance(below, str) or (found := beside(below, path)) in names:
+        raise ConfigError(f"base must name another study than {source}, got {below!r}; name one, or leave base out")
+    return on_top(contents(found, names), data)
+
+
+def beside(base: str, file: Path) -> str:
+    """The name of a shipped study, or the path of a study that lies beside the file, else in the current folder."""
+    path = file.parent / base
+    return str(path.resolve()) if base not in shipped() and path.is_file() else base
+
+
+def with_plugins(data: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The study in which the plug-ins of the experiment, which lie beside `file`, are also those of the study."""
+    experiment = data.get("experiment")
+    if not isinstance(experiment, dict) or "plugins" not in experiment:
+        return data
+    own = [located(name, file) for name in listed(experiment["plugins"])]
+    kept = {key: value for key, value in experiment.items() if key != "plugins"}
+    return {**data, "experiment": kept, "plugins": together(data.get("plugins"), own)}
+
+
+def together(*plugins: Any) -> list[Any]:
+    """All plug-ins of several lists, each once."""
+    found = [name for each in plugins for name in listed(each)]
+    return [name for number, name in enumerate(found) if name not in found[:number]]
 
 
 def on_top(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """The base with the keys of `data`. Keys of `experiment` are replaced one by one; `methods` may be a list of
-    labels of the base."""
+    """The base with the keys of `data`. Keys of `experiment` are replaced one by one, plug-ins are added; `methods` may
+    be a list of labels of the base."""
     made = {**base, **data, "experiment": {**base.get("experiment", {}), **data.get("experiment", {})}}
+    made["plugins"] = together(base["plugins"], data["plugins"])
     if isinstance(data.get("methods"), list):
+        known = base.get("methods")
+        if not isinstance(known, dict):
+            raise ConfigError(
+                f"methods must be a mapping of labels over a base without methods, got {data['methods']!r}; write "
+                "label: method"
+            )
         for name in data["methods"]:
-            if not isinstance(name, str) or name not in base["methods"]:
-                raise ConfigError(f"methods: the base has no method {name}; {nearest(str(name), base['methods'])}")
-        made["methods"] = {name: base["methods"][name] for name in data["methods"]}
+            if not isinstance(name, str) or name not in known:
+                raise ConfigError(f"methods: the base has no method {name}; {nearest(str(name), known)}")
+        made["methods"] = {name: known[name] for name in data["methods"]}
     return made
 
 
-def resolved(experiment: Any, file: Path) -> Any:
-    """The base experiment: a mapping, or the content of the experiment file that is named."""
-    if not isinstance(experiment, str):
-        return experiment
-    known = shipped_experiments()
-    path = known.get(experiment, file.parent / experiment)
-    if not path.is_file():
+def resolved(experiment: Any, file: Path) -> dict[str, Any]:
+    """The base experiment: a mapping, or the content of the experiment file that is named, whose plug-ins are located.
+    Raises ConfigError for anything else."""
+    found, where = experiment, "experiment"
+    if isinstance(experiment, str):
+        known = shipped_experiments()
+        path = known.get(experiment, file.parent / experiment)
+        if not path.is_file():
+            raise ConfigError(
+                f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"
+            )
+        found, where = parse(read(path), experiment), f"experiment: {experiment}"
+        if isinstance(found, dict) and "plugins" in found:
+            found["plugins"] = [located(name, path) for name in listed(found["plugins"])]
+    if not isinstance(found, dict):
         raise ConfigError(
-            f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"
+            f"{where} must be a mapping of keys such as workload and federation, got {found!r}; write one"
         )
-    return parse(read(path), experiment)
+    return found
 
 
 def differences(full: Study, changed: Study) -> list[str]:
