@@ -16,10 +16,14 @@ import pytest
 import yaml
 
 from fedfleet.engine import run
-from fedfleet.engine.config.schema import experiment
+from fedfleet.engine.config.schema import Engine, experiment
 from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
+from fedfleet.tune.executor.executor import processes_here
+from fedfleet.tune.search.plan import plan
 from fedfleet.tune.study.folder import Folder
+from fedfleet.tune.study.ranges import run_searches
 from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.runner import run_study
 from fedfleet.tune.study_run.tracking import StudyTracker
@@ -385,6 +389,45 @@ def test_ranges_are_searched(tmp_path: Path, ray_here: None):
     before = {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")}
     assert invoke("study", file, "--out", str(tmp_path / "out")).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in folder.path.glob("*/*/result.json")} == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "together", "jobs", "concurrent", "processes"),
+    [
+        ({}, "auto", 3, "auto", 3),
+        ({}, "auto", None, "auto", 8),
+        ({}, "auto", 8, "auto", 8),
+        ({"cpus": 4}, "auto", 8, "auto", 2),
+        ({}, False, 3, 3, 8),
+        ({"device": "cuda"}, "auto", 1, 1, 8),
+        ({"address": "auto"}, "auto", None, "auto", 8),
+    ],
+)
+def test_jobs_bound_the_searches(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: Any,
+    together: Any,
+    jobs: Any,
+    concurrent: Any,
+    processes: int,
+):
+    """On eight processors: --jobs is the number of processes if trials share them, and else the number of trials at a
+    time, so that --jobs 1 has one trial on a GPU."""
+    rate = {"search": "loguniform", "low": 1e-3, "high": 0.3}
+    file = written(
+        tmp_path,
+        experiment={**STUDY["experiment"], "engine": engine},
+        methods={"FedAvg": {"name": "fedavg", "rule": {"name": "sgd", "lr": rate}}},
+        tune={"each": "once", "together": together},
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("fedfleet.tune.search.search", lambda data, *_, **__: asked.append(plan(data)))
+    assert run_searches(load(file), Folder(tmp_path / "out"), jobs, Stop()) == []
+    (wanted,) = asked
+    assert (wanted.settings.concurrent, wanted.settings.together) == (concurrent, together)
+    assert processes_here(Engine.model_validate(wanted.data["engine"])) == processes
 
 
 @pytest.mark.long

@@ -60,6 +60,11 @@ def processes_here(engine: Engine) -> int:
     return max(1, int(len(os.sched_getaffinity(0)) / engine.cpus + 1e-9))
 
 
+def cpus_for(engine: Engine, processes: int) -> float:
+    """The least `engine.cpus` with which `processes_here` is at most this number of processes."""
+    return max(engine.cpus, len(os.sched_getaffinity(0)) / processes)
+
+
 class Executor:
     """Executes the runs that sources hand out. A context manager: at its end it stops Ray if it has started it."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...engine.config.schema import Engine
 from ...engine.errors import ConfigError, FedFleetError, Interrupted
 from ...engine.stopping import Stop
+from ..executor.executor import WANTED, cpus_for, why_not_together
 from .cells import Cell, digest, levels, planned, shorten
 from .folder import Folder
 from .grids import has_ranges
@@ -55,9 +57,9 @@ def check_ranges(study: Study) -> None:
 
 
 def run_searches(study: Study, folder: Folder, jobs: int | None, stop: Stop, quiet: bool = False) -> list[str]:
-    """Run the searches that are not over; returns a sentence for each one that failed. jobs: simultaneous trials. stop:
-    the study's flag, after which no search begins. quiet: whether to show no progress. Raises Interrupted if the flag
-    is set during a search that has trials left."""
+    """Run the searches that are not over; returns a sentence for each one that failed. jobs: see `bounded`. stop: the
+    study's flag, after which no search begins. quiet: whether to show no progress. Raises Interrupted if the flag is
+    set during a search that has trials left."""
     from ..search import search
 
     failed = []
@@ -66,15 +68,25 @@ def run_searches(study: Study, folder: Folder, jobs: int | None, stop: Stop, qui
             break
         if folder.searched(key) is not None:
             continue
-        together = study.tune.together
-        settings = {**data["search"], "together": together, "concurrent": "auto" if together else jobs or "auto"}
+        wanted = bounded(data, study.tune.together, jobs)
         try:
-            search({**data, "search": settings}, folder.search_of(key), resume=True, progress=not quiet, stop=stop)
+            search(wanted, folder.search_of(key), resume=True, progress=not quiet, stop=stop)
         except (ConfigError, Interrupted):
             raise
         except FedFleetError as error:
             failed.append(f"{data['name']}: {error}")
     return failed
+
+
+def bounded(data: dict[str, Any], together: WANTED, jobs: int | None) -> dict[str, Any]:
+    """The experiment of a search with at most `jobs` processes, which have one trial each unless trials share them;
+    None: as many as fit."""
+    engine = Engine.model_validate(data["engine"])
+    shared = bool(together) and not why_not_together(engine)
+    settings = {**data["search"], "together": together, "concurrent": "auto" if shared else jobs or "auto"}
+    if shared and jobs:  # more trials than processes are under way, so `concurrent` cannot bound the processes
+        data = {**data, "engine": {**data["engine"], "cpus": cpus_for(engine, jobs)}}
+    return {**data, "search": settings}
 
 
 def with_searched_values(cell: Cell, study: Study, folder: Folder) -> Cell:
