@@ -235,7 +235,9 @@ def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list
         noise=kept(taken.stage.noise, new.stage.noise, True, "privacy", fresh),
     )
     samplers = [part_name(each.federation.sampler) for each in (before, run_spec.experiment)]
-    sampler = kept(taken.plan.sampler, new.plan.sampler, samplers[0] == samplers[1], "federation.sampler", fresh)
+    # The states before round 1 are compared, because a sampler's state may grow, as Oort's history does.
+    same = samplers[0] == samplers[1] and alike(old.plan.sampler, new.plan.sampler)
+    sampler = taken.plan.sampler if same else anew(new.plan.sampler, "federation.sampler", fresh)
     plan = PlanState(sampler, taken.plan.clock)
     return [*pytree.tree_leaves(States(server, stage, plan)), *in_flight], list(dict.fromkeys(fresh))
 
@@ -333,6 +335,11 @@ def kept(old: Any, new: Any, same: bool, part: str, fresh: list[str]) -> Any:
     of a part that begins anew."""
     if same and alike(old, new):
         return old
+    return anew(new, part, fresh)
+
+
+def anew(new: Any, part: str, fresh: list[str]) -> Any:
+    """The state before round 1 of a part that begins anew. fresh: receives its name if it has a state."""
     if pytree.tree_leaves(new):
         fresh.append(part)
     return new

@@ -175,6 +175,23 @@ def test_a_method_that_cannot_begin_from_a_model_is_refused(tmp_path):
         fedfleet.fork(parent, ROUND, "method={name: fedlmt, ratio: 0.8}", tmp_path / "fork")
 
 
+def test_a_sampler_whose_state_has_grown_goes_on(tmp_path):
+    """Oort's history grows from round to round. The change is too small to make other losses matter for the draws."""
+    oort = data(federation={"clients": 30, "sampler": "oort"}, tracking={"uri": "none", "clients": True})
+    whole = fedfleet.run(experiment(oort), tmp_path / "parent")
+    fork = fedfleet.fork(whole, ROUND, "method.rule.lr=0.1000001", tmp_path / "fork")
+    assert "is that before round 1" not in (tmp_path / "fork" / "run.log").read_text()
+    assert ids(tmp_path / "fork") == ids(tmp_path / "parent")[ROUND:]
+    assert fork.model_sha256 != whole.model_sha256
+
+
+def test_another_sampler_begins_anew(tmp_path):
+    oort = data(federation={"sampler": "oort"})
+    fedfleet.run(experiment(oort), tmp_path / "parent")
+    fedfleet.fork(tmp_path / "parent", ROUND, "federation.sampler={name: cyclic}", tmp_path / "fork")
+    assert "the state of federation.sampler is that before round 1" in (tmp_path / "fork" / "run.log").read_text()
+
+
 def test_more_rounds_and_objects_of_python(tmp_path):
     from fedfleet.algorithms.fedavg import fedavg
     from fedfleet.algorithms.parts.rules import Sgd
