@@ -14,9 +14,10 @@ from .vectors import in_tasks, pieces_of, vector_leaves, vectors_of
 
 
 def collects(run_spec: RunSpec) -> bool:
-    """Whether workers write messages to rows of files. If not, they add them up."""
-    attack = run_spec.stage.attack
-    return not planned_rule(run_spec).adds or (attack is not None and attack.collects)
+    """Whether workers write messages to rows of files. If not, they add them up. What stands before a rule looks at the
+    messages of other clients too."""
+    rule, attack = planned_rule(run_spec), run_spec.stage.attack
+    return bool(rule.before) or not rule.adds or (attack is not None and attack.collects)
 
 
 def planned_rule(run_spec: RunSpec) -> Aggregator:

@@ -138,6 +138,19 @@ def test_mean_of_rows_is_the_mean_of_sums():
         torch.testing.assert_close(one.model[name], other.model[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name in AGGREGATORS if resolve(AGGREGATORS[name]).adds])
+def test_what_stands_before_a_rule_that_adds_counts(name: str):
+    """Messages of length 1e-6 at most move the model by as little, or, with signs, give it other bits. An attack whose
+    rounds are never reached changes only the rounding, which is larger relative to such steps: 2e-8 for a weight of
+    about 0.1."""
+    rule = {"name": name, "before": [{"name": "clip", "c": 1e-6}], **({"c": 1.0} if name == "norm_clipping" else {})}
+    clipped, plain = run(spec(rule, method="fedavg")), run(spec({**rule, "before": []}, method="fedavg"))
+    collected = run(spec(rule, method="fedavg", attack={"name": "ipm", "share": 0.2, "rounds": "9-9"}))
+    assert not same(clipped, plain)
+    for name in clipped.model:
+        torch.testing.assert_close(clipped.model[name], collected.model[name], rtol=0, atol=2e-8)
+
+
 def test_label_flip_and_trigger_are_in_the_data():
     flip = {"name": "label_flip", "clients": [3]}
     flipped, plain = (RunSpec.of("x", spec("mean", attack=attack)).split() for attack in (flip, None))
