@@ -130,8 +130,16 @@ class Models:
     params: Sequence[Params]
 
     def reports(self, batch: Columns) -> list[dict[str, Tensor]]:
-        """The workload's report of each model on a batch."""
-        return [self.workload.report(p, batch) for p in self.params]
+        """The workload's report of each model on a batch. Raises ValueError for a column that is not one number per
+        row, whose sum over the test set would be divided by another number."""
+        rows, found = len(next(iter(batch.values()))), [self.workload.report(p, batch) for p in self.params]
+        for name, column in (each for report in found for each in report.items()):
+            if tuple(column.shape) != (rows,):
+                raise ValueError(
+                    f"the workload's report must have one number per example, ({rows},) for this batch, got {name} "
+                    f"with {tuple(column.shape)}; leave out the mean over the batch"
+                )
+        return found
 
 
 def evaluate_test_rows(models: Models, test: Columns, task: TestSlice, device: torch.device) -> list[Metrics]:

@@ -261,6 +261,7 @@ class Trial:
             return algorithm.client_step(public, client, local, oracle)
 
         after = self.watch("client_step", step, {**given, "local state": local, "batch": batch})
+        self.check_losses(trainer, batch)
         self.check_form("client_step", "local state", local, after, (step, (public, client, local, batch)))
         finish = functools.partial(self.watch, "client_finish", algorithm.client_finish)
         sent, kept = finish({**given, "local state": after})
@@ -278,6 +279,20 @@ class Trial:
         self.check_server(server, trainer.state_spec.mean([leaf.double() for leaf in leaves_of(message)], 1.0, 1.0))
         if may_vectorise(self.run_spec, self.split):
             self.check_block(trainer, public, client, columns)
+
+    def check_losses(self, trainer: LocalTrainer, batch: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError if the losses of a client's batch are not one number per example: the padding of a block's
+        shorter batches would count. batch: columns (b, …)."""
+        point = dict((self.x if trainer.precision is None else self.x.to(trainer.precision)).items())
+        losses = self.call("losses", self.run_spec.workload.losses, (point, copy_state(batch)))
+        examples, shape = len(next(c for name, c in batch.items() if name != "key")), tuple(losses.shape)
+        if shape != (examples,):
+            self.refuse(
+                f"losses must return one number per example, ({examples},) for this batch, got {shape}",
+                [],
+                "leave out the mean over the batch, as by reduction='none'",
+                workload=True,
+            )
 
     def check_server(self, server: Any, mean: Any) -> None:
         """Try the functions of the server on its state before round 1. mean: the mean message."""

@@ -4,6 +4,7 @@ workers and any batches."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from pyarrow import parquet
 from fedfleet.engine.api import run
 from fedfleet.engine.clients.evaluation import client_columns, client_groups
 from fedfleet.engine.config.schema import Experiment, experiment
-from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.errors import ConfigError, FedFleetError
 from fedfleet.workloads.base import ClientIndex
+from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.metrics import perplexity
+from fedfleet.workloads.models import Mlp
 from fedfleet.workloads.noisy import Noisy
 from fedfleet.workloads.parquet import Parquet
 from fedfleet.workloads.partitions import Dirichlet
@@ -115,6 +118,29 @@ def test_worst_is_low_accuracy_and_high_loss():
         "eval/clients/accuracy": 9.5,
         "eval/clients/accuracy_worst": 0.5,
     }
+
+
+@dataclass(frozen=True)
+class MeanError(Digits):
+    """The report has the mean of a batch in the place of a column."""
+
+    model: Any = Mlp((4,))
+
+    def report(self, p, batch):
+        columns = super().report(p, batch)
+        return {**columns, "error": (1 - columns["accuracy"]).mean()}
+
+
+def test_a_report_has_one_number_per_example():
+    data = {
+        "workload": MeanError(),
+        "method": "fedavg",
+        "federation": {"clients": 4, "cohort": 2, "rounds": 1, "local": {"steps": 1}},
+        "engine": {"backend": "local"},
+        "tracking": {"uri": "none"},
+    }
+    with pytest.raises(FedFleetError, match=r"one number per example, \(\d+,\) for this batch, got error with \(\); "):
+        run(experiment(data))
 
 
 def test_fairness_needs_rows_that_a_report_can_read():

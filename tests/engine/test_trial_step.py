@@ -321,6 +321,25 @@ class Shifts(Digits):
         return super().losses(p, batch)
 
 
+@dataclass(frozen=True)
+class MeanLoss(Digits):
+    """The loss of a batch is one number."""
+
+    model: Any = Mlp((4,))
+
+    def losses(self, p, batch):
+        return super().losses(p, batch).mean()
+
+
+@dataclass(frozen=True)
+class Pairs(Digits):
+    model: Any = Mlp((4,))
+
+    def losses(self, p, batch):
+        losses = super().losses(p, batch)
+        return torch.stack([losses, losses], 1)
+
+
 class Recurrent(nn.Module):
     """torch's own LSTM cannot be vectorised."""
 
@@ -419,6 +438,12 @@ def test_workloads():
     assert "losses write in place into the batch" in refused(digits("fedavg", Shifts()), "labels")
     assert "engine.vectorise=false" in refused(digits("fedavg", LongShort()), "lstm")
     assert len(run(digits("fedavg", LongShort(), vectorise=False)).rows) == 2
+
+
+@pytest.mark.parametrize(("made", "shape"), [(MeanLoss, r"\(\)"), (Pairs, r"\(\d+, 2\)")])
+def test_losses_are_one_number_per_example(made: type[Digits], shape: str):
+    with pytest.raises(ConfigError, match=rf"workload: losses must return one number per example, .* got {shape}; "):
+        run(digits("fedavg", made()))
 
 
 def test_compressed_and_with_a_warm_start():
