@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from fedfleet.engine.errors import ConfigError
+from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
 from fedfleet.tune.study.check import check, resolve
 from fedfleet.tune.study.grids import points
+from fedfleet.tune.study.ranges import searches
 from fedfleet.tune.study.spec import Study, load, shipped
 
 from .commands import invoke
@@ -194,6 +196,53 @@ def test_smaller_studies_say_so(tmp_path: Path):
         "experiment.federation.local.batch is 5, in full 10",
         "seeds is [0], in full [0, 1]",
     )
+
+
+@pytest.mark.parametrize(
+    ("reduced", "rounds", "of_trials", "told"),
+    [
+        ({"scale": 0.1}, 2, 1, "trials of 1 round, in full 10"),
+        ({"scale": 0.5}, 10, 5, "trials of 5 rounds, in full 10"),
+        ({"rounds": 4}, 4, 2, "trials of 2 rounds, in full 10"),
+        ({"scale": 0.001}, 1, 1, "trials of 1 round, in full 10"),
+        ({"clients": 4}, 20, 10, ""),
+    ],
+)
+def test_trials_of_a_smaller_study_are_shorter(
+    tmp_path: Path, reduced: dict[str, Any], rounds: int, of_trials: int, told: str
+):
+    """Of grids and of ranges, by the same fraction as the cells; the notes and the report say how long they were."""
+    federation = {**STUDY["experiment"]["federation"], "rounds": 20}
+    ranged = {"name": "fedprox", "rule": {"name": "sgd", "lr": {"search": "loguniform", "low": 1e-3, "high": 0.1}}}
+    study = load(
+        written(
+            tmp_path,
+            methods={**STUDY["methods"], "Ranged": ranged},
+            tune={"each": "level", "rounds": 10},
+            **with_section("federation", federation),
+        ),
+        reduced=reduced,
+    )
+    assert {cell.data["federation"]["rounds"] for cell in cells(study)} == {rounds}
+    assert {cell.data["federation"]["rounds"] for cell in trials(study)} == {of_trials}
+    assert {data["federation"]["rounds"] for data in searches(study).values()} == {of_trials}
+    assert {cell.key for cell in trials(study)} == {cell.key for cell in scored_by(study)}
+    assert chosen_by(study).endswith(f", in trials of {of_trials} round{'s' * (of_trials > 1)}")
+    assert [note for note in study.notes if note.startswith("trials")] == ([told] if told else [])
+
+
+def scored_by(study: Study) -> list[Cell]:
+    """The trials whose values the choice asks for."""
+    asked: list[Cell] = []
+    cells(study, lambda cell: asked.append(cell) or 0.0)
+    return asked
+
+
+def test_rounds_that_are_no_number_are_told(tmp_path: Path):
+    file = written(tmp_path, tune={"each": "level", "rounds": 3}, **with_section("federation", {"rounds": "x"}))
+    done = invoke("study", file, "--rounds", "2", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "experiment.federation.rounds must be a whole number of at least 1, got 'x'" in done.output
 
 
 def test_a_study_on_top_of_another(tmp_path: Path):

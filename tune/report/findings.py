@@ -150,8 +150,8 @@ def chosen_by(study: Study) -> str:
         text += f", as the mean of the last {tune.last} evaluations"
     if tune.seeds is not None and set(tune.seeds) != set(study.seeds):
         text += f", in trials with {'seeds' if len(tune.seeds) > 1 else 'seed'} {', '.join(map(str, tune.seeds))}"
-    if tune.rounds is not None:
-        text += f", in trials of {tune.rounds} round{'s' * (tune.rounds > 1)}"
+    if (rounds := study.trial_rounds) is not None:
+        text += f", in trials of {rounds} round{'s' * (rounds > 1)}"
     return text
 
 

@@ -272,7 +272,7 @@ def trials(study: Study) -> list[Cell]:
     if study.tune.each == "none":
         return []
     found = [
-        shorter(cell, study.tune.rounds)
+        shorter(cell, study.trial_rounds)
         for method in study.methods
         for _, _, offered in grids_of(study, method, study.tune.seeds or study.seeds)
         for cell in (offered if len(offered) > 1 else [])
@@ -372,6 +372,6 @@ def best(runs: list[list[Cell]], study: Study, score: Score) -> int:
         return 0
     values = []
     for point in zip(*runs, strict=True):
-        scores = [score(shorter(cell, study.tune.rounds)) for cell in point]
+        scores = [score(shorter(cell, study.trial_rounds)) for cell in point]
         values.append(sum(scores) / len(scores) if all(map(math.isfinite, scores)) else -math.inf)
     return values.index(max(values))

@@ -24,7 +24,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
     overrides = all_levels[0][1] if study.tune.each == "once" else dict(all_levels)[place]
     seeds = study.tune.seeds or study.seeds
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
-    data = shorten(planned(study, method, overrides, own), study.tune.rounds)
+    data = shorten(planned(study, method, overrides, own), study.trial_rounds)
     data["search"] = {
         "objectives": {study.deciding: study.report.best},
         "last": study.tune.last,

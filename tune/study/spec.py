@@ -37,7 +37,7 @@ class Tune(Section):
     `metric`: the column of rounds.parquet that decides (default: that of the report). Whether larger values are better
     follows from `report.best`.
     `last`: the number of last evaluations whose mean decides, at least 1 (default 1).
-    `rounds`: the number of rounds of a trial (default: that of the study).
+    `rounds`: the number of rounds of a trial (default: that of the study). `reduced` makes it smaller, too.
     `seeds`: the seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default:
     those of the study).
     `trials`: the number of trials for methods with ranges instead of grids, at least 1 (default 20).
@@ -110,8 +110,8 @@ class Published(Section):
 class Reduced(Section):
     """The section `reduced`, which makes a study smaller.
 
-    `scale`: the factor of the rounds and of the rounds between evaluations, as `--scale` sets it.
-    `rounds`: the number of rounds, as `--rounds` sets it.
+    `scale`: the factor of the rounds, of those of trials and of the rounds between evaluations, as `--scale` sets it.
+    `rounds`: the number of rounds, as `--rounds` sets it. Those of trials shrink in proportion.
     `clients`: the number of clients, as `--clients` sets it. The cohort shrinks in proportion.
     """
 
@@ -168,6 +168,22 @@ class Study(Section):
     def deciding(self) -> str:
         """The column by which the best point of the grids is chosen."""
         return self.tune.metric or self.report.metric
+
+    @property
+    def full_rounds(self) -> Any:
+        """The rounds of the experiment before any reduction, as the file has them."""
+        federation = self.experiment.get("federation")
+        return federation.get("rounds", ROUNDS) if isinstance(federation, dict) else ROUNDS
+
+    @property
+    def trial_rounds(self) -> int | None:
+        """The rounds of a trial, reduced as those of the cells are; None if trials have the rounds of their cells."""
+        if self.tune.rounds is None:
+            return None
+        fraction, rounds, full = self.reduced.scale, self.reduced.rounds, self.full_rounds
+        if rounds is not None:  # what is no number of rounds is refused later, see `cells.check_sizes`
+            fraction = rounds / full if type(full) is int and full > 0 else 1.0
+        return max(1, round(self.tune.rounds * fraction))
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -318,7 +334,11 @@ def smaller(study: Study) -> list[str]:
     federation = federation if isinstance(federation, dict) else {}
     made = [f"rounds × {reduced.scale:g}"] if reduced.scale != 1 and reduced.rounds is None else []
     if reduced.rounds is not None:
-        made.append(f"{reduced.rounds} rounds, in full {federation.get('rounds', ROUNDS)}")
+        made.append(f"{reduced.rounds} rounds, in full {study.full_rounds}")
+    if study.trial_rounds != study.tune.rounds:
+        made.append(
+            f"trials of {study.trial_rounds} round{'s' * (study.trial_rounds != 1)}, in full {study.tune.rounds}"
+        )
     if reduced.clients is not None:
         made.append(
             f"{reduced.clients} clients, in full {federation.get('clients', CLIENTS)}, the cohort in proportion"
