@@ -105,18 +105,25 @@ class Auc(OverClassification):
         return {**found, **{name.partition(".")[2]: p[name].to(h.dtype).expand_as(h) for name in SCALARS}}
 
     def summary(self, means: Mapping[str, float], columns: Columns) -> dict[str, float]:
-        """`auc`, and `w_gap`: the largest distance of w1, w2 and w3 from their best values for the scores."""
+        """`auc`, and `w_gap`: the largest distance of w1, w2 and w3 from their best values for the scores; empty if the
+        test rows are all positive or all negative."""
         scores, positive = columns["score"].astype(np.float64), columns["positive"]
+        if positive.all() or not positive.any():
+            return {}
         best = optimum(scores, positive, float(positive.mean()))
         gap = max(abs(means[name] - value) for name, value in zip(("w1", "w2", "w3"), best, strict=True))
         return {"auc": metrics.auc(scores, positive), "w_gap": gap}
 
 
 def priors(positive: np.ndarray, client_index: ClientIndex) -> tuple[np.ndarray, float]:
-    """(share of positives in the rows of each client, (N,); share in the rows of all clients). positive: (n,) bool."""
-    dealt = positive[client_index.rows].astype(np.float64)
-    own = np.add.reduceat(dealt, client_index.offsets[:-1]) / np.maximum(client_index.sizes, 1)
-    return own, float(dealt.mean())
+    """(share of positives in the rows of each client, (N,); share in the rows of all clients). positive: (n,) bool.
+
+    The share is NaN for a client without rows, which the engine refuses later.
+    """
+    counts = np.concatenate([[0], np.cumsum(positive[client_index.rows])])  # of positives before each place in `rows`
+    sums, sizes = np.diff(counts[client_index.offsets]), client_index.sizes
+    own = np.divide(sums, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
+    return own, float(counts[-1] / max(len(client_index.rows), 1))
 
 
 def check_both(shares: np.ndarray) -> None:

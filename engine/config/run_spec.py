@@ -16,7 +16,7 @@ from ...algorithms.aggregation.contract import Aggregator, Stage
 from ...algorithms.attacks.contract import Attack, PoisoningAttack
 from ...algorithms.contract import Algorithm, Deferred, RunContext
 from ...algorithms.tree import Layout, Tree
-from ...workloads.base import Split, Workload
+from ...workloads.base import Split, Workload, check_index
 from ..errors import ConfigError
 from ..methods.batch_norm import Buffered
 from ..user_code import plugin_errors
@@ -283,6 +283,7 @@ class RunSpec:
         if not isinstance(split, Split):
             raise ConfigError(f"workload: split must return a workloads.base.Split, got {type(split).__name__}")
         with plugin_errors("workload"):
+            check_index(split.client_index, len(next(iter(split.train.values()))))
             self.workload.check_split(split, torch.finfo(self.dtype).max)
         sizes = split.client_index.sizes
         if len(sizes) != clients or not sizes.all():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedfleet.engine.api import run
@@ -17,6 +18,7 @@ from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
+from fedfleet.workloads.base import ClientIndex, check_index
 
 METHOD = """
 from dataclasses import dataclass
@@ -347,7 +349,67 @@ def test_a_workload_that_is_none(folder: Path):
     assert "is not a workload" in refused(["bad.py"], {"workload": "bad", "method": "fedavg"})
 
 
+PARTITION = """
+from dataclasses import dataclass
+from numpy import arange, array
+from fedfleet.workloads.base import ClientIndex, Partition
+
+@dataclass(frozen=True)
+class Bad(Partition):
+    def deal(self, labels, clients, seed):
+        return {0}
+
+PARTITIONS = {{"bad": Bad}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dealt", "said"),
+    [
+        ("[arange(9), arange(9, 20)]", "a partition must return a ClientIndex, got list; return ClientIndex.of("),
+        (
+            "ClientIndex(array([0, 5, 9]), [*range(9)])",
+            "rows of a ClientIndex must be whole numbers of shape (n,), got l",
+        ),
+        (
+            "ClientIndex(array([0, 5.0, 9]), arange(9))",
+            "offsets of a ClientIndex must be whole numbers of shape (n,), got",
+        ),
+        (
+            "ClientIndex(array([1, 5, 9]), arange(9))",
+            "offsets of a ClientIndex must ascend from 0 to the number of its",
+        ),
+        ("ClientIndex(array([0, 5, 10]), arange(9))", "its rows, 9, got [ 0 5 10]; ClientIndex.of makes them"),
+        ("ClientIndex(array([0, 10, 9]), arange(9))", "its rows, 9, got [ 0 10 9]; ClientIndex.of makes them"),
+        ("ClientIndex.of([arange(9), arange(9, 1443)])", "0 <= row < 1442 must hold, the number of training rows"),
+        ("ClientIndex.of([arange(9), arange(-1, 5)])", "for the rows of a ClientIndex, got -1; give row numbers"),
+        ("ClientIndex.of([arange(9), arange(8, 20)])", "got row 8 of the clients 0 and 1; give it to one of them"),
+    ],
+)
+@pytest.mark.parametrize("over", [None, "auc"])
+def test_what_a_partition_returns(folder: Path, dealt: str, said: str, over: str | None):
+    (folder / "bad.py").write_text(PARTITION.format(dealt))
+    inner = {"name": "digits", "partition": "bad"}
+    data = {"workload": inner if over is None else {"name": over, "of": inner}, "method": "fedavg"}
+    found = refused(["bad.py"], {**data, "federation": {"clients": 2, "cohort": 1}})
+    assert found.startswith("workload: ")
+    assert said in found
+    assert "Error" not in found
+
+
+def test_a_row_of_two_clients_of_a_workload(folder: Path):
+    """The workload deals its rows itself. A row may be twice in the rows of one client."""
+    (folder / "bare.py").write_text(WORKLOAD.replace("arange(i, len(labels), clients)", "arange(i, i + 2)"))
+    said = refused(["own_method", "own_rule", "bare.py"])
+    assert (
+        said == "workload: no row may belong to two clients, got row 1 of the clients 0 and 1; give it to one of them"
+    )
+    check_index(ClientIndex.of([np.array([0, 0, 3]), np.array([1, 2])]), 4)
+
+
 def test_a_client_without_rows(folder: Path):
-    (folder / "bare.py").write_text(WORKLOAD.replace("arange(i, len(labels), clients)", "arange(i // 2 * 60) % 60"))
+    (folder / "bare.py").write_text(
+        WORKLOAD.replace("arange(i, len(labels), clients)", "arange(i, len(labels) * (i > 1), clients)")
+    )
     said = refused(["own_method", "own_rule", "bare.py"])
     assert said == "workload: every client must have a row, got rows for 4 of 6 clients; lower federation.clients"

@@ -183,6 +183,19 @@ def test_one_class_alone_is_refused():
     assert replace(workload, prior="global").split(0, 2).test["prior"][0] < 1
 
 
+def test_a_client_without_rows_has_no_share():
+    """The engine refuses it in its own sentence; here it must not end in an IndexError, nor borrow another's row."""
+    own, pooled = priors(np.array([True, False, True]), ClientIndex(np.array([0, 1, 1, 3, 3]), np.arange(3)))
+    np.testing.assert_array_equal(own, [1, np.nan, 0.5, np.nan])
+    assert pooled == 2 / 3
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_a_test_set_of_one_class_has_no_auc(positive):
+    columns = {"score": np.arange(3.0), "positive": np.full(3, positive)}
+    assert made().summary({"w1": 0.0, "w2": 0.0, "w3": 0.0}, columns) == {}
+
+
 REFUSED = [
     ({"positive": 10}, "0 <= positive < 10 must hold, got positive=10"),
     ({"positive": 4}, "positive must be the same as in the partition, got 4 and 3"),
