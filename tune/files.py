@@ -16,8 +16,10 @@ import yaml
 from ..engine.config.schema import Experiment, experiment
 from ..engine.errors import ConfigError, nearest
 
-EXCLUSIVE = {"federation.local": ("steps", "epochs")}
-"""Section -> keys that exclude each other: an override of one removes the others that the file sets."""
+LOCAL = ("steps", "epochs")
+EXCLUSIVE = {"federation.local": LOCAL, "experiment.federation.local": LOCAL}
+"""Section of an experiment or of a study -> keys that exclude each other: an override of one removes the others that
+the file sets."""
 
 MERGE = "tag:yaml.org,2002:merge"
 """Tag of the key <<, whose value is a mapping of defaults for the mapping that contains the key."""

@@ -55,6 +55,8 @@ class Parquet(FromFiles):
     fetch: ClassVar[str] = "put your files there, or set workload.folder"
 
     def __post_init__(self) -> None:
+        if isinstance(self.input, tuple) and len(set(self.input)) < len(self.input):
+            raise ValueError(f"input must not repeat a column, got {list(self.input)}; drop what is repeated")
         if isinstance(self.input, tuple) and self.shape == (1,):
             object.__setattr__(self, "shape", (len(self.input),))
         if self.classes < 2 or min(self.shape, default=0) < 1:

@@ -238,6 +238,12 @@ def scored_by(study: Study) -> list[Cell]:
     return asked
 
 
+def test_an_override_of_epochs_removes_the_steps(tmp_path: Path):
+    study = load(written(tmp_path), ["experiment.federation.local.epochs=1"])
+    assert study.experiment["federation"]["local"] == {"epochs": 1, "batch": 10}
+    check(study)
+
+
 def test_rounds_that_are_no_number_are_told(tmp_path: Path):
     file = written(tmp_path, tune={"each": "level", "rounds": 3}, **with_section("federation", {"rounds": "x"}))
     done = invoke("study", file, "--rounds", "2", "--out", str(tmp_path / "out"))

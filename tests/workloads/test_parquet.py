@@ -148,6 +148,10 @@ def test_columns_are_named_for_features(tmp_path):
     train = workload.load()[0]
     assert train["input"].dtype == np.float32  # also for bytes: an age is not a brightness
     assert np.allclose(train["input"], np.stack([x[:, 0], x[:, 1] / 7, x[:, 2] > 99], 1))
+    with pytest.raises(
+        ConfigError, match=r"input must not repeat a column, got \['age', 'age'\]; drop what is repeated"
+    ):
+        run_spec({**spec, "input": ["age", "age"]}).split()
     with pytest.raises(ConfigError, match=r"shape must be \(3,\), one for each column of input, got \(4,\)"):
         _ = run_spec({**spec, "shape": [4]}).workload
     with pytest.raises(ConfigError, match=r"must have the columns \['age', 'weight', 'label'\]"):
