@@ -222,6 +222,7 @@ def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list
     parent = parent_of(snapshot.config, run_spec)
     before = parent.experiment
     check_workload(parent, run_spec)
+    check_messages(parent, run_spec)
     old, new = first_states(parent), first_states(run_spec)
     count = pytree.tree_structure(old).num_leaves
     taken = pytree.tree_unflatten(snapshot.server[:count], pytree.tree_structure(old))
@@ -232,7 +233,7 @@ def converted(snapshot: Snapshot, run_spec: RunSpec) -> tuple[list[Tensor], list
         rule=kept(taken.stage.rule, new.stage.rule, same_name(before, run_spec, "aggregate"), "aggregate", fresh),
         last=kept(taken.stage.last, new.stage.last, True, "aggregate", fresh),
         attack=kept(taken.stage.attack, new.stage.attack, same_name(before, run_spec, "attack"), "attack", fresh),
-        noise=kept(taken.stage.noise, new.stage.noise, True, "privacy", fresh),
+        noise=with_new_levels(taken.stage.noise, new.stage.noise),
     )
     samplers = [part_name(each.federation.sampler) for each in (before, run_spec.experiment)]
     # The states before round 1 are compared, because a sampler's state may grow, as Oort's history does.
@@ -265,6 +266,31 @@ def check_workload(parent: RunSpec, run_spec: RunSpec) -> None:
         raise ConfigError(
             "workload: the clients must keep their rows in a fork, got another partition; undo this, or start a new run"
         )
+
+
+def check_messages(parent: RunSpec, run_spec: RunSpec) -> None:
+    """Raise ConfigError if noise that goes on from round to round would meet messages of another shape."""
+    privacy = run_spec.privacy
+    if privacy is None or not privacy.is_noisy or "poisson" in privacy.mechanism.samplings:  # noise of one round alone
+        return
+    messages = [StateSpec(each.method(), each.initial_model()).message for each in (parent, run_spec)]
+    old, new = (pytree.tree_leaves((each.delta, each.sent, each.averaged)) for each in messages)
+    if [leaf.shape for leaf in old] != [leaf.shape for leaf in new]:
+        raise ConfigError(
+            "method: clients must send messages of the same shape in a fork whose noise goes on from earlier rounds, "
+            f"got {named(run_spec)} after {named(parent)}; undo this, or start a new run"
+        )
+
+
+def with_new_levels(taken: Any, new: Any) -> Any:
+    """The state of the noise, which goes on in every fork, because the account is over the rounds of the parent too.
+
+    A run keeps empty tensors for the levels of a tree that it does not reach. Where a fork has more rounds and reaches
+    them, they are those of `new`, the state before round 1: they are zero until they are reached.
+    """
+    leaves, spec = pytree.tree_flatten(taken)
+    pairs = zip(leaves, pytree.tree_leaves(new), strict=True)
+    return pytree.tree_unflatten([old if old.numel() else begun for old, begun in pairs], spec)
 
 
 def converted_server(parent: tuple[RunSpec, Server], fork: tuple[RunSpec, Server], fresh: list[str]) -> Server:

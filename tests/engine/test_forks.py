@@ -417,6 +417,43 @@ def test_a_private_fork_says_what_its_epsilon_does_not_cover(tmp_path):
     assert "epsilon is that of this run alone" in (tmp_path / "fork" / "run.log").read_text()
 
 
+PRIVATE_TURNS = {"clients": 12, "cohort": 4, "sampling": "cyclic", "separation": 3, "rounds": 3}
+
+
+def private_turns(mechanism: str, **more: Any) -> dict[str, Any]:
+    """The configuration of a private run of three rounds whose clients take turns."""
+    method = more.pop("method", {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}})
+    privacy = {**NOISY, "delta": 1e-3, "mechanism": mechanism}
+    return data(method=method, privacy=privacy, federation={**PRIVATE_TURNS, **more})
+
+
+@pytest.mark.parametrize("rounds", [4, 9])
+def test_noise_goes_on_where_a_longer_fork_reaches_another_level_of_the_tree(rounds, tmp_path):
+    """The fork adds the noise of a run that was so long from the beginning."""
+    pytest.importorskip("dp_accounting")
+    whole = alone(private_turns("tree", rounds=rounds))
+    fedfleet.run(experiment(private_turns("tree")), tmp_path / "parent")
+    fork = fedfleet.fork(tmp_path / "parent", 2, f"federation.rounds={rounds}", tmp_path / "fork")
+    assert fork.model_sha256 == whole.model_sha256
+    assert "is that before round 1" not in (tmp_path / "fork" / "run.log").read_text()
+
+
+def test_a_shorter_fork_of_a_private_run_keeps_the_noise_too(tmp_path):
+    pytest.importorskip("dp_accounting")
+    short = alone(private_turns("tree"))
+    fedfleet.run(experiment(private_turns("tree", rounds=4)), tmp_path / "parent")
+    fork = fedfleet.fork(tmp_path / "parent", 2, "federation.rounds=3", tmp_path / "fork")
+    assert fork.model_sha256 == short.model_sha256
+
+
+def test_noise_that_goes_on_needs_messages_of_the_same_shape(tmp_path):
+    pytest.importorskip("dp_accounting")
+    momentum = {"name": "fedavg", "rule": {"name": "momentum", "lr": 0.1}}
+    fedfleet.run(experiment(private_turns("tree", method=momentum)), tmp_path / "parent")
+    with pytest.raises(ConfigError, match="method: clients must send messages of the same shape in a fork whose noise"):
+        prepared(tmp_path / "parent", 2, "method.carry=average", tmp_path / "fork")
+
+
 # --- Ray, and processes that die --------------------------------------------------------------------------------------
 @pytest.mark.long
 def test_on_ray_with_other_workers_and_a_kill(tmp_path, ray_here):
