@@ -20,7 +20,8 @@ class TaskResult(NamedTuple):
     """The result of a task: float64 sums over its clients, or over the examples of an evaluation.
 
     `leaves` is None if the sums are still where they were added. `clients` holds arrays with one entry per client, or
-    per row of an evaluation. `dropped`: clients that failed and were left out.
+    per row of an evaluation. `dropped`: clients that failed and were left out; `dropped_positions`: theirs in
+    `TrainingTask.position`, because a task of an asynchronous run may have two jobs of one client.
     """
 
     index: int
@@ -32,6 +33,7 @@ class TaskResult(NamedTuple):
     targets: tuple[tuple[int, int], ...] = ()
     """Of an asynchronous run: (the block of the task, the update) that each of the sums is for, which are one after
     another in `leaves`; `facts` then has the sums NAME/BLOCK/UPDATE for each of them."""
+    dropped_positions: tuple[int, ...] = ()
 
     @staticmethod
     def nothing(task: Any, dropped: tuple[int, ...]) -> TaskResult:
@@ -57,7 +59,8 @@ def add_results(left: TaskResult, right: TaskResult) -> TaskResult:
         facts[name] = facts[name] + value if name in facts else value
     for name, values in right.clients.items():
         clients[name] = np.concatenate([clients[name], values]) if name in clients else values
-    return left._replace(leaves=leaves, facts=facts, clients=clients, dropped=left.dropped + right.dropped)
+    dropped, positions = left.dropped + right.dropped, left.dropped_positions + right.dropped_positions
+    return left._replace(leaves=leaves, facts=facts, clients=clients, dropped=dropped, dropped_positions=positions)
 
 
 def with_all_targets(left: TaskResult, right: TaskResult) -> tuple[TaskResult, TaskResult]:

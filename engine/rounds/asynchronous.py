@@ -423,19 +423,18 @@ class AsynchronousDriver(Driver):
             of_version[group.blocks[block].number] = BlockSum(leaves, facts, task)
         if task is not None:
             waiting.kept[task] = len(sums)
-        trained, digests = found.get("id", np.zeros(0, np.int64)).tolist(), found.get("digest")
-        numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if trained else []
-        at = {job.client: place for place, job in enumerate(jobs)}
+        digests, absent = found.get("digest"), set(result.dropped_positions)
+        places = [place for place in range(len(jobs)) if place not in absent]  # a client may have two of the jobs
+        numbers = zip(*(found[name].tolist() for name in ("loss", "norm2", "steps")), strict=True) if places else []
         free = set(range(len(rows)))
-        for position, (client, (loss, norm2, steps)) in enumerate(zip(trained, numbers, strict=True)):
-            place = position if len(trained) == len(rows) else at[client]
+        for position, (place, (loss, norm2, steps)) in enumerate(zip(places, numbers, strict=True)):
             if self._is_ahead(job := jobs[place]):
                 digest = None if digests is None else digests[position]
                 waiting.results[job] = ClientResult(int(rows[place]), digest, loss, norm2, int(steps))
                 free.discard(place)
         if free:
             self.table.release_waiting(rows[sorted(free)])
-        waiting.dropped.update(jobs[at[client]] for client in result.dropped)
+        waiting.dropped.update(jobs[place] for place in absent)
         self._tell_notes(self.round + 1, result.facts)
         for name in (*TIMES, "seconds"):
             waiting.spent[name] += result.facts.get(name, 0.0)

@@ -18,7 +18,7 @@ from fedfleet.engine import run
 from fedfleet.engine.api import resume
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.cohorts.tasks import Broadcast, TrainingTask, plan_tasks
-from fedfleet.engine.config.schema import Evaluate
+from fedfleet.engine.config.schema import Evaluate, experiment
 from fedfleet.engine.errors import ClientFailed, Diverged, EvaluationFailed, WorkersLost
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.runs.launch import new_run_id, prepare
@@ -162,6 +162,24 @@ def test_a_dropped_client_keeps_its_state_and_its_place_in_its_stream(tmp_path):
     assert old.row[client] == new.row[client] >= 0
     others = np.setdiff1d(cohort_of(number), [client])
     assert (new.visits[others] == old.visits[others] + 1).all()
+
+
+def test_a_client_with_two_jobs_in_one_task_is_dropped_from_both(tmp_path):
+    """`once: false` gives clients several visits from one version of the model."""
+    data = setting(tmp_path, rounds=4, block=1, on_failure="drop")
+    data["method"] = {"name": "fedavg", "rule": {"name": "sgd", "lr": 0.1}}
+    pace = {"name": "buffered", "buffer": 12, "once": False}
+    data["federation"] |= {"clients": 6, "cohort": 4, "pace": pace}
+    data["systems"] = {"devices": {"name": "lognormal", "sigma": 1.0}}
+    plan(tmp_path, rule(0, "raise"))
+    found = run(experiment(data))
+    assert max(row["client/dropped"] for row in found.rows) > 1
+    plan(tmp_path)
+    data["federation"]["without"] = [0]
+    wanted = run(experiment(data))
+    assert found.model_sha256 == wanted.model_sha256
+    for name in ("client/count", "client/dropped"):
+        assert [row[name] for row in found.rows] == [row[name] for row in wanted.rows]
 
 
 def test_a_cohort_of_which_nobody_is_left_ends_the_run(tmp_path):
