@@ -15,7 +15,6 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ...algorithms.contract import LocalNorms
 from ...workloads import counted
 from .sampling import philox, sample
 
@@ -117,15 +116,14 @@ class Sampler(ABC):
         return state
 
 
-def norm_weights(norms: LocalNorms, weights: np.ndarray, steps: np.ndarray, used: np.ndarray) -> np.ndarray:
+def norm_weights(own: np.ndarray, effective: np.ndarray, weights: np.ndarray, used: np.ndarray) -> np.ndarray:
     """(S,) the weights of a cohort's messages for a method that weighs clients by their local steps, which the caller
-    divides by the sum of the old ones. weights: (S,) the old ones. steps: (S,) local steps. used: (S,) bool, whose
-    steps count."""
-    own = np.array(norms.norms)[steps - 1]
+    divides by the sum of the old ones. own, effective: (S,) of `LocalNorms`, those after each client's steps. weights:
+    (S,) the old ones. used: (S,) bool, whose steps count."""
     if not used.any():
         return weights
-    effective, old = np.array(norms.effective)[steps[used] - 1], weights[used]
-    mean = effective[0] if (effective == effective[0]).all() else (old * effective).sum() / old.sum()
+    counted, old = effective[used], weights[used]
+    mean = counted[0] if (counted == counted[0]).all() else (old * counted).sum() / old.sum()
     return weights * (mean / own)
 
 

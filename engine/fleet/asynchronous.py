@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class AsynchronousPlanner(RoundPlanner):
         """Begin with the timeline anew."""
         assert self.fleet is not None
         self.known: dict[int, dict[Job, Weight]] = {}  # update -> the weights of its results
+        self.methods: dict[int, Algorithm] = {}  # version -> its method, where the method has a schedule
         federation = self.federation
         self.timeline = Timeline(self.settings, self.seed, federation.clients, federation.cohort, self.fleet)
 
@@ -131,17 +132,37 @@ class AsynchronousPlanner(RoundPlanner):
             own = np.ones(len(jobs))
             if self.federation.weights == "examples" and self.method.weighted:
                 own = sizes * (len(jobs) / float(sizes.sum()))
-            norms = self.method.local_norms(int(steps.max()))
-            used = np.array([job.client not in self.federation.without for job in jobs])
-            added = own if norms is None else norm_weights(norms, own, steps, used)
+            added = own if self.method.local_norms(1) is None else self._by_steps(jobs, own, steps)
             stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs]) * self.settings.mix
             columns = zip(own.tolist(), (own * stale).tolist(), (added * stale).tolist(), strict=True)
             self.known[number] = {job: Weight(*weights) for job, weights in zip(jobs, columns, strict=True)}
         return self.known[number]
 
+    def _by_steps(self, jobs: Sequence[Job], weights: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """(M,) the weights of results for a method that weighs clients by their local steps. weights: (M,) without
+        that. steps: (M,) of each job, which counts as the method did that it ran by."""
+        versions = np.array([job.version for job in jobs])
+        own, effective = np.zeros(len(jobs)), np.zeros(len(jobs))
+        for version in np.unique(versions).tolist():
+            those = versions == version
+            norms = self._method_of(version).local_norms(int(steps[those].max()))
+            assert norms is not None
+            own[those], effective[those] = (np.array(each)[steps[those] - 1] for each in norms)
+        used = np.array([job.client not in self.federation.without for job in jobs])
+        return norm_weights(own, effective, weights, used)
+
+    def _method_of(self, version: int) -> Algorithm:
+        """The method by which the jobs of a version run."""
+        if not self.run_spec.method_has_schedule:
+            return self.method
+        if version not in self.methods:
+            self.methods[version] = self.run_spec.method(version + 1)
+        return self.methods[version]
+
     def forget(self, version: int) -> None:
         """Nobody asks for the jobs of this version, or the update that made it, again."""
         self.timeline.forget(version)
+        self.methods.pop(version, None)
         self.known.pop(version, None)
 
 

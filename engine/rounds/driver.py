@@ -354,7 +354,8 @@ class Driver:
             steps = steps_of(self.data.client_index.sizes_of(plan.clients), self.federation.local)
         norms = self.method.local_norms(int(steps.max()))
         assert norms is not None
-        return norm_weights(norms, weights, steps, ~np.isin(plan.clients, self.federation.without))
+        own, effective = (np.array(each)[steps - 1] for each in norms)
+        return norm_weights(own, effective, weights, ~np.isin(plan.clients, self.federation.without))
 
     def _losses(self, number: int, clients: np.ndarray, rows: int | None) -> np.ndarray:
         """(c,) the losses of the model on rows of these clients (c,), see `LossProbe`. number: of the round."""

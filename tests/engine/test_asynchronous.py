@@ -308,6 +308,16 @@ def test_a_buffer_of_the_cohort_and_equal_durations_are_synchronous_rounds(metho
     assert all(row["async/staleness"] == 0 for row in found.rows)
 
 
+def test_fednova_with_a_schedule_weighs_jobs_by_the_method_of_their_own_round():
+    momentum = {"schedule": "exponential", "start": 0.9, "decay": 0.5}
+    method = {"name": "fednova", "rule": {"name": "momentum", "lr": 0.05, "mu": momentum}}
+    systems = {"devices": {"name": "equal", "unit": "visit"}, "work": {"name": "uniform", "p": 0.7}}
+    pace = {"name": "buffered", "buffer": 6, "open": 6, "weight": "constant"}
+    local = {"local": {"steps": 6, "batch": 8}}
+    one, other = (run(digits(each, method, systems=systems, federation=local)) for each in (None, pace))
+    assert same(one, other)
+
+
 def test_everyone_at_once_is_synchronous_whatever_the_durations():
     plan = {"clients": 6}
     found = run(digits({"name": "buffered", "buffer": 6}, systems=UNEQUAL | {"dropout": 0}, federation=plan))
