@@ -127,14 +127,25 @@ class Cycles(Availability):
         raise NotImplementedError
 
     def online(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
-        return self.until(seed, clients, t) > times(clients, t)
+        now, found = times(clients, t), np.zeros(len(clients), dtype=bool)
+        number = self.cycle(seed, clients, now)
+        for shift in (-1, 0, 1):
+            begins, ends = self.session(seed, clients, number + shift)
+            found |= (begins <= now) & (now < ends)
+        return found
 
     def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
         end = times(clients, t)
-        number = self.cycle(seed, clients, end)
-        for shift in (-1, 0, 1):  # sessions that touch each other are one
-            begins, ends = self.session(seed, clients, number + shift)
-            end = np.where((begins <= end) & (end < ends), ends, end)
+        number, growing = self.cycle(seed, clients, end) - 1, np.arange(len(clients))
+        for turn in range(FURTHEST):  # sessions that touch each other are one
+            begins, ends = self.session(seed, clients[growing], number[growing])
+            joined = (begins <= end[growing]) & (end[growing] < ends)
+            end[growing[joined]] = ends[joined]
+            growing = growing[joined | (turn < 2)]  # the cycles around t are looked at in any case
+            if not len(growing):
+                return end
+            number[growing] += 1
+        end[growing] = np.inf
         return end
 
     def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
@@ -180,7 +191,8 @@ class SessionCycles(Cycles):
         z = normal(keys(seed, "session length", clients, number))
         lasts = np.minimum(length, on * np.exp(self.spread * z - self.spread**2 / 2))
         begin = number * length - phase + uniform(keys(seed, "session", clients, number)) * (length - lasts)
-        return begin, begin + lasts
+        # A session that fills its cycle ends where the next cycle begins, without a gap by rounding.
+        return begin, np.where(lasts < length, begin + lasts, (number + 1) * length - phase)
 
 
 @dataclass(frozen=True)
@@ -275,9 +287,13 @@ class Trace(Availability):
         return there & (begin <= times(clients, t))
 
     def until(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
-        at, _, _, base = self._find(seed, clients, t)
-        end = self.sessions.end[np.minimum(at, len(self.sessions.end) - 1)] + base
-        return np.where(self.online(seed, clients, t), end, times(clients, t))
+        at, _, first, base = self._find(seed, clients, t)
+        end = self.sessions.end[np.minimum(at, len(self.sessions.end) - 1)]
+        if self.sessions.period is not None:  # a session may go on with the first one of the next period
+            period, following = self.sessions.period, self.sessions.end[first]
+            over = np.where(following == period, np.inf, period + following)
+            end = np.where((end == period) & (self.sessions.begin[first] == 0), over, end)
+        return np.where(self.online(seed, clients, t), end + base, times(clients, t))
 
     def next(self, seed: int, clients: np.ndarray, t: float | np.ndarray) -> np.ndarray:
         at, there, first, base = self._find(seed, clients, t)

@@ -127,7 +127,7 @@ def read_devices(file: str) -> DeviceTable:
 
 
 def read_sessions(file: str) -> Sessions:
-    """The sessions of a file. Raises ValueError for a file that cannot be used."""
+    """The sessions of a file; those that touch each other are one. Raises ValueError for a file that cannot be used."""
     table, metadata = _read(file)
     client, begin, end = _client_numbers(table, file), _column(table, file, "from"), _column(table, file, "to")
     require(bool((begin >= 0).all()), f"{file}: from must be 0 or more, got {begin.min():g}; repair the file")
@@ -146,6 +146,9 @@ def read_sessions(file: str) -> Sessions:
             raise ValueError(f"{file}: period must be a number, got {metadata['period']!r}; repair the file") from None
         require(np.isfinite(period), f"{file}: period must be finite, got {period}; leave it out, or give seconds")
         require(period >= end.max(), f"{file}: period >= to must hold, got {period:g} < {end.max():g}; raise it")
+    touching = same & (begin[1:] == end[:-1])
+    begin, end = begin[np.append(True, ~touching)], end[np.append(~touching, True)]
+    client = client[np.append(True, ~touching)]
     numbers, first = np.unique(client, return_index=True)
     return Sessions(begin, end, np.append(first, len(client)), numbers, period)
 

@@ -191,6 +191,32 @@ def test_clients_that_go_offline(tmp_path):
 
 
 # --- availability -----------------------------------------------------------------------------------------------------
+def test_sessions_of_a_trace_go_on_where_another_one_begins(tmp_path):
+    """Client 0 is online at all times, client 1 too, in two sessions; client 2 from 60 over the period's end to 30."""
+    columns = {"client": [0, 1, 1, 2, 2, 3], "from": [0.0, 0.0, 40.0, 0.0, 60.0, 10.0]}
+    file = file_of(tmp_path / "t", {**columns, "to": [100.0, 40.0, 100.0, 30.0, 100.0, 100.0]}, period="100")
+    part = Registry().build("AVAILABILITIES", {"name": "trace", "file": file, "assign": "number"}, "availability")
+    four = np.arange(4)
+    assert part.until(0, four, 20.0).tolist() == [np.inf, np.inf, 30, 100]
+    assert part.until(0, four, 270.0).tolist() == [np.inf, np.inf, 330, 300]
+    assert part.until(0, four, 50.0).tolist() == [np.inf, np.inf, 50, 100]
+    assert part.next(0, four, 305.0).tolist() == [305, 305, 305, 310]
+
+
+@pytest.mark.parametrize("spec", [{"length": 10, "pause": 0.1, "spread": 1}, {"length": 600, "pause": 60, "spread": 1}])
+@pytest.mark.parametrize("t", [1000.0, 80_000.0])
+def test_a_session_ends_where_its_client_is_offline(spec, t):
+    part = Registry().build("AVAILABILITIES", {"name": "sessions", **spec}, "availability")
+    clients = np.arange(2000)
+    end, online = part.until(0, clients, t), part.online(0, clients, t)
+    assert (online == (end > t)).all()
+    assert np.isfinite(end).all()
+    assert not part.online(0, clients[online], end[online]).any()
+    assert not part.online(0, clients[online], np.nextafter(end[online], np.inf)).any()
+    middle = t + (end - t)[online] * np.linspace(0, 0.999, online.sum())
+    assert part.online(0, clients[online], middle).all()
+
+
 def test_a_trace_has_half_open_sessions_in_any_order_of_questions(tmp_path):
     """FedScale's test: active 1, 3, 6, 9, inactive 1, 4, 7, 10, asked 2, 6, 8, 9, 10, 15 in turn: F T F T F F, with the
     trace repeated after 10. Its empty session [1, 1) is refused by our files, so it is left out."""
