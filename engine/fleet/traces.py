@@ -53,7 +53,12 @@ class Sessions(NamedTuple):
 
 def rows_of(numbers: np.ndarray | None, count: int, assign: str | None, seed: int, clients: np.ndarray) -> np.ndarray:
     """(c,) which of the `count` entries of a file belongs to each client. numbers: (count,) ascending client numbers of
-    the entries, or None. Raises ValueError where a client has no entry."""
+    the entries, or None. Raises ValueError where a client has no entry.
+
+    With `random` the same draw chooses a client's row in the table of devices and its entry in the trace, so that files
+    with as many entries stay aligned: entry i of both is one device. With `modulo` for one of them, they are
+    independent.
+    """
     if assign == "modulo":
         return clients % count
     if assign == "random":

@@ -203,6 +203,17 @@ def test_sessions_of_a_trace_go_on_where_another_one_begins(tmp_path):
     assert part.next(0, four, 305.0).tolist() == [305, 305, 305, 310]
 
 
+@pytest.mark.parametrize(("assign", "aligned"), [("random", True), ("modulo", False)])
+def test_files_of_the_same_length_are_aligned_unless_one_is_assigned_by_number_modulo(assign, aligned, tmp_path):
+    """In the files, the two slow devices are those that are offline in second 5."""
+    devices = file_of(tmp_path / "d", {name: FOUR[name] for name in ("compute", "down", "up")})
+    columns = {"client": [0, 1, 2, 3], "from": [0.0, 0.0, 20.0, 20.0], "to": [10.0, 10.0, 30.0, 30.0]}
+    trace = {"name": "trace", "file": file_of(tmp_path / "t", columns), "assign": assign}
+    slow = Registry().build("DEVICES", {"name": "table", "file": devices}, "devices").numbers(0, MANY, 1).compute > 30
+    offline = ~Registry().build("AVAILABILITIES", trace, "availability").online(0, MANY, 5.0)
+    assert (slow == offline).mean() == (1.0 if aligned else pytest.approx(0.5, abs=0.02))
+
+
 @pytest.mark.parametrize("spec", [{"length": 10, "pause": 0.1, "spread": 1}, {"length": 600, "pause": 60, "spread": 1}])
 @pytest.mark.parametrize("t", [1000.0, 80_000.0])
 def test_a_session_ends_where_its_client_is_offline(spec, t):
