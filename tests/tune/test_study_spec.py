@@ -15,6 +15,7 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.report.findings import chosen_by
 from fedfleet.tune.study.cells import Cell, Score, cells, digest, grid, levels, shorter, trials
 from fedfleet.tune.study.check import check, resolve
+from fedfleet.tune.study.folder import Folder
 from fedfleet.tune.study.grids import points
 from fedfleet.tune.study.ranges import searches
 from fedfleet.tune.study.spec import Study, load, shipped
@@ -434,6 +435,54 @@ def test_feddua_has_its_papers_weight_decay_on_images(name: str):
         else:
             assert inner in IMAGES
             assert workload["decay"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("report", "best"),
+    [
+        ({}, "max"),
+        ({"metric": "eval/loss"}, "min"),
+        ({"metric": "train/loss", "best": "auto"}, "min"),
+        ({"metric": "eval/clients/loss_worst"}, "min"),
+        ({"metric": "eval/mae"}, "min"),
+        ({"metric": "eval/clients/test_mae"}, "min"),
+        ({"metric": "train/mae"}, "max"),
+        ({"metric": "eval/loss", "best": "max"}, "max"),
+        ({"metric": "eval/accuracy", "best": "min"}, "min"),
+    ],
+)
+def test_which_values_are_better_follows_from_the_metric(tmp_path: Path, report: dict[str, Any], best: str):
+    """The workload says that lower values of its metric `mae` are better."""
+    (tmp_path / "absolute.py").write_text(
+        "from fedfleet.workloads.digits import Digits\n\n\nclass Absolute(Digits):\n"
+        "    lower = ('loss', 'mae')\n\n\nWORKLOADS = {'absolute': Absolute}\n"
+    )
+    experiment = {"workload": "absolute", "federation": {"clients": 8, "cohort": 4}}
+    axes = {"part": {"key": "workload.partition", "values": ["iid"]}}
+    changes = {"plugins": ["absolute.py"], "experiment": experiment, "axes": axes, "tune": {"each": "cell"}}
+    study = load(written(tmp_path, **changes, report=report))
+    assert study.report.best == best
+    kept = Folder(tmp_path / "kept")
+    kept.keep(study)
+    assert kept.study.report.best == best
+
+
+def test_a_study_is_tuned_for_the_lowest_loss(tmp_path: Path):
+    """The best of two step sizes at which the losses are 0.9 and 0.2."""
+    study, folder = (
+        load(written(tmp_path, tune={"each": "cell"}), ["report.metric=eval/loss"]),
+        Folder(tmp_path / "out"),
+    )
+    folder.final = lambda cell, metric, by: {0.1: 0.9, 0.01: 0.2}[cell.data["method"]["rule"]["lr"]]
+    tuned = cells(study, lambda cell: folder.score(cell, study))
+    assert {c.data["method"]["rule"]["lr"] for c in tuned if c.method == "FedAvg"} == {0.01}
+
+
+def test_metrics_that_are_better_in_two_directions(tmp_path: Path):
+    changes = {"tune": {"each": "cell", "metric": "eval/accuracy"}, "report": {"metric": "eval/loss"}}
+    with pytest.raises(ConfigError, match=r"auto is min for report\.metric eval/loss and max for tune\.metric"):
+        load(written(tmp_path, **changes))
+    assert load(written(tmp_path, **changes), ["report.best=max"]).report.best == "max"
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,19 @@ class Tune(Section):
         return float(values[-self.last :].mean())
 
 
+def better(metric: Any, lower: Iterable[str] = ()) -> Literal["max", "min"]:
+    """Whether larger or smaller values of a column are better, also of one over clients, such as
+    eval/clients/loss_worst. lower: as the workload has it."""
+    name = str(metric).replace("eval/clients/test_", "eval/").replace("eval/clients/", "eval/").removesuffix("_worst")
+    return "min" if name.endswith("loss") or name in {f"eval/{each}" for each in lower} else "max"
+
+
 class Report(Section):
     """The section `report`.
 
     `metric`: a column of rounds.parquet (default eval/accuracy).
-    `best`: whether larger (`max`, default) or smaller (`min`) values are better.
+    `best`: whether larger (`max`) or smaller (`min`) values are better. `auto` (default) is `min` for the metrics that
+    the workload names in `lower` and for those whose name ends in loss, else `max`.
     `last`: the number of last evaluations whose mean is the final value, at least 1 (default 1).
     `best_round`: whether the final value is that of the run's best evaluation, as in papers that report the best round,
     in place of the mean of the last ones (default false). It is higher the more evaluations there are.
@@ -72,12 +80,20 @@ class Report(Section):
     """
 
     metric: str = "eval/accuracy"
-    best: Literal["max", "min"] = "max"
+    best: Literal["auto", "max", "min"] = "auto"
     last: int = Field(default=1, ge=1)
     best_round: bool = False
     targets: tuple[float, ...] = ()
     level_axis: str | None = None
     log: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _never_auto(cls, data: Any) -> Any:
+        """Replace `auto` by what follows from the metric's name; `load` knows the workload too."""
+        if not isinstance(data, dict) or data.get("best", "auto") != "auto":
+            return data
+        return {**data, "best": better(data.get("metric", cls.model_fields["metric"].default))}
 
     @model_validator(mode="after")
     def _one_value(self) -> Report:
@@ -227,11 +243,21 @@ def shipped() -> dict[str, Path]:
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
     """The study in a file, or of a shipped name, with overrides and reductions; `notes` lists the differences."""
     data = contents(source)
-    full = study(own(data))  # a copy, since `override` below changes data in place
+    full = validated(own(data), refuse=False)  # a copy, since `override` below changes data in place
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
-    changed = study(with_plugins(override(data, overrides), Path()))
+    changed = validated(with_plugins(override(data, overrides), Path()))
     return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
+
+
+def validated(data: dict[str, Any], refuse: bool = True) -> Study:
+    """The study, in which `report.best` is what follows from the metric and the workload, unless it is given. refuse:
+    whether to raise ConfigError if it does not follow."""
+    from .direction import with_direction
+
+    made, report = study(data), data.get("report")
+    given = report.get("best", "auto") if isinstance(report, dict) else "auto"
+    return with_direction(made, refuse) if given == "auto" else made
 
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

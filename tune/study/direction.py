@@ -1,0 +1,39 @@
+"""Whether larger or smaller values of a study's metric are better, where the study does not say so."""
+
+from __future__ import annotations
+
+from ...engine.config.run_spec import RunSpec
+from ...engine.config.schema import experiment
+from ...engine.errors import ConfigError, FedFleetError
+from .cells import levels, planned
+from .spec import Study, better
+
+
+def with_direction(study: Study, refuse: bool) -> Study:
+    """The study with the `report.best` that follows from its metric and its workload.
+
+    Raises ConfigError, if asked to refuse, where the metric that decides is better in the other direction: one setting
+    serves both.
+    """
+    metrics = (study.report.metric, study.deciding)
+    # Only metrics of the evaluation are the workload's; what a loss is, its name says.
+    unknown = any(name.startswith("eval/") and better(name) == "max" for name in metrics)
+    lower = lower_of(study) if unknown else ()
+    reported, deciding = (better(name, lower) for name in metrics)
+    if refuse and reported != deciding and study.tune.each != "none":
+        raise ConfigError(
+            f"report.best: auto is {reported} for report.metric {metrics[0]} and {deciding} for tune.metric "
+            f"{metrics[1]}; set it to {deciding}, by which the settings are then chosen and the report is written"
+        )
+    return study.model_copy(update={"report": study.report.model_copy(update={"best": reported})})
+
+
+def lower_of(study: Study) -> tuple[str, ...]:
+    """`lower` of the workload at the first level; () for a study that cannot be built, which its check refuses."""
+    from .check import first_values  # it imports the search and all that a run needs
+
+    try:
+        data = first_values(planned(study, next(iter(study.methods)), levels(study)[0][1], study.seeds[0]))
+        return tuple(RunSpec.of("direction", experiment(data)).workload.lower)
+    except FedFleetError:
+        return ()
