@@ -25,6 +25,8 @@ Departures:
   published, so that this is a reconstruction.
 - Rand-k is not multiplied by d / k unless `unbiased` says so.
 - The first and the last weight, and vectors, are sent in full (layers = "all" compresses all weights).
+- Server rules that evaluate the mean of the last two models (`evaluate: last_two`) take the newest one as x_hat and the
+  older one as the server's x; with evaluate = "x" both are the server's.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ Departures:
   compare it at one ratio.
 - The paper's weight decay as |U V^T|^2 is left out.
 - The weights of the mean are the federation's.
+- Server rules that evaluate the mean of the last two models (`evaluate: last_two`) take the older one as it was sent,
+  truncated, and the newest one whole.
 """
 
 from __future__ import annotations

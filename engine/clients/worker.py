@@ -435,7 +435,8 @@ class Worker:
 
     def _trainer_for(self, round: int, warm_start: bool) -> LocalTrainer:
         """The trainer with the method's settings of a round. A new one is made only if schedules change them."""
-        version = (round if self.run_spec.method_has_schedule else 1, warm_start)
+        # A pass before round 1 has the settings of round 1: schedules begin there.
+        version = (max(round, 1) if self.run_spec.method_has_schedule else 1, warm_start)
         if version not in self.trainers:
             method = self.run_spec.method(version[0])
             algorithm = method.warm_start if warm_start else method

@@ -67,5 +67,5 @@ def resolve(spec: Any, t: int, rounds: int, path: str) -> Any:
         raise ConfigError(f"{path}.schedule: no schedule is called {name}; {nearest(str(name), SCHEDULES)}")
     try:
         return SCHEDULES[name](t, rounds, **{k: float(v) for k, v in spec.items() if k != "schedule"})
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{path}: schedule {name}: {error}") from None

@@ -238,12 +238,14 @@ class Driver:
         planned, sampled = self.pool.clock() - started, plan.clients
         aggregated, totals, round = self._train(self.method, self.state_spec, number, plan)
         trained, mean, count = self.pool.clock(), aggregated.mean, round.cohort
+        # A cohort that is left out as a whole leaves the server as it was; a private one still releases its noise.
+        skipped = plan.skipped or (len(sampled) > 0 and not count and self.run_spec.privacy is None)
         if self.run_spec.privacy is not None:  # the number of clients that were drawn depends on who there is
             round = round._replace(cohort=self.federation.cohort)
         with plugin_errors(f"round {number}: the method's step on the server raised", MethodFailed):
-            server = self.server if plan.skipped else self.method.server_update(self.server, mean, round)
+            server = self.server if skipped else self.method.server_update(self.server, mean, round)
             model = self.method.model(server)
-            metrics = {} if plan.skipped else self.method.server_metrics(self.server, mean, round)
+            metrics = {} if skipped else self.method.server_metrics(self.server, mean, round)
         try:
             check(number, server, model, self.limit, totals, self.model)
         except Diverged as error:

@@ -241,6 +241,20 @@ def test_a_round_of_nobody_changes_nothing(tmp_path):
     assert counts == [1, *[float(client == drawn[0]) for client in drawn[1:]]]
 
 
+@pytest.mark.parametrize("method", ["fedadam", "feddu_adam"])
+def test_the_server_waits_in_a_round_of_nobody(method, tmp_path):
+    """Its momentum does not move the model, which is that of the last client that took part."""
+    alone = data(method=method, federation={"cohort": 1})
+    made = experiment({**alone, "evaluate": {"every": 1}, "tracking": {"uri": "none", "clients": True}})
+    whole = fedfleet.run(made, tmp_path / "parent")
+    drawn = [number for (number,) in ids(tmp_path / "parent")]
+    fork = fedfleet.fork(whole, 1, out=tmp_path / "fork", without_clients=sorted({*range(12)} - {drawn[0]}))
+    losses = [row["eval/loss"] for row in fork.rows]
+    assert 0 in [row["client/count"] for row in fork.rows]
+    for before, now, row in zip(losses, losses[1:], fork.rows[1:], strict=False):
+        assert (before == now) == (row["client/count"] == 0)
+
+
 def test_a_client_stays_away_from_the_round_on(parent, tmp_path):
     done = invoke(
         "fork", str(parent.directory), "--round", "3", "--without-client", "1,2", "--out", str(tmp_path / "f")

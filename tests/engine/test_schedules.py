@@ -9,6 +9,7 @@ import pytest
 from fedfleet.engine import run
 from fedfleet.engine.config.differences import differences
 from fedfleet.engine.config.schedules import has_schedule, resolve
+from fedfleet.engine.config.schema import experiment
 from fedfleet.engine.errors import ConfigError
 
 from .setups import quadratic
@@ -126,3 +127,18 @@ def test_more_rounds_are_a_difference_only_under_a_schedule():
 
     assert told({"name": "stem", "schedule": "stem"}) == []
     assert told({"name": "stem", "lr": {"schedule": "cosine", "start": 0.1}}) == ["federation.rounds was 3, is 4"]
+
+
+def test_a_pass_before_round_1_has_the_settings_of_round_1():
+    """t ** -0.5 is infinite at t = 0, where no round is."""
+    lr = {"schedule": "polynomial", "start": 0.1, "power": -0.5}
+    made = experiment(
+        {
+            "workload": {"name": "digits", "model": "logistic"},
+            "method": {"name": "scaffold", "start": "gradient", "rule": {"name": "sgd", "lr": lr}},
+            "federation": {"clients": 6, "cohort": 3, "rounds": 2, "local": {"steps": 2, "batch": 8}},
+            "engine": {"backend": "local"},
+            "tracking": {"uri": "none"},
+        }
+    )
+    assert len(run(made).rows) == 2
