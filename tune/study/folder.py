@@ -125,7 +125,7 @@ class Folder:
         value = self.final(cell, study.deciding, study.tune)
         if not np.isfinite(value):
             return -float("inf")
-        return value if study.report.best == "max" else -value
+        return value if study.deciding_best == "max" else -value
 
 
 def points_of(run: Path, metric: str) -> Points | None:

@@ -34,8 +34,9 @@ class Tune(Section):
     `each`: for what the best point of the grids is chosen: `cell`, for every method, level and seed, as most papers do;
     `level`, for all seeds of a level together; `once`, for all levels and seeds together; or `none` (default), the
     first value of every grid, without trials.
-    `metric`: the column of rounds.parquet that decides (default: that of the report). Whether larger values are better
-    follows from `report.best`.
+    `metric`: the column of rounds.parquet that decides (default: that of the report).
+    `best`: whether larger (`max`) or smaller (`min`) values of it are better. `auto` (default) is `report.best` if that
+    is given, and otherwise follows from the metric in the same way.
     `last`: the number of last evaluations whose mean decides, at least 1 (default 1).
     `rounds`: the number of rounds of a trial (default: that of the study). `reduced` makes it smaller, too.
     `seeds`: the seeds of the trials, so that settings can be chosen by other seeds than the reported ones (default:
@@ -47,6 +48,7 @@ class Tune(Section):
 
     each: Literal["none", "cell", "level", "once"] = "none"
     metric: str | None = None
+    best: Literal["auto", "max", "min"] = "auto"
     last: int = Field(default=1, ge=1)
     rounds: int | None = Field(default=None, ge=1)
     seeds: tuple[int, ...] | None = None
@@ -201,6 +203,11 @@ class Study(Section):
             fraction = rounds / full if type(full) is int and full > 0 else 1.0
         return max(1, round(self.tune.rounds * fraction))
 
+    @property
+    def deciding_best(self) -> str:
+        """Whether larger (max) or smaller values (min) of that column are better."""
+        return self.report.best if self.tune.best == "auto" else self.tune.best
+
     @field_validator("methods", mode="before")
     @classmethod
     def _mappings(cls, methods: Any) -> Any:
@@ -251,8 +258,8 @@ def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | N
 
 
 def validated(data: dict[str, Any], refuse: bool = True) -> Study:
-    """The study, in which `report.best` is what follows from the metric and the workload, unless it is given. refuse:
-    whether to raise ConfigError if it does not follow."""
+    """The study, in which `report.best` and `tune.best` are what follows from the metrics and the workload, unless they
+    are given. refuse: whether to raise ConfigError for a search that cannot follow both."""
     from .direction import with_direction
 
     made, report = study(data), data.get("report")
