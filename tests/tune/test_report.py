@@ -24,16 +24,17 @@ from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import band, groups
-from fedfleet.tune.report.findings import Findings, Run, chosen_by, mean_curve
+from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve
 from fedfleet.tune.report.heat import grids, short
 from fedfleet.tune.report.interactive import LINES, page_of
-from fedfleet.tune.report.page import write_page
+from fedfleet.tune.report.page import write_page, write_report
 from fedfleet.tune.report.statistics import front, holm, paired, reached, spread
 from fedfleet.tune.report.tables import privacy, tables
 from fedfleet.tune.search.plan import plan
 from fedfleet.tune.search.report import page_of as search_page
 from fedfleet.tune.search.trial_store import Trial
-from fedfleet.tune.study.folder import Points
+from fedfleet.tune.study.cells import trials
+from fedfleet.tune.study.folder import Folder, Points
 from fedfleet.tune.study.spec import Published, Report, load
 
 from .commands import invoke
@@ -475,6 +476,26 @@ def test_runs_that_did_not_finish_are_in_no_table(found: Findings):
     ] == ["2 of 3"]
     assert "±" in by_title["Costs"][1][1]
     assert by_title["Costs"][1][1].endswith("± 0.0")
+
+
+@pytest.mark.parametrize(("over", "chosen"), [(1, "– (1 of 4 trials)"), (4, "rule.lr 0.1")])
+def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: int, chosen: str):
+    """A choice for both seeds of a level, from two points, in the folder of a study that was interrupted. The
+    trial with the chosen point is the cell."""
+    folder = Folder(tmp_path / "study")
+    folder.keep(load(written(tmp_path, tune={"each": "level"})))
+    for number, cell in enumerate(trials(folder.study)):
+        if number < over or cell.place != ("beta = 0.5",):
+            folder.of(cell).mkdir(parents=True)
+            (folder.of(cell) / "result.json").write_text('{"rounds": 6}')
+    found = findings(folder)
+    table = next(table for table in tables(found) if table.title == "Settings")
+    assert cells(table)[0] == ["FedAvg", "beta = 0.5", chosen]
+    assert {run.status for run in found.at("FedAvg", ("beta = 0.5",))} == {"missing" if over < 4 else "finished"}
+    ended = "2 of 8 cells and 5 of 8 trials" if over < 4 else "4 of 8 cells and 8 of 8 trials"
+    assert found.unfinished == f"This study is not finished: {ended} have ended."
+    assert found.unfinished in write_report(folder)
+    assert found.unfinished in (folder.path / "report.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

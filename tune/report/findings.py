@@ -11,8 +11,8 @@ import numpy as np
 
 from ..quantities import is_share
 from ..run_files import column, privacy_spent, read_json, read_table
-from ..study.cells import Cell, levels, trials
-from ..study.folder import FINISHED, Folder, Points
+from ..study.cells import Cell, grids_of, group_of, levels, shorter, trials
+from ..study.folder import FINISHED, MISSING, Folder, Points
 from ..study.spec import Published, Report, Study
 
 Place = tuple[str, ...]
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 class Findings:
     """What a report shows. `axes`: name -> labels in order; `places`: the levels; `trials`: the runs of tuning;
     `notes`: reductions of the study; `facts`: sizes and versions; `tuned`: the setting `tune.each`;
-    `chosen_by`: what decided, as the end of a sentence."""
+    `chosen_by`: what decided, as the end of a sentence; `unfinished`: a sentence on what has not been run, or ""."""
 
     title: str
     report: Report
@@ -57,6 +57,7 @@ class Findings:
     published: Published = Published()
     tuned: str = "none"
     chosen_by: str = "by the reported metric"
+    unfinished: str = ""
 
     def at(self, method: str, place: Place) -> list[Run]:
         """The runs of a method at a level, one for each seed."""
@@ -123,21 +124,64 @@ def findings(folder: Folder) -> Findings:
     cells = folder.cells()
     places = [place for place, _ in levels(study)]
     axes = {name: list(dict.fromkeys(p[i] for p in places)) for i, name in enumerate(study.axes)}
+    open_choices = undecided(folder, study)
+    runs = [run_of(folder, cell, study.report) for cell in cells]
+    runs = [without_choice(run, open_choices.get((run.method, run.place, run.seed), "")) for run in runs]
+    tried = [run_of(folder, cell, study.report) for cell in trials(study)]
     return Findings(
         title=study.title or study.name,
         report=study.report,
         methods=list(study.methods),
         places=places,
-        runs=[run_of(folder, cell, study.report) for cell in cells],
+        runs=runs,
         axes=axes,
-        trials=[run_of(folder, cell, study.report) for cell in trials(study)],
+        trials=tried,
         paper=study.paper,
         notes=study.notes,
         facts=tuple(facts(folder, cells)),
         published=study.published,
         tuned=study.tune.each,
         chosen_by=chosen_by(study),
+        unfinished=unfinished(runs, tried),
     )
+
+
+def undecided(folder: Folder, study: Study) -> dict[tuple[str, Place, int], str]:
+    """(method, level, seed) of the cells some of whose deciding trials have not ended -> "3 of 6 trials"."""
+    found: dict[tuple[str, Place, int], str] = {}
+    for method in study.methods if study.tune.each != "none" else ():
+        deciding: dict[Any, dict[str, Cell]] = {}
+        for place, seed, offered in grids_of(study, method, study.tune.seeds or study.seeds):
+            group = deciding.setdefault(group_of(study, place, seed), {})
+            short = [shorter(cell, study.tune.rounds) for cell in offered if len(offered) > 1]
+            group.update((cell.key, cell) for cell in short)
+        over = {
+            group: sum(folder.status(cell) != MISSING for cell in wanted.values()) for group, wanted in deciding.items()
+        }
+        for place, _ in levels(study):
+            for seed in study.seeds:
+                group = group_of(study, place, seed)
+                if over[group] < (total := len(deciding[group])):
+                    found[method, place, seed] = f"{over[group]} of {total} trials"
+    return found
+
+
+def without_choice(run: Run, trials: str) -> Run:
+    """The run without a choice that its trials have not made yet. trials: how many of them have ended, or ""."""
+    if not trials:
+        return run
+    nothing = dict.fromkeys(("final", "up", "down", "seconds"), math.nan)
+    reason, chosen = f"{trials} have ended", f"– ({trials})"
+    return run._replace(status=MISSING, reason=reason, settings={}, chosen=chosen, points=None, privacy="", **nothing)
+
+
+def unfinished(runs: list[Run], trials: list[Run]) -> str:
+    """A sentence on what is left of a study that is not finished, or ""."""
+    ended = [sum(run.status != MISSING for run in some) for some in (runs, trials)]
+    if ended == [len(runs), len(trials)]:
+        return ""
+    tried = f" and {ended[1]} of {len(trials)} trials" if trials else ""
+    return f"This study is not finished: {ended[0]} of {len(runs)} cells{tried} have ended."
 
 
 def chosen_by(study: Study) -> str:

@@ -43,7 +43,7 @@ LABEL = 24
 
 def page_of(found: Findings, tables: list[Table]) -> Page:
     """The page. tables: those of the report, the results first."""
-    head = [text for text in (found.paper, *found.facts) if text]
+    head = [text for text in (found.unfinished, found.paper, *found.facts) if text]
     sections = [*map(of_table, tables[:1]), *charts(found), *map(of_table, tables[1:])]
     return Page(found.title, head, sections, found.notes, found.published.claims)
 

@@ -12,6 +12,8 @@ from .tables import Table, Text
 def page(found: Findings, tables: list[Table], groups: list[Group], folder: str) -> str:
     """The page as text. folder: name of the charts' folder, which lies beside the page."""
     parts = [f"# {escaped(found.title)}", head(found)]
+    if found.unfinished:
+        parts.append(f"**{escaped(found.unfinished)}**")
     if found.notes:
         parts.append("**Reduced, not the full study:** " + escaped("; ".join(found.notes)) + ".")
     if found.published.claims:
