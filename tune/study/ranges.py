@@ -26,7 +26,7 @@ def wanted(study: Study, method: str, place: tuple[str, ...], seed: int) -> tupl
     own = seed if study.tune.each == "cell" and study.tune.seeds is None else seeds[0]
     data = shorten(planned(study, method, overrides, own), study.trial_rounds)
     data["search"] = {
-        "objectives": {study.deciding: study.report.best},
+        "objectives": {study.deciding: study.deciding_best},
         "last": study.tune.last,
         "trials": study.tune.trials,
     }

@@ -250,21 +250,21 @@ def shipped() -> dict[str, Path]:
 def load(source: str, overrides: Iterable[str] = (), reduced: dict[str, Any] | None = None) -> Study:
     """The study in a file, or of a shipped name, with overrides and reductions; `notes` lists the differences."""
     data = contents(source)
-    full = validated(own(data), refuse=False)  # a copy, since `override` below changes data in place
+    full = validated(own(data))  # a copy, since `override` below changes data in place
     if reduced:
         data["reduced"] = {**data.get("reduced", {}), **reduced}
     changed = validated(with_plugins(override(data, overrides), Path()))
     return changed.model_copy(update={"notes": (*changed.notes, *differences(full, changed))})
 
 
-def validated(data: dict[str, Any], refuse: bool = True) -> Study:
+def validated(data: dict[str, Any]) -> Study:
     """The study, in which `report.best` and `tune.best` are what follows from the metrics and the workload, unless they
-    are given. refuse: whether to raise ConfigError for a search that cannot follow both."""
+    are given."""
     from .direction import with_direction
 
     made, report = study(data), data.get("report")
     given = report.get("best", "auto") if isinstance(report, dict) else "auto"
-    return with_direction(made, refuse) if given == "auto" else made
+    return with_direction(made) if given == "auto" else made
 
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
