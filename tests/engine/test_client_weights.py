@@ -30,7 +30,7 @@ from fedfleet.engine.api import run
 from fedfleet.engine.config.registry import Registry
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.runs.launch import prepare
-from fedfleet.workloads.base import ClientIndex, Model, Partition
+from fedfleet.workloads.base import ClientIndex, Columns, Model, Partition
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.models import Logistic, Mlp
 from tests.engine.test_compressed import Pictures
@@ -58,6 +58,20 @@ class Hands(Partition):
 class Few(Digits):
     model: Model = Mlp((4,))
     partition: Partition = Hands(SIZES, tuple(range(len(SIZES))))
+
+
+@dataclass(frozen=True)
+class Copies(Digits):
+    """The rows of client i of `Few` are there `SIZES[i]` times, each time for another client."""
+
+    model: Model = Mlp((4,))
+    partition: Partition = Hands(tuple(n for n in SIZES for _ in range(n)), tuple(range(sum(SIZES))))
+
+    def load(self) -> tuple[Columns, Columns]:
+        train, test = super().load()
+        ends = np.cumsum((0, *SIZES))
+        copies = np.concatenate([np.arange(ends[i], ends[i + 1]) for i, n in enumerate(SIZES) for _ in range(n)])
+        return {name: column[copies] for name, column in train.items()}, test
 
 
 def whole_batches(method: Any, workload: Any, clients: int, weights: str, **more: Any) -> Experiment:
@@ -119,8 +133,7 @@ def test_weights_are_copies(case: str):
         other = run(whole_batches(method, Few(), 3, "uniform")).model
         assert all(torch.equal(weighted[name], other[name]) for name in weighted)
         return
-    many = tuple(i for i, size in enumerate(SIZES) for _ in range(size))
-    copies = run(whole_batches(method, Few(partition=Hands(SIZES, many)), sum(SIZES), "uniform")).model
+    copies = run(whole_batches(method, Copies(), sum(SIZES), "uniform")).model
     far = max(float((weighted[name] - copies[name]).abs().max()) for name in weighted)
     assert far > 1e-6 if case in PLAIN_CONTROLS else far <= TOLERANCE, far
 
