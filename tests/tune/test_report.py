@@ -24,7 +24,7 @@ from fedfleet.tune.compare import labels_of, numeric_settings, shared_target
 from fedfleet.tune.page.content import Axis, Figure, Marks, Page, Section, Table, Text, numbers, shares, thinned
 from fedfleet.tune.page.html import FOLDER, render, script
 from fedfleet.tune.report.charts import band, groups
-from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve
+from fedfleet.tune.report.findings import Findings, Run, chosen_by, findings, mean_curve, undecided
 from fedfleet.tune.report.heat import grids, short
 from fedfleet.tune.report.interactive import LINES, page_of
 from fedfleet.tune.report.page import write_page, write_report
@@ -496,6 +496,16 @@ def test_a_choice_is_made_when_all_its_trials_have_ended(tmp_path: Path, over: i
     assert found.unfinished == f"This study is not finished: {ended} have ended."
     assert found.unfinished in write_report(folder)
     assert found.unfinished in (folder.path / "report.md").read_text("utf-8")
+
+
+def test_the_shorter_trials_of_a_reduced_study_make_its_choices(tmp_path: Path):
+    reduced = load(written(tmp_path, tune={"each": "level", "rounds": 4}), reduced={"scale": 0.5})
+    folder = Folder(tmp_path / "study")
+    folder.keep(reduced)
+    for cell in trials(folder.study):
+        folder.of(cell).mkdir(parents=True)
+        (folder.of(cell) / "result.json").write_text('{"rounds": 2}')
+    assert undecided(folder, folder.study) == {}
 
 
 @pytest.mark.parametrize(
