@@ -47,7 +47,7 @@ class Estimator(ABC):
         return ()
 
     def own_init(self, x: Tree) -> Any:
-        """c_i before the client's first round."""
+        """c_i before the client's first round. x: the model that the client receives in it, not that before round 1."""
         return ()
 
     def begin(self, x: Tree, c: Any, c_i: Any) -> Any:

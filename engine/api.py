@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .config.differences import differences
 from .config.run_spec import RunSpec
-from .config.schema import Experiment
+from .config.schema import PARTS, Experiment
 from .config.schema import experiment as validated
 from .errors import ConfigError
 from .runs.launch import execute, new_run_id, prepare
@@ -146,6 +146,17 @@ def new_run(
     return prepare(experiment, run_id or new_run_id(), path, initial_model=initial_model), directory
 
 
+def refuse_representations(config: Mapping[str, Any], directory: str | Path) -> None:
+    """Raise ConfigError for the configuration of a run that was made from objects: it has their representations, such
+    as "Mlp(widths=(4,))", in the place of names."""
+    for key in PARTS:
+        if isinstance(config.get(key), str) and "(" in config[key]:
+            raise ConfigError(
+                f"{key} of the run in {directory} was an object of Python, {config[key]}, which a file cannot hold; "
+                f"give the experiment: fedfleet.resume(experiment, {str(directory)!r})"
+            )
+
+
 def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSpec, Any]:
     """The specification that continues the run in a folder, and its RunDirectory. experiment: None for the folder's."""
     from .runs.run_directory import RunDirectory
@@ -155,6 +166,7 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
     run_directory = RunDirectory.old(Path(directory))
     config = run_directory.config()
     if experiment is None:
+        refuse_representations(config, directory)
         experiment = validated(config)
     elif keys := differences(config, experiment.plain()):
         raise ConfigError(

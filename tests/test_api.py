@@ -17,6 +17,8 @@ import pytest
 import torch
 
 import fedfleet
+from fedfleet.workloads.digits import Digits
+from fedfleet.workloads.models import Mlp
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "tune/fedfleet/__init__.py"
@@ -148,6 +150,20 @@ def test_an_interrupted_wait_is_resumed_to_the_same_bits(tmp_path: Path, whole: 
     assert resumed.model_sha256 == whole.model_sha256
     with pytest.raises(fedfleet.ConfigError, match="the run is complete"):
         fedfleet.resume(tmp_path)
+
+
+def test_a_run_of_objects_is_resumed_with_its_experiment(tmp_path: Path):
+    made = small("scaffold").model_copy(update={"workload": Digits(model=Mlp((4,)))})
+    whole = fedfleet.run(made)
+    with pytest.raises(fedfleet.Interrupted) as raised:
+        fedfleet.run(made, tmp_path, [lambda record: os.kill(os.getpid(), signal.SIGINT)])
+    how = str(raised.value).rpartition(": ")[2]
+    assert how == f"fedfleet.resume(experiment, {str(tmp_path)!r})"
+    with pytest.raises(
+        fedfleet.ConfigError, match=r"was an object of Python, Digits\(.*; give the experiment"
+    ):
+        fedfleet.resume(tmp_path)
+    assert eval(how, {"fedfleet": fedfleet, "experiment": made}).model_sha256 == whole.model_sha256
 
 
 def test_a_run_without_a_folder_says_that_nothing_is_kept():

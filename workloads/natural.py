@@ -22,6 +22,8 @@ def client_numbers(names: Sequence[str] | np.ndarray) -> np.ndarray:
 class Natural(Partition):
     """Each client of the run is a natural client of the data set; if the set has more, they are drawn at random.
 
+    Their order is drawn too: client 3 of the run is another natural client with each seed.
+
     `minimum`: natural clients with fewer rows are left out. `rest`: what happens to the natural clients that are not
     drawn. "drop" leaves their rows out, as Takakura et al. 2025 do (100 of 3,550 writers); "merge" gives each of them
     as a whole to a client of the run, so that every row is used.

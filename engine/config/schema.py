@@ -645,6 +645,11 @@ class Experiment(Section):
         """The names of the method and of the workload, as in "METHOD on WORKLOAD"."""
         return f"{_name_of(self.method)} on {_name_of(self.workload)}"
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether a part is an object, so that no file can say what the experiment is."""
+        return any(not isinstance(getattr(self, key), str | dict | None) for key in PARTS)
+
     def plain(self) -> dict[str, Any]:
         """The experiment as data that YAML can hold. Objects that are already built become their representation."""
         data = self.model_dump(mode="python", exclude={*PARTS})

@@ -209,7 +209,8 @@ def how_to_continue(run_spec: RunSpec) -> str:
     if not checkpoints:
         return ""
     number = int(checkpoints[-1].name.removeprefix("round-"))
-    return f"; checkpoint after round {number}; to go on: fedfleet.resume({run_spec.directory!r})"
+    given = "experiment, " if run_spec.experiment.has_objects else ""
+    return f"; checkpoint after round {number}; to go on: fedfleet.resume({given}{run_spec.directory!r})"
 
 
 def _play(
