@@ -159,9 +159,7 @@ def test_a_run_of_objects_is_resumed_with_its_experiment(tmp_path: Path):
         fedfleet.run(made, tmp_path, [lambda record: os.kill(os.getpid(), signal.SIGINT)])
     how = str(raised.value).rpartition(": ")[2]
     assert how == f"fedfleet.resume(experiment, {str(tmp_path)!r})"
-    with pytest.raises(
-        fedfleet.ConfigError, match=r"was an object of Python, Digits\(.*; give the experiment"
-    ):
+    with pytest.raises(fedfleet.ConfigError, match=r"was an object of Python, Digits\(.*; give the experiment"):
         fedfleet.resume(tmp_path)
     assert eval(how, {"fedfleet": fedfleet, "experiment": made}).model_sha256 == whole.model_sha256
 
