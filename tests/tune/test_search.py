@@ -407,6 +407,8 @@ def test_mlflow_gets_no_passwords(here: Path):
         ({"engine": {"backend": "local", "kernels": "native", "block": 1}}, "engine.block, engine.kernels"),
         ({"attack": {"name": "ipm", "share": 0.2}}, "attack.name, attack.share"),
         ({"seed": 1}, "seed"),
+        ({"seed": 0, "evaluate": {"every": 1, "batch": 500}, "plugins": [], "checkpoint": {"keep": 3}}, ""),
+        ({"evaluate": {"every": 1, "batch": 400}}, "evaluate.batch"),
         ({"engine": {"backend": "ray", "workers": 2, "dtype": "float32", "store": "elsewhere"}}, ""),
         ({"name": "other", "tracking": {"uri": "none", "experiment": "x"}, "attack": None}, ""),
     ],

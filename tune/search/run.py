@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from ...engine.config.differences import DEFAULTS, FREE_KEYS, flatten
+from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.run_spec import RUN_ID
-from ...engine.config.schema import Engine, Experiment
+from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
@@ -389,8 +389,10 @@ def report_again(folder: Path, page: Path) -> Path:
 
 FREE = ("trials", "concurrent", "together", "workers", "keep_models")
 """Settings of a search that may change when it is resumed."""
-FREE_OF_TRIALS = ("name", "engine.on_failure", "engine.keep_state", "engine.store", "engine.port", *FREE_KEYS)
-"""Settings of the experiment that may change too, besides those of tracking: no value of a trial depends on them."""
+FREE_OF_ENGINE = ("engine.on_failure", "engine.keep_state", "engine.store", "engine.port")
+FREE_OF_TRIALS = ("name", "plugins", *FREE_OF_ENGINE, *FREE_KEYS)
+FREE_SECTIONS_OF_TRIALS = ("tracking.", "checkpoint.")
+"""Settings of the experiment that may change too: no value of a trial depends on them. Parts of plugins have names."""
 
 
 def same(kept: Plan, wanted: Plan, folder: Path) -> None:
@@ -404,11 +406,11 @@ def same(kept: Plan, wanted: Plan, folder: Path) -> None:
 
 
 def settings_of_trials(plan: Plan) -> dict[str, Any]:
-    """The settings that the values of trials may depend on, by dotted key. Keys of `engine` that the data lack, and
-    others of DEFAULTS, have their defaults, so that a setting may be written out."""
-    engine = {f"engine.{key}": field.get_default() for key, field in Engine.model_fields.items()}
-    found = {**DEFAULTS, **engine, **flatten(plan.data)}
-    return {k: v for k, v in found.items() if k not in FREE_OF_TRIALS and not k.startswith("tracking.")}
+    """The settings that the values of trials may depend on, by dotted key. Settings that the data lack have their
+    defaults, so that one may be written out."""
+    defaults = Experiment(workload="", method="").plain()
+    found = {**flatten(defaults), **flatten(plan.data)}
+    return {k: v for k, v in found.items() if k not in FREE_OF_TRIALS and not k.startswith(FREE_SECTIONS_OF_TRIALS)}
 
 
 def clean_up_ended(source: TrialSource) -> None:
