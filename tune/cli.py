@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,11 +20,23 @@ from .cluster.cli import COMMANDS, at, json_result, on_cluster, quiet
 from .leftovers import Out
 from .outcome import report_errors, resumable, show_result
 
+if TYPE_CHECKING:
+    from ..engine.config.schema import Engine
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fedfleet")
 def main() -> None:
     """FedFleet: federated optimisation at scale, with stateful clients and runs that can be repeated bit for bit."""
+
+
+def import_beside(engine: Engine) -> None:
+    """Have the process started from which Ray's processes will be forked, so that it imports while this one does, if
+    the run of a command will start Ray here."""
+    if engine.backend == "ray" and not engine.address:
+        from ..engine.backends.ray.process_start.fork_server import begin
+
+        begin()
 
 
 @main.command()
@@ -53,6 +65,7 @@ def run(
 
     loaded = load(experiment, on_cluster(overrides, address))
     check_out(out or Path("runs"))
+    import_beside(loaded.engine)
 
     from ..engine.api import run as start
     from ..engine.runs.launch import new_run_id
@@ -99,6 +112,7 @@ def resume(
     if not (directory / "config.yaml").is_file():
         raise ConfigError(f"{directory} holds no run; give the folder that `fedfleet run` wrote")
     loaded = load(str(directory / "config.yaml"), on_cluster(overrides, address))
+    import_beside(loaded.engine)
 
     from ..engine.api import resume as go_on
     from .progress import shown

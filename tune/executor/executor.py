@@ -96,9 +96,9 @@ class Executor:
 
     def __exit__(self, *error: object) -> None:
         if self.ours:
-            import ray
+            from ...engine.backends.ray.connect import disconnect
 
-            ray.shutdown()
+            disconnect()
 
     def start(self) -> None:
         """Connect to Ray or start it. Raises ConfigError if that is impossible, or if a run could never be placed."""

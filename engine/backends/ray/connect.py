@@ -31,6 +31,7 @@ from ...config.run_spec import RunSpec
 from ...config.schema import Engine
 from ...errors import ConfigError, FedFleetError, Interrupted, type_and_first_line
 from ...stopping import at_once
+from .process_start import fork_server
 
 STORE_BYTES = 2 * 2**30
 """Size of the object store if Ray is started here. It holds the data sets; Ray writes what does not fit to the disk."""
@@ -119,8 +120,10 @@ def shutdown() -> None:
     with _lock:
         mine, shared = shared, None
         atexit.unregister(shutdown)
-        if mine is not None and mine.connected():
-            shut_down(mine.processes)
+        if mine is not None:
+            if mine.connected():
+                shut_down(mine.processes)
+            fork_server.end()
 
 
 def surroundings() -> tuple[Any, ...]:
@@ -159,11 +162,18 @@ def shut_down(processes: set[int]) -> None:
     If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
     child processes would stay.
     """
+    processes = processes | fork_server.process()
     family = [each for process in below(os.getpid()) if process in processes for each in (process, *below(process))]
-    ray.shutdown()
+    disconnect()
     for process in family:
         with suppress(OSError):
             os.kill(process, signal.SIGKILL)
+
+
+def disconnect() -> None:
+    """Leave Ray, and end it if this process has started it."""
+    ray.shutdown()
+    fork_server.end()
 
 
 def below(process: int) -> Iterator[int]:
@@ -202,7 +212,7 @@ def connect(engine: Engine) -> bool:
         _fits(engine, ray.cluster_resources())
     except ConfigError:
         if started:
-            ray.shutdown()
+            disconnect()
         raise
     return started
 
@@ -214,7 +224,7 @@ def start_here(gpus: int | None) -> None:
     """
     before = set(below(os.getpid()))
     try:
-        with fewer_processes():
+        with fewer_processes(), fork_server.forked_processes():
             ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
     except FedFleetError:  # a signal
         raise
