@@ -46,6 +46,7 @@ ROOMS = [
     "planning",
     "backends",
     "rounds",
+    "backends.ray.process_start",
     "backends.ray",
     "runs",
     "api",

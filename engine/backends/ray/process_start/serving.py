@@ -15,6 +15,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+import torch
+
 from .start_worker import FORK
 
 RAYS_OWN = (
@@ -101,6 +103,7 @@ def become(request: dict[str, Any], streams: list[int], line: socket.socket) -> 
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
+    torch.default_generator.seed()  # torch draws its seed when it is imported, and so all processes have the same
     sys.argv = request["arguments"]
     sys.path.insert(1, os.path.dirname(sys.argv[0]))  # Ray has put its own folder before it
     runpy.run_path(sys.argv[0], run_name="__main__")
