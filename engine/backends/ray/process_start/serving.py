@@ -97,8 +97,7 @@ def become(request: dict[str, Any], streams: list[int], line: socket.socket) -> 
         os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
-    if request["leads_group"]:
-        os.setpgid(0, 0)
+    os.setpgid(0, 0)  # as Ray does, which may end the group of a process that has died
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(request["files"]))
     os.environ.clear()
     os.environ.update(request["variables"])

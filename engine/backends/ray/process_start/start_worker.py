@@ -72,7 +72,6 @@ def described(arguments: list[str]) -> dict[str, Any]:
         "folder": os.getcwd(),
         "files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "leads_group": os.getpgrp() == os.getpid(),
     }
 
 
