@@ -80,7 +80,7 @@ class Described:
             "arguments": [each.split("=")[0] for each in sys.argv],
             "main": sys.modules["__main__"].__name__,
             "interpreter": sys.executable,
-            "variables": {name: value for name, value in os.environ.items() if name not in ("MINE", "RAY_JOB_ID")},
+            "variables": {name: value for name, value in os.environ.items() if name not in ("MINE", "RAY_JOB_ID", "PS1")},
             "limits": [resource.getrlimit(getattr(resource, each)) for each in dir(resource) if "RLIMIT_" in each],
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             "handlers": [str(signal.getsignal(each)).split(" at ")[0] for each in (signal.SIGINT, signal.SIGCHLD)],
@@ -141,6 +141,8 @@ def test_a_forked_process_is_like_one_that_ray_starts(tmp_path: Path):
     assert process.returncode == 0, err
     (ours, rays), (first, second) = (json.loads(line) for line in out.splitlines()[-2:])
     assert ours.pop("parent") != rays.pop("parent") == "raylet"
+    one, other = ours.pop("variables"), rays.pop("variables")
+    assert {name: (one.get(name), other.get(name)) for name in one | other if one.get(name) != other.get(name)} == {}
     assert {key: (ours[key], rays[key]) for key in ours if ours[key] != rays[key]} == {}
     assert not set(first) & set(second)
 
