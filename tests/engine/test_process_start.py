@@ -80,7 +80,7 @@ class Described:
             "arguments": [each.split("=")[0] for each in sys.argv],
             "main": sys.modules["__main__"].__name__,
             "interpreter": sys.executable,
-            "variables": {name: value for name, value in os.environ.items() if name not in ("MINE", "RAY_JOB_ID", "PS1")},
+            "variables": {name: os.environ[name] for name in os.environ if name not in ("MINE", "RAY_JOB_ID", "PS1")},
             "limits": [resource.getrlimit(getattr(resource, each)) for each in dir(resource) if "RLIMIT_" in each],
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             "handlers": [str(signal.getsignal(each)).split(" at ")[0] for each in (signal.SIGINT, signal.SIGCHLD)],
