@@ -51,7 +51,7 @@ def one_sentence(done: Result, what: str) -> None:
     if done.exit_code == 0:
         return
     assert done.exit_code == 2, f"{what}: {done.exit_code}, {done.stderr}"
-    (line,) = [text for text in done.stderr.splitlines() if not text.startswith("reduced: ")]
+    (line,) = [text for text in done.stderr.splitlines() if not text.startswith("changed: ")]
     assert line.startswith("error: "), f"{what}: {line}"
     assert "Traceback" not in line
     assert len(line) < 1500, f"{what}: {line}"

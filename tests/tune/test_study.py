@@ -356,7 +356,7 @@ def test_what_is_smaller_says_so_everywhere(tmp_path: Path):
     file = written(tmp_path, tracking={"uri": stored(tmp_path)})
     done = invoke("study", file, "seeds=[0]", "--rounds", "2", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
-    notes = ("2 rounds, in full 6", "seeds is [0], in full [0, 1]")
+    notes = ("2 rounds, in full 6", "seeds is [0], in the file [0, 1]")
     assert load(str(tmp_path / "out/study.yaml")).notes == notes
     for note in notes:
         assert note in done.stdout

@@ -194,8 +194,8 @@ def test_smaller_studies_say_so(tmp_path: Path):
     assert study.notes == (
         "rounds × 0.5",
         "4 clients, in full 8, the cohort in proportion",
-        "experiment.federation.local.batch is 5, in full 10",
-        "seeds is [0], in full [0, 1]",
+        "experiment.federation.local.batch is 5, in the file 10",
+        "seeds is [0], in the file [0, 1]",
     )
 
 

@@ -178,13 +178,13 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page. `head`: texts below the title; `reduced`: in what the content is smaller than what was planned; `claims`:
+    """A page. `head`: texts below the title; `changes`: in what a study differs from its file; `claims`:
     what the paper shows; `problem`: why there is no result, or ""."""
 
     title: str
     head: list[str]
     sections: list[Section]
-    reduced: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     problem: str = ""
 

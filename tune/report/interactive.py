@@ -133,7 +133,7 @@ def value_axis(found: Findings) -> Axis:
 def published_note(found: Findings) -> str:
     note = f"Filled: ours, mean and standard deviation over seeds. Open: {found.published.source or found.paper}."
     if found.notes:
-        note += " This study is smaller than the published one, so the numbers cannot be compared directly."
+        note += " This study was changed from its file, so the numbers cannot be compared directly."
     return note
 
 

@@ -15,7 +15,7 @@ def page(found: Findings, tables: list[Table], groups: list[Group], folder: str)
     if found.unfinished:
         parts.append(f"**{escaped(found.unfinished)}**")
     if found.notes:
-        parts.append("**Reduced, not the full study:** " + escaped("; ".join(found.notes)) + ".")
+        parts.append("**Changed from the study's file:** " + escaped("; ".join(found.notes)) + ".")
     if found.published.claims:
         claims = "\n".join(f"- {escaped(claim)}" for claim in found.published.claims)
         parts.append(f"What the paper shows:\n\n{claims}")

@@ -53,7 +53,7 @@ def write_page(found: Findings, page: Path) -> str:
 def text(found: Findings, made: list[Table]) -> str:
     """The title and the tables as text, each with the first sentence of its note, which says what the numbers are."""
     told = [found.unfinished] if found.unfinished else []
-    parts = [found.title, *told, *(f"Reduced: {note}." for note in found.notes)]
+    parts = [found.title, *told, *(f"Changed from the study's file: {note}." for note in found.notes)]
     for table in made:
         rows = [tuple(table.heads), *(tuple(cell.text for cell in row) for row in table.rows)]
         note = f": {SENTENCE_END.split(table.note)[0].removesuffix('.')}" if table.note else ""

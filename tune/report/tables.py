@@ -103,7 +103,7 @@ def published(found: Findings) -> Table:
     source = found.published.source or found.paper
     note = f"{found.head}; published: {source}." if source else f"{found.head}."
     if found.notes:
-        note += " This study is smaller than the published one (see above), so the numbers cannot be compared directly."
+        note += " This study was changed from its file (see above), so the numbers cannot be compared directly."
     return Table(
         "Comparison with the published numbers", note, ["method", "level", "published", "here", "difference"], rows
     )

@@ -352,12 +352,12 @@ def resolved(experiment: Any, file: Path) -> dict[str, Any]:
 
 
 def differences(full: Study, changed: Study) -> list[str]:
-    """Sentences on the differences, such as ["rounds × 0.1", "seeds is [0], in full [0, 1]"]."""
+    """Sentences on the differences, such as ["rounds × 0.1", "seeds is [0], in the file [0, 1]"]."""
     old, new = (flatten(s.model_dump(mode="json")) for s in (full, changed))
     made = smaller(changed) if changed.reduced != full.reduced else []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith(QUIET):
-            made.append(f"{key} is {shown(new, key)}, in full {shown(old, key)}")
+            made.append(f"{key} is {shown(new, key)}, in the file {shown(old, key)}")
     return made
 
 

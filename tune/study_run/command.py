@@ -45,5 +45,5 @@ def run_named(
 def announce(study: Study, folder: Path) -> None:
     """Print what will be run."""
     for note in study.notes:
-        click.echo(f"reduced: {note}", err=True)
+        click.echo(f"changed: {note}", err=True)
     click.echo(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}", err=True)
