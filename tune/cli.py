@@ -17,6 +17,7 @@ import click
 
 from ..engine.errors import ConfigError, FedFleetError
 from .cluster.cli import COMMANDS, at, json_result, on_cluster, quiet
+from .keys_as_options import Command
 from .leftovers import Out
 from .outcome import report_errors, resumable, show_result
 
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     from ..engine.config.schema import Engine
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    command_class = Command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fedfleet")
 def main() -> None:
     """FedFleet: federated optimisation at scale, with stateful clients and runs that can be repeated bit for bit."""

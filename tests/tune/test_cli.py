@@ -223,6 +223,21 @@ def test_click_refuses_what_it_does_not_know():
         assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "keys"),
+    [
+        ("run", "--seed", "seed=VALUE"),
+        ("study", "--seeds", "seeds=VALUE or tune.seeds=VALUE"),
+        ("study", "--batch", "experiment.federation.local.batch=VALUE or experiment.evaluate.batch=VALUE"),
+        ("search", "--trials", "search.trials=VALUE"),
+    ],
+)
+def test_a_key_with_dashes_is_told_how_to_be_written(command: str, option: str, keys: str):
+    done = invoke(command, "digits", option, "3")
+    assert done.exit_code == 2
+    assert done.output.endswith(f"Error: No such option '{option}'. Write keys without dashes: {keys}\n")
+
+
 # --- a run's result ---------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:

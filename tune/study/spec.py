@@ -6,6 +6,7 @@ example `seeds=[0] experiment.federation.cohort=4`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -399,6 +400,7 @@ def sentence(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key} is missing from the study; add it, see docs/howto/studies.md"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be", 1)
+    message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
     return f"{key} {message}, got {error['input']!r}" if key else message
 
 
