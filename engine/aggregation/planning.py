@@ -114,7 +114,7 @@ def check_stage(run_spec: RunSpec) -> None:
         if getattr(part, "f", 0) is None and not hasattr(rule, "f"):
             raise ConfigError(
                 f"aggregate.before: {part.called} needs f, and {rule.called} has none; give it there, as in "
-                "{name: nnm, f: 2}"
+                "{name: …, f: 2}"
             )
     if rule.before and rule.mixed_is_unsafe and any(part.mixes for part in rule.before):
         raise ConfigError(
