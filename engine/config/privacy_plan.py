@@ -240,7 +240,9 @@ class PrivacyPlan(Clip):
     @property
     def follows_rounds(self) -> bool:
         """Whether the noise depends on the number of rounds of the run."""
-        return self.settings.noise == "auto" or getattr(self.mechanism, "coefficients", "") == "optimised"
+        noise = self.settings.noise
+        optimised = getattr(self.mechanism, "coefficients", "") == "optimised"
+        return noise == "auto" or optimised or schedules.has_schedule(noise)
 
     def continue_with(self, multiplier: float) -> None:
         """Use the z of a checkpoint, because another version of the library might calibrate another z."""

@@ -115,7 +115,7 @@ def check_rounds(snapshot: Snapshot, run_spec: RunSpec) -> None:
     privacy = run_spec.privacy
     if privacy is not None and privacy.follows_rounds and rounds != before:
         raise ConfigError(
-            f"federation.rounds must stay {before} in a fork, got {rounds}: the noise was calibrated for them; undo it"
+            f"federation.rounds must stay {before} in a fork, got {rounds}: the noise depends on their number; undo it"
         )
 
 

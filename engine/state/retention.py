@@ -170,7 +170,7 @@ def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]
         )
     if privacy is not None and privacy.follows_rounds and rounds != before:
         raise ConfigError(
-            f"federation.rounds must stay {before} to resume, got {rounds}: the noise was calibrated for them"
+            f"federation.rounds must stay {before} to resume, got {rounds}: the noise depends on their number"
         )
     if rounds > run_spec.last_round <= snapshot.round:
         raise ConfigError(f"privacy.epsilon is spent after round {snapshot.round}; raise it in a new run")

@@ -431,6 +431,18 @@ def test_a_private_fork_says_what_its_epsilon_does_not_cover(tmp_path):
     assert "epsilon is that of this run alone" in (tmp_path / "fork" / "run.log").read_text()
 
 
+@pytest.mark.parametrize("noise", [{"schedule": "cosine", "start": 2.0, "end": 1.0}, "auto"])
+def test_noise_that_depends_on_the_number_of_rounds_is_not_forked_with_another_one(noise: Any, tmp_path: Path):
+    """Epsilon is computed from the noise of all rounds, also of those before the fork."""
+    pytest.importorskip("dp_accounting")
+    target = {"epsilon": 8.0} if noise == "auto" else {}
+    private = data(privacy={**NOISY, "noise": noise, **target}, federation={"sampling": "poisson", "rounds": 3})
+    whole = fedfleet.run(experiment(private), tmp_path / "parent")
+    with pytest.raises(ConfigError, match=r"federation\.rounds must stay 3 in a fork, got 6: the noise depends on"):
+        prepared(tmp_path / "parent", 2, "federation.rounds=6", tmp_path / "fork")
+    same(fedfleet.fork(whole, 2, out=tmp_path / "fork"), whole)
+
+
 PRIVATE_TURNS = {"clients": 12, "cohort": 4, "sampling": "cyclic", "separation": 3, "rounds": 3}
 
 
