@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -158,6 +159,48 @@ def test_nothing_is_left_when_the_process_that_started_ray_is_killed(tmp_path: P
     process.communicate(timeout=60)
     assert not psutil.wait_procs(family, timeout=60)[1]
     assert not folder.exists()
+
+
+FORKED = """
+import json
+import os
+import signal
+from fedfleet.engine.backends.ray.process_start import fork_server
+
+fork_server.begin()
+(server,) = fork_server.process()
+first = os.fork()
+if not first:
+    inherited = fork_server.process()
+    fork_server.begin()
+    own = fork_server.process()
+    fork_server.end()
+    os._exit(0 if not inherited and len(own) == 1 and own != {server} else 1)
+_, status = os.waitpid(first, 0)
+second = os.fork()
+if not second:
+    signal.pause()
+print(json.dumps([status, server, second]), flush=True)
+signal.pause()
+"""
+
+
+def test_a_fork_of_the_process_leaves_the_server_to_it():
+    """It can have a server of its own, and does not keep that of its parent when the parent is killed."""
+    process = subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as told:
+        status, *family = json.loads(told.readline())
+    server, fork = map(psutil.Process, family)
+    assert status == 0
+    assert server.is_running()
+    process.kill()
+    process.wait(60)
+    try:
+        assert not psutil.wait_procs([server], timeout=60)[1]
+        assert fork.is_running()
+    finally:
+        fork.kill()
 
 
 PLAIN = ["default_worker.py", "--node-id=1", "--language=PYTHON", "--serialized-runtime-env-context={}"]

@@ -72,6 +72,18 @@ class ForkServer:
 _server: ForkServer | None = None
 
 
+def _forget() -> None:
+    """Leave the server to the process that started it: this one is a fork of it."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        atexit.unregister(server.close)
+        server.control.close()  # the server ends when its own process has closed it
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def begin() -> None:
     """Start a fork server if there is none that waits for Ray. A command that will start Ray calls this before it makes
     its own imports."""
