@@ -13,17 +13,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..local import Rule
+from ..local import Rule, defines_both
 from ..tree import Layout, Tree, plus
 from .checks import nonnegative, nonzero, one_of, positive, refuse
-from .groups import Number, at
-from .orthogonal import SCHEMES, newton_schulz, svd
+from .groups import Number, PerGroup, at
+from .orthogonal import FASTER, SCHEMES, How, Part, newton_schulz, svd
 from .renamed import renamed
 from .rules import Averaged, Normalised, Sgd
 
@@ -95,8 +95,11 @@ class NewtonSchulz(Ball):
         one_of("same", "bfloat16", dtype=self.dtype)
 
     def orthogonal(self, m: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if self.dtype == "bfloat16" else None
-        return newton_schulz(m, self.scheme, self.iterations, dtype)
+        return newton_schulz(m, *self.how)
+
+    @property
+    def how(self) -> How:
+        return self.scheme, self.iterations, torch.bfloat16 if self.dtype == "bfloat16" else None
 
 
 UNNAMED = NewtonSchulz(scheme="jordan")
@@ -143,6 +146,8 @@ class Spectral(Rule):
         return self.vector_rule.init(x.pick(vectors)) if vectors else ()
 
     def step(self, y: Tree, v: Tree, state: Any) -> tuple[Tree, Any]:
+        if (found := self._by_faster_kernel(y, v)) is not None:
+            return found, state
         own, pieces = parts(y.layout, self.aux), {}
         ys, vs = (dict(zip(y.layout.names, tree.flat.split(y.layout.sizes), strict=True)) for tree in (y, v))
         for shape, names in own.matrices.items():
@@ -159,6 +164,34 @@ class Spectral(Rule):
             rest, state = self.vector_rule.step(some_y, some_v, state)
             pieces.update(zip(own.vectors, rest.flat.split(own.rest.sizes), strict=True))
         return Tree(torch.cat([pieces[name] for name in y.layout.names]), y.layout), state
+
+    def _by_faster_kernel(self, y: Tree, v: Tree) -> Tree | None:
+        """The step by one call of a faster kernel, or None. Matrices must have Newton-Schulz iterations, and the rule
+        for the rest must be plain descent."""
+        faster, ball, rest = FASTER.get(), self.ball, self.vector_rule
+        if faster is None or type(ball) is not NewtonSchulz or not defines_both(type(rest), "step", "plain_lr"):
+            return None
+        numbers = (self.lr, self.weight_decay, rest.plain_lr())
+        if not all(isinstance(number, int | float | PerGroup) for number in numbers):
+            return None
+        flat = faster.step(y.flat, v.flat, places(y.layout, self.aux, self.scale, *numbers), ball.how)
+        return None if flat is None else Tree(flat, y.layout)
+
+
+@lru_cache
+def places(
+    layout: Layout, aux: tuple[str, ...], scale: str, lr: Number, weight_decay: float, vector_lr: float
+) -> tuple[Part, ...]:
+    """All tensors of a layout and what becomes of them in a step of `Spectral`."""
+    found = []
+    for name, matrix in kinds(layout, aux).items():
+        start, size, _ = layout.spans[name]
+        if matrix is None:
+            found.append(Part(start, 0, size, 1.0, -vector_lr))
+        else:
+            own = at(lr, name)
+            found.append(Part(start, *matrix, 1 - own * weight_decay, -own * SCALES[scale](*matrix)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

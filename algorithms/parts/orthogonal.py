@@ -8,10 +8,9 @@ slow on small ones (0.01 becomes 0.23 after five).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -89,32 +88,56 @@ def newton_schulz(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | 
     It is computed in `dtype` (bfloat16 in Jordan's program and in torch) and returned in m's dtype. On two axes the
     order of operations is that of `torch.optim.Muon`.
     """
+    if is_batchedtensor(m):
+        return _NewtonSchulz.apply(m, scheme, iterations, dtype)
+    faster = FASTER.get()
+    if faster is not None and (found := faster.newton_schulz(m, (scheme, iterations, dtype))) is not None:
+        return found
+    return newton_schulz_plainly(m, scheme, iterations, dtype)
+
+
+How = tuple[str, int, torch.dtype | None]
+"""The arguments of `newton_schulz` after the first."""
+
+
+class Part(NamedTuple):
+    """A part of two vectors y and v, from `start` on, and what it becomes: keep y + share o. There o is `newton_schulz`
+    of the matrix (rows, cols) in v. If rows is 0, the part has `cols` numbers, and o is that part of v itself."""
+
+    start: int
+    rows: int
+    cols: int
+    keep: float
+    share: float
+
+
+class Faster(Protocol):
+    """Kernels that may take the place of others. Each returns None for what it does not support."""
+
+    def newton_schulz(self, m: Tensor, how: How, /) -> Tensor | None: ...
+
+    def step(self, y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How, /) -> Tensor | None:
+        """(P,): what the parts of y (P,) become, which make up all of it."""
+        ...
+
+
+FASTER: ContextVar[Faster | None] = ContextVar("FASTER", default=None)
+"""Faster kernels, which the engine may set."""
+
+
+def newton_schulz_plainly(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | None = None) -> Tensor:
+    """`newton_schulz` with torch's products, whatever else there is."""
     chosen = SCHEMES[scheme]
     x = m.to(dtype) if dtype is not None else m
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     norm = torch.linalg.matrix_norm(x, keepdim=True) if x.ndim > 2 else x.norm()
-    x = x / chosen.divisor(norm)
-    triples = chosen.coefficients(iterations)
-    if triples:
-        x = _Iterate.apply(x, triples) if is_batchedtensor(x) else iterate(x, triples)
+    x = iterate(x / chosen.divisor(norm), chosen.coefficients(iterations))
     return (x.mT if tall else x).to(m.dtype)
-
-
-FASTER: ContextVar[Callable[[Tensor, tuple[Triple, ...]], Tensor | None] | None] = ContextVar("FASTER", default=None)
-"""A faster kernel for `iterate`, which the engine may set. It returns None for inputs that it does not support."""
 
 
 def iterate(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
     """x <- a x + (b G + c G^2) x with G = x x^T, for each triple, on the last two axes."""
-    faster = FASTER.get()
-    if faster is not None and (y := faster(x, triples)) is not None:
-        return y
-    return iterate_plainly(x, triples)
-
-
-def iterate_plainly(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
-    """`iterate` with torch's products, whatever else there is."""
     if x.ndim == 2:
         for a, b, c in triples:
             gram = x @ x.mT
@@ -127,23 +150,25 @@ def iterate_plainly(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
     return flat.reshape(x.shape)
 
 
-class _Iterate(torch.autograd.Function):
-    """`iterate` under vmap. It keeps products fused, which vmap's own rule for `baddbmm` takes apart (1.3 times
+class _NewtonSchulz(torch.autograd.Function):
+    """`newton_schulz` under vmap. It keeps products fused, which vmap's own rule for `baddbmm` takes apart (1.3 times
     slower)."""
 
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
-        return iterate(x, triples)
+    def forward(m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | None) -> Tensor:
+        return newton_schulz(m, scheme, iterations, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keeps nothing: no gradient flows through a step of the optimiser."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, triples: tuple[Triple, ...]) -> tuple[Tensor, int]:
-        return _Iterate.apply(x.movedim(in_dims[0] or 0, 0), triples), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], m: Tensor, scheme: str, iterations: int, dtype: torch.dtype | None
+    ) -> tuple[Tensor, int]:
+        return _NewtonSchulz.apply(m.movedim(in_dims[0] or 0, 0), scheme, iterations, dtype), 0
 
 
 def svd(m: Tensor) -> Tensor:

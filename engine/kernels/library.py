@@ -83,7 +83,8 @@ def library() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """The instruction set that the library's vectors and tiles are for: AVX-512, AVX2, or "any". Raises NoKernels."""
+    """The instruction set that the library's vectors and tiles are for: "AVX-512 with bfloat16", where products of
+    bfloat16 are part of it, "AVX-512", "AVX2", or "any". Raises NoKernels."""
     named = library().instruction_set
     named.restype = ctypes.c_char_p
     return named().decode()

@@ -22,10 +22,10 @@ from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ig
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...algorithms.parts.orthogonal import FASTER, Triple, iterate_plainly
+from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, newton_schulz_plainly
 from ...workloads.base import PASS_OVER
 from ...workloads.derivatives import first_derivatives_only
-from .arguments import padding_of, pools_two_by_two, scalar_of, supported
+from .arguments import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
 from .block_convolutions import Products, parsed
 from .channels_last import CHANNELS_LAST, ChannelsLast
 from .library import COMPILED, call, check_status, library, pointer
@@ -204,25 +204,62 @@ which torch cuts its products into blocks: 1024 x 1024 takes 207 ms by torch's k
 ours halve the arithmetic (`python benchmarks/newton_schulz.py`)."""
 
 
+def floats(*numbers: float) -> Any:
+    """Some numbers as an array of C's float."""
+    return (ctypes.c_float * len(numbers))(*numbers)
+
+
 @functools.lru_cache
-def as_floats(triples: tuple[Triple, ...]) -> Any:
-    """The numbers of some triples as an array of C's float."""
-    return (ctypes.c_float * (3 * len(triples)))(*(number for triple in triples for number in triple))
+def iterations_of(how: How) -> tuple[Any, ...]:
+    """(coefficients of all iterations, what matrices are divided by first), as orthogonal.cpp takes them."""
+    chosen = SCHEMES[how[0]]
+    triples = floats(*(number for triple in chosen.coefficients(how[1]) for number in triple))
+    return triples, floats(chosen.cushion, chosen.eps, EPS)
 
 
-def polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor | None:
-    """`orthogonal.iterate`, or None if torch has to compute it."""
-    if not supported(x) or is_batchedtensor(x) or not x.numel() or x.shape[-2] > x.shape[-1]:
+@functools.lru_cache
+def numbers_of(parts: tuple[Part, ...]) -> tuple[Any, Any, int]:
+    """(places and factors of some parts, as orthogonal.cpp takes them, the numbers in the largest matrix)."""
+    places = [number for part in parts for number in part[:3]]
+    factors = floats(*(number for part in parts for number in part[3:]))
+    return (ctypes.c_int64 * len(places))(*places), factors, max(part.rows * part.cols for part in parts)
+
+
+@functools.lru_cache
+def matrices_of(shape: torch.Size) -> tuple[Part, ...]:
+    """The matrices of a tensor of this shape; what is wanted is their result itself."""
+    rows, cols = shape[-2:]
+    return tuple(Part(k * rows * cols, rows, cols, 0.0, 1.0) for k in range(shape[:-2].numel()))
+
+
+class Compiled:
+    """Newton-Schulz iterations by the compiled kernels (`orthogonal.Faster`). Sums are of float32. Where bfloat16 is
+    asked for, and the processor has products of it, factors may be rounded to it."""
+
+    @staticmethod
+    def newton_schulz(m: Tensor, how: How) -> Tensor | None:
+        return iterated(m, None, matrices_of(m.shape), how) if m.numel() else None
+
+    @staticmethod
+    def step(y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> Tensor | None:
+        return iterated(v, y, parts, how)
+
+
+def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor | None:
+    """What the parts of y become, see `orthogonal.Part`; without y, of zeros. None if torch has to compute it, as for a
+    backward pass."""
+    tensors, (_, iterations, dtype) = (v,) if y is None else (v, y), how
+    places, factors, largest = numbers_of(parts)
+    if not iterations or dtype not in (None, torch.float32, torch.bfloat16) or largest > LARGEST_MATRIX:
         return None
-    if x.shape[-2:].numel() > LARGEST_MATRIX:
+    if not supported_alone(*tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return None
-    if torch.is_grad_enabled() and x.requires_grad:
-        return None  # it keeps nothing for a backward pass
-    x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    coefficients = as_floats(triples)
-    sizes = (len(triples), x.shape[:-2].numel(), *x.shape[-2:])
-    check_status(library().newton_schulz(pointer(x), pointer(y), coefficients, *map(ctypes.c_int64, sizes)))
-    return y
+    v, y = v.contiguous(), None if y is None else y.contiguous()
+    found = torch.empty(v.shape, dtype=v.dtype)
+    sizes = (len(parts), iterations, dtype == torch.bfloat16)
+    arrays = (*map(pointer, (v, y, found)), places, factors, *iterations_of(how))
+    check_status(library().newton_schulz(*arrays, *map(ctypes.c_int64, sizes)))
+    return found
 
 
 REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
@@ -288,23 +325,31 @@ def _add_plainly(total: Tensor, parts: Sequence[Tensor], more: bool) -> None:
         total.add_(first)
 
 
-def half_polynomials(x: Tensor, triples: tuple[Triple, ...]) -> Tensor:
-    """`orthogonal.iterate` in bfloat16, which tensor cores of GPUs multiply. All matrices of a shape, of all clients of
-    a block, are in one batched product."""
-    return iterate_plainly(x.to(torch.bfloat16), triples).to(x.dtype)
+class Half:
+    """Newton-Schulz iterations in bfloat16 (`orthogonal.Faster`), which tensor cores of GPUs multiply. All matrices of
+    a shape, of all clients of a block, are in one batched product."""
+
+    @staticmethod
+    def newton_schulz(m: Tensor, how: How) -> Tensor:
+        scheme, iterations, _ = how
+        return newton_schulz_plainly(m, scheme, iterations, torch.bfloat16)
+
+    @staticmethod
+    def step(y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> None:
+        """Not in one call."""
 
 
 def method_kernels(name: str, half: bool = False) -> AbstractContextManager[Any]:
     """A context in which other kernels than torch's in the parameters' dtype compute Newton-Schulz iterations of
     methods: compiled ones, unless `name` is torch; products in bfloat16 if `half`."""
     if half:
-        return _faster(half_polynomials)
-    return _faster(polynomials) if name in COMPILED else nullcontext()
+        return _faster(Half)
+    return _faster(Compiled) if name in COMPILED else nullcontext()
 
 
 @contextmanager
-def _faster(kernel: Callable[[Tensor, tuple[Triple, ...]], Tensor | None]) -> Iterator[None]:
-    token = FASTER.set(kernel)
+def _faster(kernels: Faster) -> Iterator[None]:
+    token = FASTER.set(kernels)
     try:
         yield
     finally:

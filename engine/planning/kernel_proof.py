@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...algorithms.parts.orthogonal import FASTER, Triple, iterate
+from ...algorithms.parts.orthogonal import FASTER, How, Part, newton_schulz_plainly
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
 from ...workloads.base import ClientIndex
@@ -44,7 +44,7 @@ from ..errors import type_and_first_line
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
-from ..kernels.operators import AT_ONCE, add_up, kernels, polynomials
+from ..kernels.operators import AT_ONCE, add_up, iterated, kernels, matrices_of
 
 FACTOR = 8.0
 """The factor by which another order of the same sums may exceed torch's own rounding error."""
@@ -435,34 +435,42 @@ class Proof:
     def orthogonalised(self, batch: Batch) -> None:
         """Compare Newton-Schulz iterations of the matrices that the method orthogonalises, and of random ones."""
         rounds = {1, self.run_spec.experiment.federation.rounds} if self.run_spec.method_has_schedule else {1}
-        asked_for: dict[tuple[tuple[int, ...], tuple[Triple, ...]], Tensor] = {}
-
-        def record(x: Tensor, triples: tuple[Triple, ...]) -> None:
-            asked_for.setdefault((tuple(x.shape), triples), x.detach().clone())
-
+        asked_for = AskedFor()
         for round in rounds:
-            self.by_torch(lambda round=round: self.trial(round, batch, record))
+            self.by_torch(lambda round=round: self.trial(round, batch, asked_for))
         draw = counted.generator(self.run_spec.experiment.seed, "proof of matrices")
-        for (shape, triples), x in asked_for.items():
-            drawn = torch.randn(shape, generator=draw).to(x.dtype)
-            drawn = drawn / torch.linalg.matrix_norm(drawn.float(), keepdim=True).to(x.dtype)
-            for matrix in (x, drawn):
-                own = self.by_own(lambda matrix=matrix, triples=triples: polynomials(matrix, triples))
-                if own is None:
-                    continue
-                torchs, expected = iterate(matrix, triples), iterate(matrix.double(), triples)
-                off, allowed = distance(expected, own), bound(expected, torchs)
-                if torchs.isfinite().all() and not off <= allowed:
+        for (shape, how), m in asked_for.matrices.items():
+            self.iterated(how, m, None, matrices_of(shape))
+            self.iterated(how, torch.randn(shape, generator=draw).to(m.dtype), None, matrices_of(shape))
+        for (parts, how), (y, v) in asked_for.steps.items():
+            self.iterated(how, v, y, parts)
+
+    def iterated(self, how: How, v: Tensor, y: Tensor | None, parts: tuple[Part, ...]) -> None:
+        """Compare what the parts of y become, see `orthogonal.Part`; without y, of zeros. Both are compared in float32,
+        too, where bfloat16 is asked for: torch's errors in bfloat16 may be so large that they show nothing."""
+        scheme, iterations, asked = how
+        expected = self.by_double(lambda: by_parts(v.double(), y, parts, (scheme, iterations, None)))
+        for precision in {None, asked}:
+            own = self.by_own(lambda precision=precision: iterated(v, y, parts, (scheme, iterations, precision)))
+            torchs = self.by_torch(lambda precision=precision: by_parts(v, y, parts, (scheme, iterations, precision)))
+            if own is None or not torchs.isfinite().all():
+                continue
+            for part in parts:
+                where = slice(part.start, part.start + max(part.rows, 1) * part.cols)
+                target = expected.flatten()[where]
+                off, allowed = distance(target, own.flatten()[where]), bound(target, torchs.flatten()[where])
+                if not off <= allowed:
                     raise Disagreement(
-                        f"Newton-Schulz of {list(shape)} is {off:.1e} off torch's, where rounding allows {allowed:.1e}"
+                        f"Newton-Schulz of {[part.rows, part.cols]} is {off:.1e} off torch's, where rounding allows "
+                        f"{allowed:.1e}"
                     )
 
-    def trial(self, round: int, batch: Batch, record: Callable[[Tensor, tuple[Triple, ...]], None]) -> None:
-        """One step of a client with torch's kernels. `record`: called with every matrix that is orthogonalised."""
+    def trial(self, round: int, batch: Batch, asked_for: AskedFor) -> None:
+        """One step of a client with torch's kernels. `asked_for`: what other kernels are asked for."""
         method = self.run_spec.method(round)
         trainer = LocalTrainer(method, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
         public = method.unpack(method.broadcast(method.server_init(self.x)))
-        token = FASTER.set(record)
+        token = FASTER.set(asked_for)
         try:
             trainer.train_client(public, method.client_init(public), 1, OneBatch(batch))
         finally:
@@ -488,6 +496,30 @@ class Proof:
             return f()
         except Exception as error:
             raise Disagreement(f"they raise {type_and_first_line(error)}, and torch's do not") from error
+
+
+class AskedFor:
+    """The matrices and the steps that kernels for Newton-Schulz iterations are asked for (`orthogonal.Faster`)."""
+
+    def __init__(self) -> None:
+        self.matrices: dict[tuple[torch.Size, How], Tensor] = {}
+        self.steps: dict[tuple[tuple[Part, ...], How], tuple[Tensor, Tensor]] = {}
+
+    def newton_schulz(self, m: Tensor, how: How) -> None:
+        self.matrices.setdefault((m.shape, how), m.detach().clone())
+
+    def step(self, y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> None:
+        self.steps.setdefault((parts, how), (y.detach().clone(), v.detach().clone()))
+
+
+def by_parts(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor:
+    """What the parts of y become, with torch's kernels, in the dtype of v."""
+    found, flat = torch.zeros_like(v).flatten(), v.flatten()
+    for start, rows, cols, keep, share in parts:
+        where = slice(start, start + max(rows, 1) * cols)
+        o = newton_schulz_plainly(flat[where].view(rows, cols), *how).flatten() if rows else flat[where]
+        found[where] = share * o if y is None else keep * y[where].to(v.dtype) + share * o
+    return found.view(v.shape)
 
 
 class OneBatch:

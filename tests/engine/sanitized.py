@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedfleet.algorithms.parts.orthogonal import SCHEMES, iterate
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, Part, newton_schulz_plainly
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.schema import Local
 from fedfleet.engine.kernels import library
-from fedfleet.engine.kernels.operators import AT_ONCE, add_up, kernels, polynomials
+from fedfleet.engine.kernels.operators import AT_ONCE, Compiled, add_up, kernels
 from fedfleet.workloads.base import ClientIndex
 
 from .test_channels_last import CONVOLUTIONS
@@ -121,14 +121,19 @@ def filtered() -> None:
 
 
 def rest() -> None:
-    for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (2, 6, 70)):
-        x = drawn(*shape) / 10
-        for scheme in SCHEMES.values():
-            triples = scheme.coefficients(3)
-            own = polynomials(x, triples)
-            assert own is not None
-            torch.testing.assert_close(own, iterate(x, triples), rtol=1e-3, atol=1e-4)
-        assert polynomials(x.mT.contiguous().mT, triples) is not None
+    for shape in ((1, 1), (3, 7), (5, 5), (17, 33), (33, 17), (32, 32), (63, 71), (2, 35, 70)):
+        x = drawn(*shape)
+        for scheme in SCHEMES:
+            for precision, close in ((None, 1e-3), (torch.bfloat16, 0.3)):
+                own = Compiled.newton_schulz(x, (scheme, 3, precision))
+                assert own is not None
+                torch.testing.assert_close(own, newton_schulz_plainly(x, scheme, 3), rtol=close, atol=close / 10)
+        assert Compiled.newton_schulz(x.mT.contiguous().mT, ("jordan", 1, None)) is not None
+        for value in (0.0, *ODD):
+            Compiled.newton_schulz(torch.full_like(x, value), ("classic", 5, torch.bfloat16))
+        flat = x.flatten()
+        parts = (Part(0, 0, 3, 1.0, 0.1), Part(3, 1, len(flat) - 3, 0.5, 0.1)) if len(flat) > 3 else ()
+        assert Compiled.step(flat, flat, parts, ("classic", 5, torch.bfloat16)) is not None
     for size in (1, 15, 16, 17, 1000):
         for count in range(1, AT_ONCE + 1):
             for more in (False, True):

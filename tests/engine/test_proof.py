@@ -314,7 +314,7 @@ DEFECTS = {
     "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
     "winograd.cpp": [("bottom[k] = a - b - at(3);", "bottom[k] = a - b + at(3);")],
-    "orthogonal.cpp": [("Plus{1, t[0], from}", "Plus{1, t[0] * 1.001f, from}")],
+    "orthogonal.cpp": [("w, Plus{1, a, g}", "w, Plus{1, a * 1.001f, g}")],
 }
 """file -> (text, replacement): each is an error that a compiler or a processor might make too."""
 

@@ -72,18 +72,29 @@ UNROLL
     }
 }
 
-// What is stored for a product: scale * product + share * z, or the product itself if there is no z.
+// What is stored for a product: scale * product + share * z + keep * w, without w if there is none, or the product itself
+// if there is no z. z and w have the layout of the result.
 struct Plus {
   float scale = 1, share = 0;
-  const float* z = nullptr;  // has the layout of the result
+  const float* z = nullptr;
+  float keep = 0;
+  const float* w = nullptr;
   Lanes operator()(Lanes product, int64_t place, Mask m) const {
-    return z ? product * scale + load_of(z + place, m) * share : product;
+    if (!z) return product;
+    const Lanes sum = product * scale + load_of(z + place, m) * share;
+    return w ? sum + load_of(w + place, m) * keep : sum;
   }
 };
 
+// What a step of a product adds to its sums: w * g, of numbers of float32.
+struct Singles {
+  static Lanes add(Lanes sum, Lanes w, Lanes g) { return sum + w * g; }
+};
+
 // y (R, V vectors) = g (R, O) . w (O, V vectors). Only the entries `last` of the last vector are stored. Entries of g
-// are gs floats apart within a row, and its rows gr floats; rows of w and y are ws and ys floats apart.
-template <int R, int V>
+// are gs floats apart within a row, and its rows gr floats; rows of w and y are ws and ys floats apart. Terms: how
+// entries of g and w are multiplied and added.
+template <int R, int V, class Terms = Singles>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
             int64_t ys, const Plus& plus = {}) {
   Lanes a[R][V];
@@ -97,7 +108,7 @@ UNROLL
     for (int r = 0; r < R; r++) {
       const Lanes d = repeated(g + r * gr + o * gs);
 UNROLL
-      for (int v = 0; v < V; v++) a[r][v] += q[v] * d;
+      for (int v = 0; v < V; v++) a[r][v] = Terms::add(a[r][v], q[v], d);
     }
   }
 UNROLL

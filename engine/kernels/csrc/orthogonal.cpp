@@ -1,74 +1,357 @@
-// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread, float32. Only the
-// lower half of a symmetric product is computed; the upper half is copied from it. A column of tiles is completed
-// before the next one begins, while the numbers that it reads are in the first-level cache.
+// Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread.
+//
+// Consecutive iterations are done in the space of the m x m matrices, where all matrices are symmetric polynomials of
+// the first G and commute. With P = b G + c G^2, an iteration is Q <- a Q + P Q and G <- (a I + P)^2 G, and x <- Q x
+// ends a group of them. A long x is so read twice in a group, and not twice in an iteration. Rounding errors of G in the
+// directions of small singular values grow by a^2 in each iteration, while those of x x^T do not have any effect there.
+// Therefore a group ends where they could have grown by more than a limit. What is rounded is P, which is small in those
+// directions, and never a I + P.
+//
+// Only the lower half of a symmetric product is computed; the upper half is copied from it. A column of tiles is
+// completed before the next one begins, while the numbers that it reads are in the first-level cache.
+//
+// Products are of float32, or, with the instructions for it, of bfloat16 with sums in float32. A factor of a product
+// consists of words of 32 bits: a float, or a pair of bfloat16 that follow each other in the direction of the sum.
 
 #include "chain.cpp"
 
 namespace {
 
-template <int R>
-void columns(int64_t V, const float* g, const float* w, int64_t O, Mask last, float* y, int64_t n, const Plus& plus) {
-#define CALL(k) spread<R, k>(g, O, 1, w, n, O, last, y, n, plus)
+// The sides of a factor: rows, words of a row, and the words between the beginnings of two rows.
+struct Words {
+  const float* p;
+  int64_t stride;
+};
+
+template <int R, class Terms>
+void columns(int64_t V, Words g, Words w, int64_t O, Mask last, float* y, int64_t n, const Plus& plus) {
+#define CALL(k) spread<R, k, Terms>(g.p, g.stride, 1, w.p, w.stride, O, last, y, n, plus)
   BY_VECTORS(V, CALL)
 #undef CALL
 }
 
-// y (rows, n) = plus(g (rows, O) . w (O, n)), see Plus; if symmetric, only its lower half is computed.
-void times(const float* g, const float* w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
+// y (rows, n) = plus(g (rows, O words) . w (O words, n)), see Plus; if symmetric, only its lower half is computed.
+template <class Terms>
+void times(Words g, Words w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
   constexpr int64_t most = SPREAD_VECTORS * LANES;
-  for (int64_t v = 0; v < n; v += most) {
-    const int64_t left = std::min(n - v, most), V = (left + LANES - 1) / LANES;
-    const Mask last = first(left - (V - 1) * LANES);
+  for (int64_t v = 0; v < n; v += most)
     for (int64_t r = symmetric ? v / SPREAD_ROWS * SPREAD_ROWS : 0; r < rows; r += SPREAD_ROWS) {
+      const int64_t end = symmetric ? std::min(n, r + SPREAD_ROWS) : n;
+      const int64_t left = std::min(end - v, most), V = (left + LANES - 1) / LANES;
+      const Mask last = first(left - (V - 1) * LANES);
       Plus plus = all;
       if (plus.z) plus.z += r * n + v;
-#define CALL(k) columns<k>(V, g + r * O, w + v, O, last, y + r * n + v, n, plus)
+      if (plus.w) plus.w += r * n + v;
+#define CALL(k) columns<k, Terms>(V, {g.p + r * g.stride, g.stride}, {w.p + v, w.stride}, O, last, y + r * n + v, n, plus)
       BY_ROWS(rows - r, CALL)
 #undef CALL
     }
+}
+
+// The transpose of a square of LANES vectors. Each of the log2(LANES) rounds moves one bit of the number of a vector to
+// the number of a lane.
+inline void transpose(Lanes (&a)[LANES]) {
+UNROLL
+  for (int64_t done = 1; done < LANES; done *= 2) {
+    Lanes b[LANES];
+UNROLL
+    for (int64_t i = 0; i < LANES / 2; i++) {
+      b[2 * i] = LOW(a[i], a[i + LANES / 2]);
+      b[2 * i + 1] = HIGH(a[i], a[i + LANES / 2]);
+    }
+UNROLL
+    for (int64_t i = 0; i < LANES; i++) a[i] = b[i];
   }
 }
 
-// The lower half of y (m, m) = x (m, n) . x^T
-void gram(const float* x, float* y, int64_t m, int64_t n) {
-  std::memset(y, 0, sizeof(float) * m * m);
-  for (int64_t o = 0; o < m; o += m - o >= 4 ? 4 : 1)
-    for (int64_t r = o / DOT_ROWS * DOT_ROWS; r < m; r += DOT_ROWS) {
-      const float *from = x + r * n, *w = x + o * n;
-      float* to = y + r * m + o;
-#define CALL(k) m - o >= 4 ? dots<k, 4>(from, n, w, n, n, to, m) : dots<k, 1>(from, n, w, n, n, to, m)
-      BY_ROWS(std::min<int64_t>(m - r, DOT_ROWS), CALL)
-#undef CALL
-    }
+// y (columns, rows) = x (rows, columns) transposed. Rows of x and y are xs and ys words apart. At most LANES rows and
+// columns.
+inline void transpose(const float* x, int64_t xs, float* y, int64_t ys, int64_t rows, int64_t columns) {
+  Lanes a[LANES];
+  if (rows == LANES && columns == LANES) {
+UNROLL
+    for (int64_t r = 0; r < LANES; r++) a[r] = load(x + r * xs);
+    transpose(a);
+UNROLL
+    for (int64_t c = 0; c < LANES; c++) store(y + c * ys, a[c]);
+    return;
+  }
+  const Mask across = first(columns), down = first(rows);
+UNROLL
+  for (int64_t r = 0; r < LANES; r++) a[r] = r < rows ? load_of(x + r * xs, across) : Lanes{};
+  transpose(a);
+UNROLL
+  for (int64_t c = 0; c < LANES; c++)
+    if (c < columns) store_of(y + c * ys, a[c], down);
 }
 
-void mirror(float* y, int64_t m) {
-  for (int64_t r = 0; r < m; r++)
-    for (int64_t o = 0; o < r; o++) y[o * m + r] = y[r * m + o];
+// y (columns, rows) = x (rows, columns) transposed.
+void turn(const float* x, float* y, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; r += LANES)
+    for (int64_t c = 0; c < columns; c += LANES)
+      transpose(x + r * columns + c, columns, y + c * rows + r, rows, std::min(rows - r, LANES),
+                std::min(columns - c, LANES));
 }
+
+// Copies the lower half of y (m, m) to the upper half.
+void mirror(float* y, int64_t m) {
+  for (int64_t r = 0; r < m; r += LANES) {
+    const int64_t rows = std::min(m - r, LANES);
+    for (int64_t c = 0; c < r; c += LANES) transpose(y + r * m + c, m, y + c * m + r, m, rows, LANES);
+    for (int64_t i = r; i < r + rows; i++)
+      for (int64_t o = r; o < i; o++) y[o * m + i] = y[i * m + o];
+  }
+}
+
+// Factors of float32 are the matrices themselves.
+struct Float32 {
+  using Terms = Singles;
+  static constexpr int64_t PER_WORD = 1;
+  static Words left(const float* x, int64_t, int64_t n, float*) { return {x, n}; }
+  static Words right(const float* x, int64_t, int64_t n, float*) { return {x, n}; }
+};
+
+#ifdef __AVX512BF16__
+struct BFloat16 {
+  struct Terms {
+    static Lanes add(Lanes sum, Lanes w, Lanes g) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)g); }
+  };
+  static constexpr int64_t PER_WORD = 2;
+
+  // The numbers of a and then of b as bfloat16.
+  static Lanes pairs(Lanes a, Lanes b) { return (Lanes)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a); }
+
+  // Numbers of a and b as bfloat16 in turn.
+  static Lanes in_turn(Lanes a, Lanes b) {
+    alignas(64) static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (Lanes)_mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)pairs(a, b));
+  }
+
+  // x (m, n) with pairs of columns.
+  static Words left(const float* x, int64_t m, int64_t n, float* to) {
+    const int64_t O = (n + 1) / 2;
+    for (int64_t r = 0; r < m; r++, x += n) {
+      int64_t c = 0;
+      for (; c + 2 * LANES <= n; c += 2 * LANES) store(to + r * O + c / 2, pairs(load(x + c), load(x + c + LANES)));
+      if (c < n) store(to + r * O + c / 2, pairs(load(x + c, n - c), load(x + c + LANES, n - c - LANES)), O - c / 2);
+    }
+    return {to, O};
+  }
+
+  // x (m, n) with pairs of rows.
+  static Words right(const float* x, int64_t m, int64_t n, float* to) {
+    const float* begin = to;
+    const int64_t stride = up(n), full = n / LANES * LANES;
+    const Mask rest = first(n - full);
+    for (int64_t r = 0; r + 1 < m; r += 2, x += 2 * n, to += stride) {
+      for (int64_t c = 0; c < full; c += LANES) store(to + c, in_turn(load(x + c), load(x + n + c)));
+      if (full < n) store(to + full, in_turn(load_of(x + full, rest), load_of(x + n + full, rest)));
+    }
+    if (m % 2)
+      for (int64_t c = 0; c < n; c += LANES) store(to + c, in_turn(load(x + c, n - c), Lanes{}));
+    return {begin, stride};
+  }
+};
+#endif
+
+// Newton-Schulz iterations of matrices (m, n), with products by Factors, and groups in which rounding errors grow at
+// most by `limit`.
+template <class Factors>
+class Iterations {
+ public:
+  Iterations(const float* triples, int64_t count, int64_t m, int64_t n, float limit)
+      : triples(triples), count(count), m(m), n(n), limit(limit) {
+    const int64_t square = m * up(m), whole = m * up(n) + up(m) * LANES;
+    float* next = scratch(0, 9 * square + 4 * whole + n * up(m));
+    for (float** part : {&g, &p, &q, &other_q, &w, &of_left, &of_g, &of_right}) *part = next, next += square;
+    for (float** part : {&x, &other_x, &wide}) *part = next, next += whole;
+    turned = next;
+  }
+
+  // Where the matrix to iterate is put. Its content is lost.
+  float* input() { return x; }
+
+  // Writes keep w + share o to y for the last iterate o. w may be null. y is not the input.
+  void operator()(float* y, const float* w, float keep, float share) {
+    for (int64_t k = 0; k < count;) {
+      const float s = group(k);
+      const Words left = Factors::left(q, m, m, of_left), right = Factors::right(x, m, n, wide);
+      const Plus next{1, s, x}, last{share, share * s, x, keep, w};
+      times<Terms>(left, right, k < count ? other_x : y, m, words(m), n, k < count ? next : last, false);
+      std::swap(x, other_x);
+    }
+  }
+
+ private:
+  using Terms = typename Factors::Terms;
+  static int64_t words(int64_t length) { return (length + Factors::PER_WORD - 1) / Factors::PER_WORD; }
+
+  // y (m, m) = plus(g . w), symmetric.
+  void square(Words g, Words w, float* y, const Plus& plus) {
+    times<Terms>(g, w, y, m, words(m), m, plus, true);
+    mirror(y, m);
+  }
+
+  // g = x x^T
+  void gram() {
+    const Words rows = Factors::left(x, m, n, wide);
+    turn(rows.p, turned, m, words(n));
+    times<Terms>(rows, {turned, m}, g, m, words(n), m, Plus{}, true);
+    mirror(g, m);
+  }
+
+  // Adds a number to the diagonal.
+  void shift(float* y, float number) {
+    for (int64_t i = 0; i < m; i++) y[i * (m + 1)] += number;
+  }
+
+  // Iterations from k on, which is set to the number of the next one. They multiply x by q + s I; returns s.
+  float group(int64_t& k) {
+    float s = 1, growth = 1;
+    gram();
+    for (bool begins = true;; begins = false) {
+      const float a = triples[3 * k], b = triples[3 * k + 1], c = triples[3 * k + 2];
+      const Words right_g = Factors::right(g, m, m, of_g);
+      square(Factors::left(g, m, m, of_left), right_g, p, Plus{c, b, g});
+      s *= a, growth *= a * a, k++;
+      const bool ends = k == count || growth * triples[3 * k] * triples[3 * k] > limit;
+      if (begins && ends) {
+        std::swap(p, q);
+        return s;
+      }
+      const Words left_p = Factors::left(p, m, m, of_left);
+      if (begins) {
+        std::copy(p, p + m * m, q);
+        shift(q, s);
+      } else {
+        square(left_p, Factors::right(q, m, m, of_right), other_q, Plus{1, a, q});
+        std::swap(q, other_q);
+      }
+      if (ends) {
+        shift(q, -s);
+        return s;
+      }
+      square(left_p, right_g, w, Plus{1, a, g});
+      square(left_p, Factors::right(w, m, m, of_right), g, Plus{1, a, w});
+    }
+  }
+
+  const float* triples;
+  const int64_t count, m, n;
+  const float limit;
+  float *g, *p, *q, *other_q, *w, *x, *other_x;             // matrices
+  float *of_left, *of_g, *of_right, *wide, *turned;  // factors
+};
+
+// What a matrix is divided by before its iterations: |M| (1 + cushion) + eps, or |M| but at least `least` if eps is 0.
+struct Divisor {
+  float cushion, eps, least;
+  float operator()(float norm) const {
+    return eps ? norm * (1 + cushion) + eps : std::max(norm * (1 + cushion), least);
+  }
+};
+
+float norm(const float* x, int64_t n) {
+  Lanes a = {}, b = {};
+  int64_t v = 0;
+  for (; v + 2 * LANES <= n; v += 2 * LANES) {
+    const Lanes p = load(x + v), q = load(x + v + LANES);
+    a += p * p, b += q * q;
+  }
+  for (; v < n; v += LANES) {
+    const Lanes p = load(x + v, n - v);
+    a += p * p;
+  }
+  return std::sqrt(sum(a + b));
+}
+
+// A part of vectors: y = keep w + share o, without w if it is null, where o is v or, if rows is not 0, the matrix v (rows,
+// columns) orthogonalised.
+struct Part {
+  const float *v, *w;
+  float* y;
+  int64_t rows, columns;
+  float keep, share;
+};
+
+void add(const Part& part) {
+  for (int64_t i = 0; i < part.columns; i += LANES) {
+    const int64_t left = part.columns - i;
+    const Lanes o = load(part.v + i, left) * part.share;
+    store(part.y + i, part.w ? o + load(part.w + i, left) * part.keep : o, left);
+  }
+}
+
+template <class Factors>
+void orthogonalise(const Part& part, const float* triples, int64_t count, Divisor divisor, float limit) {
+  const int64_t m = std::min(part.rows, part.columns), n = std::max(part.rows, part.columns);
+  Iterations<Factors> iterations(triples, count, m, n, limit);
+  const float factor = 1 / divisor(norm(part.v, m * n));
+  float* x = iterations.input();
+  const auto divided = [&](const float* from) {
+    for (int64_t v = 0; v < m * n; v += LANES) store(x + v, load(from + v, m * n - v) * factor, m * n - v);
+  };
+  if (part.rows <= part.columns) {
+    divided(part.v);
+    iterations(part.y, part.w, part.keep, part.share);
+    return;
+  }
+  turn(part.v, x, n, m);
+  divided(x);
+  float *o = scratch(1, m * n), *w = scratch(2, m * n);
+  if (part.w) turn(part.w, w, n, m);
+  iterations(o, part.w ? w : nullptr, part.keep, part.share);
+  turn(o, part.y, m, n);
+}
+
+// Limits of the growth of rounding errors in a group. With the first, errors of products of float32 are those of torch
+// times 0.8 to 4. Products of bfloat16 are in one group if the growth in all iterations is at most BFLOAT16_GROWTH; their
+// errors are then those of torch in bfloat16 times 0.3 to 1.5, for coefficients a of at most BFLOAT16_SLOPE, and four
+// times torch's for the schemes with larger ones. If bfloat16 is asked for, and cannot be used, HALF_GROWTH is the limit
+// for products of float32. Fewer rows than BFLOAT16_ROWS are not worth the conversion.
+constexpr float GROWTH = 150, BFLOAT16_GROWTH = 1000, HALF_GROWTH = 1e4;
+constexpr int64_t BFLOAT16_ROWS = 32;
+constexpr float BFLOAT16_SLOPE = 2;
+
+#ifdef __AVX512BF16__
+bool bfloat16_products(const float* triples, int64_t count, int64_t m) {
+  float growth = 1;
+  for (int64_t k = 0; k < count; k++, triples += 3) {
+    if (triples[0] > BFLOAT16_SLOPE) return false;
+    growth *= triples[0] * triples[0];
+  }
+  return m >= BFLOAT16_ROWS && growth <= BFLOAT16_GROWTH;
+}
+#endif
 
 }  // namespace
 
 extern "C" {
 
-// Iterates C matrices x, (m, n) with m <= n, and writes the last iterates to y. triples: (iterations, 3), the numbers
-// a, b and c of each iteration; there is at least one. Returns a Status.
-int32_t newton_schulz(const float* x, float* y, const float* triples, int64_t iterations, int64_t C, int64_t m,
-                      int64_t n) {
+// For `count` parts of vectors v, w and y, writes keep w + share o to y, or share o if w is null, where o is the part of v,
+// orthogonalised if it is a matrix. parts: (count, 3), where the part starts, its rows, 0 if it is no matrix, and its
+// columns. factors: (count, 2), keep and share. triples: (iterations, 3), the numbers a, b and c of each iteration; there
+// is at least one. divisor: cushion, eps and least, see Divisor. half: whether rounding errors may be those of bfloat16.
+// Returns a Status.
+int32_t newton_schulz(const float* v, const float* w, float* y, const int64_t* parts, const float* factors,
+                      const float* triples, const float* divisor, int64_t count, int64_t iterations, int64_t half) {
   return computed([&] {
-    float *g = scratch(0, m * m), *p = scratch(1, m * m), *other = scratch(2, m * n);
-    for (int64_t c = 0; c < C; c++) {
-      const float* from = x + c * m * n;
-      for (int64_t k = 0; k < iterations; k++) {
-        const float* t = triples + 3 * k;
-        float* to = (iterations - k) % 2 ? y + c * m * n : other;  // the last iteration writes to y
-        gram(from, g, m, n);
-        mirror(g, m);
-        times(g, g, p, m, m, m, Plus{t[2], t[1], g}, true);
-        mirror(p, m);
-        times(p, from, to, m, m, n, Plus{1, t[0], from}, false);
-        from = to;
+    const Divisor by{divisor[0], divisor[1], divisor[2]};
+    for (int64_t i = 0; i < count; i++, parts += 3, factors += 2) {
+      const int64_t start = parts[0];
+      const Part part{v + start, w ? w + start : nullptr, y + start, parts[1], parts[2], factors[0], factors[1]};
+      if (part.rows == 0) {
+        add(part);
+        continue;
       }
+#ifdef __AVX512BF16__
+      if (half && bfloat16_products(triples, iterations, std::min(part.rows, part.columns))) {
+        orthogonalise<BFloat16>(part, triples, iterations, by, BFLOAT16_GROWTH);
+        continue;
+      }
+#endif
+      orthogonalise<Float32>(part, triples, iterations, by, half ? HALF_GROWTH : GROWTH);
     }
     return DONE;
   });

@@ -23,7 +23,9 @@ constexpr int64_t LANES = 8;
 constexpr char INSTRUCTIONS[] = "AVX2";
 #else
 constexpr int64_t LANES = 16;
-#ifdef __AVX512F__
+#ifdef __AVX512BF16__
+constexpr char INSTRUCTIONS[] = "AVX-512 with bfloat16";
+#elif defined(__AVX512F__)
 constexpr char INSTRUCTIONS[] = "AVX-512";
 #else
 constexpr char INSTRUCTIONS[] = "any";
