@@ -17,6 +17,7 @@ from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, nearest
 from ..files import override
 from ..listing import columns
+from .measure import METHODS as OTHER_ARGUMENTS
 from .measure import PARTS, Line, Pair, Peer, alternate
 from .works import FEDERATIONS
 
@@ -37,7 +38,7 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
     first work has the other methods too. asked: works and settings `engine.a=b`; peers: NAME=COMMAND.
     """
     works = [word for word in asked if "=" not in word]
-    for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple(METHODS))):
+    for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple({**METHODS, **OTHER_ARGUMENTS}))):
         if unknown := sorted(set(words) - set(valid)):
             raise ConfigError(f"bench has no {kind} {unknown[0]}; {nearest(unknown[0], valid)}")
     data = override({"workload": "w1", "method": "fedavg", "engine": {}}, [word for word in asked if "=" in word])

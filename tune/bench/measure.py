@@ -32,6 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", **SGD},
     "scaffold": {"name": "scaffold", **SGD},
     "fedmuon_bc": {"name": "fedmuon_bc"},
+    "fedmuon_bc_bfloat16": {"name": "fedmuon_bc", "ball": {"name": "newton_schulz", "dtype": "bfloat16"}},
 }
 """Methods with other arguments than their default ones."""
 
