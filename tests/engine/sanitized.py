@@ -131,8 +131,8 @@ def rest() -> None:
         assert Compiled.newton_schulz(x.mT.contiguous().mT, ("jordan", 1, None)) is not None
         for value in (0.0, *ODD):
             Compiled.newton_schulz(torch.full_like(x, value), ("classic", 5, torch.bfloat16))
-        flat = x.flatten()
-        parts = (Part(0, 0, 3, 1.0, 0.1), Part(3, 1, len(flat) - 3, 0.5, 0.1)) if len(flat) > 3 else ()
+        flat, first = x.flatten(), x.numel() // 3
+        parts = (Part(0, 0, first, 1.0, 0.1), Part(first, 1, len(flat) - first, 0.5, 0.1))
         assert Compiled.step(flat, flat, parts, ("classic", 5, torch.bfloat16)) is not None
     for size in (1, 15, 16, 17, 1000):
         for count in range(1, AT_ONCE + 1):

@@ -1,23 +1,25 @@
 // Newton-Schulz iterations of small matrices, x <- a x + (b G + c G^2) x with G = x x^T. One thread.
 //
-// Consecutive iterations are done in the space of the m x m matrices, where all matrices are symmetric polynomials of
-// the first G and commute. With P = b G + c G^2, an iteration is Q <- a Q + P Q and G <- (a I + P)^2 G, and x <- Q x
-// ends a group of them. A long x is so read twice in a group, and not twice in an iteration. Rounding errors of G in the
-// directions of small singular values grow by a^2 in each iteration, while those of x x^T do not have any effect there.
-// Therefore a group ends where they could have grown by more than a limit. What is rounded is P, which is small in those
-// directions, and never a I + P.
+// Some iterations in a row, a group, are done in the space of the m x m matrices: there all matrices are polynomials of
+// the first G, so that they are symmetric and commute. With P = b G + c G^2, an iteration is Q <- a Q + P Q and
+// G <- (a I + P)^2 G, and at the end of the group x <- Q x. So x, which is longer than it is high, takes part in two
+// products of a group, and not in two of each iteration.
+//
+// In the directions of small singular values, a rounding error of G grows by a^2 in each iteration. A G that is computed
+// from x has no such error. Therefore a group ends where errors could have grown by more than a limit. Products have P as
+// their factor and not a I + P, since P is small in those directions, and so is what rounding P changes there.
 //
 // Only the lower half of a symmetric product is computed; the upper half is copied from it. A column of tiles is
 // completed before the next one begins, while the numbers that it reads are in the first-level cache.
 //
-// Products are of float32, or, with the instructions for it, of bfloat16 with sums in float32. A factor of a product
-// consists of words of 32 bits: a float, or a pair of bfloat16 that follow each other in the direction of the sum.
+// Products are of float32, or, if the processor has instructions for it, of bfloat16 with sums in float32. A factor of a
+// product consists of words of 32 bits: a float, or two numbers of bfloat16 that follow each other along the sum.
 
 #include "chain.cpp"
 
 namespace {
 
-// The sides of a factor: rows, words of a row, and the words between the beginnings of two rows.
+// A factor of a product: rows of words, whose beginnings are `stride` words apart.
 struct Words {
   const float* p;
   int64_t stride;
@@ -114,7 +116,9 @@ struct Float32 {
 #ifdef __AVX512BF16__
 struct BFloat16 {
   struct Terms {
-    static Lanes add(Lanes sum, Lanes w, Lanes g) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)g); }
+    static Lanes add(Lanes sum, Lanes w, Lanes g) {
+      return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)g);
+    }
   };
   static constexpr int64_t PER_WORD = 2;
 
@@ -162,8 +166,8 @@ class Iterations {
  public:
   Iterations(const float* triples, int64_t count, int64_t m, int64_t n, float limit)
       : triples(triples), count(count), m(m), n(n), limit(limit) {
-    const int64_t square = m * up(m), whole = m * up(n) + up(m) * LANES;
-    float* next = scratch(0, 9 * square + 4 * whole + n * up(m));
+    const int64_t square = m * up(m), whole = m * up(n);
+    float* next = scratch(0, 8 * square + 3 * whole + n * up(m));
     for (float** part : {&g, &p, &q, &other_q, &w, &of_left, &of_g, &of_right}) *part = next, next += square;
     for (float** part : {&x, &other_x, &wide}) *part = next, next += whole;
     turned = next;
@@ -240,8 +244,8 @@ class Iterations {
   const float* triples;
   const int64_t count, m, n;
   const float limit;
-  float *g, *p, *q, *other_q, *w, *x, *other_x;             // matrices
-  float *of_left, *of_g, *of_right, *wide, *turned;  // factors
+  float *g, *p, *q, *other_q, *w, *x, *other_x;
+  float *of_left, *of_g, *of_right, *wide, *turned;  // factors of products
 };
 
 // What a matrix is divided by before its iterations: |M| (1 + cushion) + eps, or |M| but at least `least` if eps is 0.
@@ -266,8 +270,8 @@ float norm(const float* x, int64_t n) {
   return std::sqrt(sum(a + b));
 }
 
-// A part of vectors: y = keep w + share o, without w if it is null, where o is v or, if rows is not 0, the matrix v (rows,
-// columns) orthogonalised.
+// A part of vectors: y = keep w + share o, without w if it is null, where o is v or, if rows is not 0, the matrix v
+// (rows, columns) orthogonalised.
 struct Part {
   const float *v, *w;
   float* y;
@@ -305,11 +309,12 @@ void orthogonalise(const Part& part, const float* triples, int64_t count, Diviso
   turn(o, part.y, m, n);
 }
 
-// Limits of the growth of rounding errors in a group. With the first, errors of products of float32 are those of torch
-// times 0.8 to 4. Products of bfloat16 are in one group if the growth in all iterations is at most BFLOAT16_GROWTH; their
-// errors are then those of torch in bfloat16 times 0.3 to 1.5, for coefficients a of at most BFLOAT16_SLOPE, and four
-// times torch's for the schemes with larger ones. If bfloat16 is asked for, and cannot be used, HALF_GROWTH is the limit
-// for products of float32. Fewer rows than BFLOAT16_ROWS are not worth the conversion.
+// Limits of the growth of rounding errors in a group. With GROWTH, errors of products of float32 are at most twice those
+// of torch after five iterations, and seven times after ten. HALF_GROWTH is for products of float32 where bfloat16 is
+// asked for; errors are a thousandth of those of bfloat16. Products of bfloat16 are in one group. If the growth in all
+// iterations is at most BFLOAT16_GROWTH and a at most BFLOAT16_SLOPE, their errors are less than those of torch in
+// bfloat16; for the schemes with larger a they would be four times as large. Matrices with fewer rows than BFLOAT16_ROWS
+// are not worth the conversion. (`python benchmarks/newton_schulz.py`, tests/engine/test_own_orthogonal.py)
 constexpr float GROWTH = 150, BFLOAT16_GROWTH = 1000, HALF_GROWTH = 1e4;
 constexpr int64_t BFLOAT16_ROWS = 32;
 constexpr float BFLOAT16_SLOPE = 2;
@@ -329,10 +334,10 @@ bool bfloat16_products(const float* triples, int64_t count, int64_t m) {
 
 extern "C" {
 
-// For `count` parts of vectors v, w and y, writes keep w + share o to y, or share o if w is null, where o is the part of v,
-// orthogonalised if it is a matrix. parts: (count, 3), where the part starts, its rows, 0 if it is no matrix, and its
+// For `count` parts of vectors v, w and y, writes keep w + share o to y, or share o if w is null, where o is the part of
+// v, orthogonalised if it is a matrix. parts: (count, 3), where the part starts, its rows, 0 if it is no matrix, and its
 // columns. factors: (count, 2), keep and share. triples: (iterations, 3), the numbers a, b and c of each iteration; there
-// is at least one. divisor: cushion, eps and least, see Divisor. half: whether rounding errors may be those of bfloat16.
+// is at least one. divisor: cushion, eps and least, see Divisor. half: 1 if rounding errors may be those of bfloat16.
 // Returns a Status.
 int32_t newton_schulz(const float* v, const float* w, float* y, const int64_t* parts, const float* factors,
                       const float* triples, const float* divisor, int64_t count, int64_t iterations, int64_t half) {
