@@ -82,7 +82,7 @@ class Ball(ABC):
 @dataclass(frozen=True)
 class NewtonSchulz(Ball):
     """Newton-Schulz iterations: `iterations`, 0 to 10, with the coefficients of `scheme`, computed in `dtype`, the same
-    as the parameters' or bfloat16."""
+    as the parameters' or bfloat16. Compiled kernels have rounding errors of at most that size."""
 
     iterations: int = 5
     scheme: str = "classic"
@@ -254,6 +254,7 @@ def muon(
 ) -> Rule:
     """Muon: orthogonalised momentum on matrices; `vector_lr`, an SGD step size or a rule, on the same momentum for
     everything else. The defaults are Jordan's, but the arithmetic stays in the parameters' dtype; with ball = {name:
-    newton_schulz, scheme: jordan, dtype: bfloat16} the bits are those of `torch.optim.Muon`."""
+    newton_schulz, scheme: jordan, dtype: bfloat16}, and with torch's kernels, the bits are those of
+    `torch.optim.Muon`."""
     step = Spectral(lr, _on_vectors(vector_lr), ball or NewtonSchulz(scheme="jordan"), scale, weight_decay, aux)
     return Averaged(step, mu, nesterov)
