@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import fedfleet
 from fedfleet.workloads.digits import Digits
@@ -79,7 +80,8 @@ def test_a_wrong_configuration_is_one_sentence():
 def test_an_experiment_is_shown_by_what_differs_from_the_defaults():
     shown = repr(fedfleet.Experiment(workload="digits", method="fedavg", federation={"rounds": 3}))
     assert shown == "Experiment(workload='digits', method='fedavg', federation=Federation(rounds=3))"
-    assert eval(shown, vars(fedfleet)) == fedfleet.Experiment(
+    names = {name: getattr(fedfleet, name) for name in fedfleet.__all__}
+    assert eval(shown, names) == fedfleet.Experiment(
         workload="digits", method="fedavg", federation=fedfleet.Federation(rounds=3)
     )
 
@@ -113,6 +115,39 @@ def test_a_loop_that_is_left_leaves_a_checkpoint(tmp_path: Path, whole: fedfleet
     assert [record["round"] for record in rest] == [3, 4]
     assert rest.result.model_sha256 == whole.model_sha256
     assert len(rest.result.rows) == 4
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_loop_that_is_left_when_the_process_ends_leaves_a_checkpoint(tmp_path: Path, whole, backend):
+    """The object is a module's variable, which Python destroys after all exit functions."""
+    program = f"""
+import fedfleet
+settings = ["engine.backend={backend}", "engine.workers=1", "federation.rounds=100000"]
+rounds = fedfleet.rounds(fedfleet.load("small.yaml", settings), "run")
+next(rounds), next(rounds)
+"""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small("scaffold").plain()))
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    (left,) = (tmp_path / "run" / "checkpoints").iterdir()
+    if backend == "ray":  # there the run goes on while the caller uses a round
+        assert left.name >= "round-000002"
+    else:
+        assert left.name == "round-000002"
+        assert fedfleet.resume(small("scaffold"), tmp_path / "run").model_sha256 == whole.model_sha256
+
+
+def test_a_copy_of_a_left_loop_in_a_forked_process_leaves_nothing(tmp_path: Path):
+    """Where a program forks, as some of a user's libraries do, the child's copy of the object is destroyed too."""
+    rounds = fedfleet.rounds(small("scaffold"), tmp_path)
+    next(rounds)
+    child = os.fork()
+    if child == 0:
+        rounds.close()
+        os._exit((tmp_path / "checkpoints").exists())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert next(rounds)["round"] == 2
+    rounds.close()
 
 
 def test_a_loop_that_was_interrupted_goes_on(tmp_path: Path, whole: fedfleet.Result):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -21,10 +24,10 @@ class Rounds(Iterator[Record]):
     The run begins when the first round is asked for. With `engine.backend=local` a round is computed when it is asked
     for; on Ray the run goes on while the caller uses a round. A resumed run yields the rounds after the checkpoint.
 
-    After the last round, `result` is the Result. `close`, the end of a `with` block, or the end of the object ends the
-    run early, with a checkpoint if the run has a folder. The same happens on SIGINT (Ctrl-C, or a notebook's stop
-    button) and SIGTERM while a round is awaited; then the iterator raises Interrupted. Between two rounds these signals
-    have their usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
+    After the last round, `result` is the Result. `close` and the end of a `with` block, of the object or of the process
+    end the run early, with a checkpoint if the run has a folder. The same happens on SIGINT (Ctrl-C, or a notebook's
+    stop button) and SIGTERM while a round is awaited; then the iterator raises Interrupted. Between two rounds these
+    signals have their usual effect, so that a loop which was left by KeyboardInterrupt can be taken up again.
     """
 
     def __init__(self, run_spec: RunSpec, directory: Any, observers: list[Observer]) -> None:
@@ -32,7 +35,7 @@ class Rounds(Iterator[Record]):
         self.run_spec = run_spec
         self._stop = Stop()
         self._rounds: Generator[Record, None, Result] | None = play(run_spec, directory, observers, self._stop)
-        self._begun = False
+        self._begun, self._process = False, os.getpid()
         self._last = 0
         self._result: Result | None = None
 
@@ -40,7 +43,9 @@ class Rounds(Iterator[Record]):
         """Wait for the next round. Raises what `fedfleet.run` raises."""
         if self._rounds is None:
             raise StopIteration
-        self._begun = True
+        if not self._begun:
+            self._begun = True
+            _begun.add(self)
         try:
             with stopping(self._stop):
                 record = next(self._rounds)
@@ -50,6 +55,8 @@ class Rounds(Iterator[Record]):
         except BaseException:
             self._rounds = None
             raise
+        if not self._last:
+            _close_at_exit()
         self._last = int(record["round"])
         return record
 
@@ -72,7 +79,7 @@ class Rounds(Iterator[Record]):
 
         A run that has ended, or has not begun, is not changed. If all rounds had ended, `result` exists afterwards.
         """
-        if self._rounds is None:
+        if self._rounds is None or os.getpid() != self._process:  # a process that was forked has only a copy
             return
         if not self._begun:
             self._rounds = None
@@ -97,3 +104,18 @@ class Rounds(Iterator[Record]):
         state = "ended" if self._rounds is None else "running" if self._begun else "not begun"
         total = self.run_spec.experiment.federation.rounds
         return f"Rounds({self.run_spec.experiment.title}: {self._last} of {total} rounds, {state})"
+
+
+_begun: weakref.WeakSet[Rounds] = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """End the open runs at the end of the process, before Ray's own exit functions, which are registered when a first
+    round has ended. When Python destroys objects after all exit functions, it is too late for a checkpoint."""
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for rounds in list(_begun):
+        rounds.close()

@@ -93,7 +93,12 @@ class Checkpoints:
         """Begin to write a checkpoint. The previous one must have been finished by `finish`."""
         self.table.pin(snapshot.row)
         self.under_way = snapshot
-        self.writing = self.writer.submit(self._write, snapshot)
+        try:
+            self.writing = self.writer.submit(self._write, snapshot)
+        except RuntimeError:  # the process ends, and a pool takes nothing more
+            self._write(snapshot)
+            self.writing = Future()
+            self.writing.set_result(None)
 
     def finish(self) -> list[str]:
         """Wait for the checkpoint under way, and remove those beyond `keep`. Returns lines for the log about what went
