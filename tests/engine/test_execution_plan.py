@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from fedfleet.engine import resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.errors import ConfigError, Interrupted
+from fedfleet.engine.kernels import library
+from fedfleet.engine.kernels.library import NoKernels
 from fedfleet.engine.planning import autotune, execution_plan
 from fedfleet.engine.runs.observer import Observer
 from fedfleet.engine.storage.lock import Lock
@@ -25,6 +28,8 @@ from .setups import STEPS, digits
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with suppress(NoKernels):
+        library.library()  # else each thread of a test would build it in the folder below
     monkeypatch.setenv("FEDFLEET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
         execution_plan, "library", lambda: True

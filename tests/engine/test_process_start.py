@@ -152,7 +152,7 @@ def test_nothing_is_left_when_the_process_that_started_ray_is_killed(tmp_path: P
     """Except Ray's own agents, which take a minute to notice it."""
     process = started(ENDS, tmp_path)
     assert process.stdout is not None
-    family = [psutil.Process(number) for number in json.loads(process.stdout.readline())]
+    family = [psutil.Process(number) for number in json.loads(process.stdout.readline()) if psutil.pid_exists(number)]
     folder = Path(process.stdout.readline().strip())
     assert folder.is_dir()
     process.kill()
