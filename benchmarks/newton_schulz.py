@@ -3,8 +3,9 @@
     python benchmarks/newton_schulz.py [120x400 1024x1024 …] [--scheme classic] [--iterations 5]
 
 The times are milliseconds of processor time on one thread, the least of several. The errors are distances from the same
-iterations in float64, relative to their result, the largest of four kinds of matrices: singular values that are alike,
-that fall by four powers of ten, that are mostly zero, and one that is much larger than the others.
+iterations in float64, relative to their result, the largest of six kinds of matrices: singular values that are alike,
+that fall by four powers of ten, that are mostly zero, and one that is much larger than the others; and matrices of
+which three rows, or three columns, are not zero.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def matrices(rows: int, cols: int) -> list[Tensor]:
     """One matrix of each kind."""
     u, v = torch.randn(rows, min(rows, cols)), torch.randn(cols, min(rows, cols))
     falling = torch.linalg.qr(u).Q * torch.logspace(0, -4, u.shape[1]) @ torch.linalg.qr(v).Q.mT
-    return [torch.randn(rows, cols), falling, u[:, :5] @ v[:, :5].mT, torch.rand(rows, cols)]
+    few = [torch.randn(rows, cols) * (torch.arange(cols) < 3), torch.randn(rows, cols)]
+    few[1][3:] = 0
+    return [torch.randn(rows, cols), falling, u[:, :5] @ v[:, :5].mT, torch.rand(rows, cols), *few]
 
 
 def least(call: Callable[[], object]) -> float:

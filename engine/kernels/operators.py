@@ -22,7 +22,7 @@ from torch._C._functorch import is_batchedtensor, maybe_get_level  # pyright: ig
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, newton_schulz_plainly
+from ...algorithms.parts.orthogonal import EPS, FASTER, SCHEMES, Faster, How, Part, Scheme, newton_schulz_plainly
 from ...workloads.base import PASS_OVER
 from ...workloads.derivatives import first_derivatives_only
 from .arguments import padding_of, pools_two_by_two, scalar_of, supported, supported_alone
@@ -211,11 +211,10 @@ def floats(*numbers: float) -> Any:
 
 
 @functools.lru_cache
-def iterations_of(how: How) -> tuple[Any, ...]:
+def iterations_of(scheme: Scheme, iterations: int) -> tuple[Any, ...]:
     """(coefficients of all iterations, what matrices are divided by first), as orthogonal.cpp takes them."""
-    chosen = SCHEMES[how[0]]
-    triples = floats(*(number for triple in chosen.coefficients(how[1]) for number in triple))
-    return triples, floats(chosen.cushion, chosen.eps, EPS)
+    triples = floats(*(number for triple in scheme.coefficients(iterations) for number in triple))
+    return triples, floats(scheme.cushion, scheme.eps, EPS)
 
 
 @functools.lru_cache
@@ -223,7 +222,8 @@ def numbers_of(parts: tuple[Part, ...]) -> tuple[Any, Any, int]:
     """(places and factors of some parts, as orthogonal.cpp takes them, the numbers in the largest matrix)."""
     places = [number for part in parts for number in part[:3]]
     factors = floats(*(number for part in parts for number in part[3:]))
-    return (ctypes.c_int64 * len(places))(*places), factors, max(part.rows * part.cols for part in parts)
+    largest = max((part.rows * part.cols for part in parts), default=0)
+    return (ctypes.c_int64 * len(places))(*places), factors, largest
 
 
 @functools.lru_cache
@@ -249,7 +249,7 @@ class Compiled:
 def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> Tensor | None:
     """What the parts of y become, see `orthogonal.Part`; without y, of zeros. None if torch has to compute it, as for a
     backward pass."""
-    tensors, (_, iterations, dtype) = (v,) if y is None else (v, y), how
+    tensors, (scheme, iterations, dtype) = (v,) if y is None else (v, y), how
     places, factors, largest = numbers_of(parts)
     if not iterations or dtype not in (None, torch.float32, torch.bfloat16) or largest > LARGEST_MATRIX:
         return None
@@ -258,7 +258,7 @@ def iterated(v: Tensor, y: Tensor | None, parts: tuple[Part, ...], how: How) -> 
     v, y = v.contiguous(), None if y is None else y.contiguous()
     found = torch.empty(v.shape, dtype=v.dtype)
     sizes = (len(parts), iterations, dtype == torch.bfloat16)
-    arrays = (*map(pointer, (v, y, found)), places, factors, *iterations_of(how))
+    arrays = (*map(pointer, (v, y, found)), places, factors, *iterations_of(SCHEMES[scheme], iterations))
     check_status(library().newton_schulz(*arrays, *map(ctypes.c_int64, sizes)))
     return found
 
@@ -331,9 +331,9 @@ class Half:
     a shape, of all clients of a block, are in one batched product."""
 
     @staticmethod
-    def newton_schulz(m: Tensor, how: How) -> Tensor:
+    def newton_schulz(m: Tensor, how: How) -> Tensor | None:
         scheme, iterations, _ = how
-        return newton_schulz_plainly(m, scheme, iterations, torch.bfloat16)
+        return newton_schulz_plainly(m, scheme, iterations, torch.bfloat16) if iterations else None
 
     @staticmethod
     def step(y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How) -> None:

@@ -59,6 +59,9 @@ FEWEST_EXAMPLES, FEWEST_FOR_A_CHAIN = 4, 16
 the places of a vector, of which there are up to 16. In deep networks more examples have more kinks."""
 MOVED_MODELS, MOVE_SIZE = 6, 1e-3
 """The number of models beside one at which kernels differ, and their relative distance from it."""
+BIAS = 2e-3
+"""The relative error of the length of a random matrix after Newton-Schulz iterations that is allowed. With products in
+bfloat16 it was at most 2e-4."""
 SUMMED_ENTRIES = 5_003
 """The number of entries whose sums are compared. It is odd, so that the last vector of the processor is not full."""
 
@@ -440,14 +443,16 @@ class Proof:
             self.by_torch(lambda round=round: self.trial(round, batch, asked_for))
         draw = counted.generator(self.run_spec.experiment.seed, "proof of matrices")
         for (shape, how), m in asked_for.matrices.items():
+            drawn = torch.randn(shape, generator=draw).to(m.dtype)
             self.iterated(how, m, None, matrices_of(shape))
-            self.iterated(how, torch.randn(shape, generator=draw).to(m.dtype), None, matrices_of(shape))
+            self.iterated(how, drawn, None, matrices_of(shape))
+            self.unbiased(how, drawn)
         for (parts, how), (y, v) in asked_for.steps.items():
             self.iterated(how, v, y, parts)
 
     def iterated(self, how: How, v: Tensor, y: Tensor | None, parts: tuple[Part, ...]) -> None:
-        """Compare what the parts of y become, see `orthogonal.Part`; without y, of zeros. Both are compared in float32,
-        too, where bfloat16 is asked for: torch's errors in bfloat16 may be so large that they show nothing."""
+        """Compare what the parts of y become, see `orthogonal.Part`; without y, of zeros. Where bfloat16 is asked for,
+        they are compared in float32 as well: torch's errors in bfloat16 may be so large that they show nothing."""
         scheme, iterations, asked = how
         expected = self.by_double(lambda: by_parts(v.double(), y, parts, (scheme, iterations, None)))
         for precision in {None, asked}:
@@ -464,6 +469,17 @@ class Proof:
                         f"Newton-Schulz of {[part.rows, part.cols]} is {off:.1e} off torch's, where rounding allows "
                         f"{allowed:.1e}"
                     )
+
+    def unbiased(self, how: How, m: Tensor) -> None:
+        """Compare the length of a random matrix's result along torch's in float64. In bfloat16 entries have errors of
+        some hundredths, which would hide that all are too large by one hundredth."""
+        own = self.by_own(lambda: iterated(m, None, matrices_of(m.shape), how))
+        if own is None:
+            return
+        expected = newton_schulz_plainly(m.double(), *how[:2])
+        share = float(((own.double() - expected) * expected).sum() / expected.square().sum())
+        if not abs(share) <= BIAS:
+            raise Disagreement(f"Newton-Schulz of {list(m.shape)} is too long by {share:.1e} of its length")
 
     def trial(self, round: int, batch: Batch, asked_for: AskedFor) -> None:
         """One step of a client with torch's kernels. `asked_for`: what other kernels are asked for."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -35,7 +37,7 @@ class Rounds(Iterator[Record]):
         self.run_spec = run_spec
         self._stop = Stop()
         self._rounds: Generator[Record, None, Result] | None = play(run_spec, directory, observers, self._stop)
-        self._begun, self._process = False, os.getpid()
+        self._begun, self._process = False, 0
         self._last = 0
         self._result: Result | None = None
 
@@ -44,7 +46,7 @@ class Rounds(Iterator[Record]):
         if self._rounds is None:
             raise StopIteration
         if not self._begun:
-            self._begun = True
+            self._begun, self._process = True, os.getpid()
             _begun.add(self)
         try:
             with stopping(self._stop):
@@ -79,11 +81,12 @@ class Rounds(Iterator[Record]):
 
         A run that has ended, or has not begun, is not changed. If all rounds had ended, `result` exists afterwards.
         """
-        if self._rounds is None or os.getpid() != self._process:  # a process that was forked has only a copy
-            return
         if not self._begun:
             self._rounds = None
+        if self._rounds is None or os.getpid() != self._process:  # a process that was forked has only a copy
             return
+        if inspect.getgeneratorstate(self._rounds) == inspect.GEN_RUNNING:
+            raise FedFleetError("a thread waits for the next round of this run; close it there")
         self._stop.number = self._stop.number or signal.SIGINT
         try:
             self.finish()  # raises Interrupted, unless all rounds have ended
@@ -110,12 +113,16 @@ _begun: weakref.WeakSet[Rounds] = weakref.WeakSet()
 
 
 def _close_at_exit() -> None:
-    """End the open runs at the end of the process, before Ray's own exit functions, which are registered when a first
-    round has ended. When Python destroys objects after all exit functions, it is too late for a checkpoint."""
+    """End the open runs at the end of the process: when Python destroys their objects, after all exit functions, it is
+    too late for a checkpoint. Exit functions run in reverse order, and Ray's are registered before a first round ends,
+    so that this one, registered after it, runs before them."""
     atexit.unregister(_close_all)
     atexit.register(_close_all)
 
 
 def _close_all() -> None:
     for rounds in list(_begun):
-        rounds.close()
+        try:
+            rounds.close()
+        except Exception as error:
+            print(f"{rounds!r} has no checkpoint of its last round: {error}", file=sys.stderr)

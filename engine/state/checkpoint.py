@@ -96,9 +96,11 @@ class Checkpoints:
         try:
             self.writing = self.writer.submit(self._write, snapshot)
         except RuntimeError:  # the process ends, and a pool takes nothing more
-            self._write(snapshot)
             self.writing = Future()
-            self.writing.set_result(None)
+            try:
+                self.writing.set_result(self._write(snapshot))
+            except Exception as error:
+                self.writing.set_exception(error)
 
     def finish(self) -> list[str]:
         """Wait for the checkpoint under way, and remove those beyond `keep`. Returns lines for the log about what went

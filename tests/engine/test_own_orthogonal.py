@@ -1,7 +1,7 @@
 """Newton-Schulz iterations of the compiled kernels agree with those of the method, for one client and for a block.
 TOLERANCE as in test_kernels; but Polar Express multiplies small singular values, and their rounding errors, by up to 8
 in each iteration. `times`: how much larger than torch's rounding errors of the same precision those of the kernels may
-be; measured were 7 at the most in float32, after ten iterations, and 1.5 in bfloat16."""
+be; measured were at most 8 in float32 and 5 in bfloat16, the latter for a matrix with one column that is not zero."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ def test_iterations_are_torchs(shape, scheme, iterations):
 
 def of_kind(kind: str, rows: int, columns: int) -> torch.Tensor:
     """A matrix whose singular values are alike, fall by four powers of ten, are mostly zero, or with one that is much
-    larger than the others."""
+    larger than the others; or of which one or three rows are not zero, as of a layer with dead units."""
     draw = torch.Generator().manual_seed(rows + columns)
     if kind == "alike":
         return torch.randn(rows, columns, generator=draw)
     if kind == "one large":
         return torch.rand(rows, columns, generator=draw)
+    if kind.endswith("rows"):
+        return torch.randn(rows, columns, generator=draw) * (torch.arange(rows) < int(kind[0])).unsqueeze(1)
     u, v = (torch.randn(side, min(rows, columns), generator=draw) for side in (rows, columns))
     if kind == "low rank":
         return u[:, :5] @ v[:, :5].mT
     return torch.linalg.qr(u).Q * torch.logspace(0, -4, u.shape[1]) @ torch.linalg.qr(v).Q.mT
 
 
-@pytest.mark.parametrize(("dtype", "times"), [(None, 8.0), (torch.bfloat16, 2.0)])
+@pytest.mark.parametrize(("dtype", "times"), [(None, 8.0), (torch.bfloat16, 6.0)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(6, 25), (16, 150), (40, 64), (84, 120), (120, 84), (120, 400), (200, 200)])
 def test_rounding_errors_are_those_of_torch(shape, scheme, dtype, times):
-    for kind in ("alike", "falling", "low rank", "one large"):
+    for kind in ("alike", "falling", "low rank", "one large", "1 rows", "3 rows"):
         m = of_kind(kind, *shape)
         for iterations in (1, 2, 5, 10):
             exact = newton_schulz(m.double(), scheme, iterations)
@@ -67,7 +69,8 @@ def test_rounding_errors_are_those_of_torch(shape, scheme, dtype, times):
                 own = newton_schulz(m, scheme, iterations, dtype)
             torchs = newton_schulz(m, scheme, iterations, dtype)
             assert not torch.equal(own, torchs)
-            assert float((own - exact).norm()) < times * float((torchs - exact).norm()), (kind, iterations)
+            allowed = times * (torchs - exact).norm() + 64 * 2.0**-23 * exact.norm()
+            assert float((own - exact).norm()) < float(allowed), (kind, iterations)
 
 
 def test_they_are_used_inside_only_and_for_matrices_in_float32_only():
@@ -105,12 +108,13 @@ def test_numbers_below_the_smallest_normal_one_take_no_longer_and_stay_torchs_ou
 
 
 def tree(*leaves: torch.Tensor) -> Tree:
-    return Tree.of({name: leaf for name, leaf in zip("abcdefg", leaves, strict=False)})
+    return Tree.of({name: leaf for name, leaf in zip("abcdefghi", leaves, strict=False)})
 
 
 def some_leaves(seed: int) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=draw) for shape in ((40, 64), (40,), (96, 33), (), (8, 3, 5, 5), (40, 64))]
+    shapes = ((40, 64), (40,), (96, 33), (), (8, 3, 5, 5), (40, 64), (0,), (0, 5000))
+    return [torch.randn(shape, generator=draw) for shape in shapes]
 
 
 @pytest.mark.parametrize("dtype", ["same", "bfloat16"])
@@ -118,10 +122,13 @@ def some_leaves(seed: int) -> list[torch.Tensor]:
     "options", [{}, {"scale": "none", "matrix_lr": 1}, {"aux": ("c", "f")}, {"weight_decay": 0.1, "scale": "jordan"}]
 )
 def test_a_step_in_one_call_is_the_step(options, dtype, monkeypatch):
-    """Tall matrices, convolutions, two matrices of a shape, a scalar; matrices that count as vectors; a decay."""
+    """Tall matrices, convolutions, two matrices of a shape, a scalar, tensors without entries; matrices that count as
+    vectors; a decay."""
     options = {"matrix_lr": 0.1, "vector_lr": 0.01, **options}
     decay = options.pop("weight_decay", 0.0)
-    rule = dataclasses.replace(lmo(ball=NewtonSchulz(dtype=dtype), **options), weight_decay=decay)
+    rule = lmo(ball=NewtonSchulz(dtype=dtype), **options)
+    assert isinstance(rule, Spectral)
+    rule = dataclasses.replace(rule, weight_decay=decay)
     y, v = tree(*some_leaves(0)), tree(*some_leaves(1))
     expected, _ = rule.step(y, v, rule.init(y))
     calls = []
@@ -131,7 +138,8 @@ def test_a_step_in_one_call_is_the_step(options, dtype, monkeypatch):
         own, _ = rule.step(y, v, rule.init(y))
     assert len(calls) == 1
     for name, leaf in expected.items():
-        assert float((own[name] - leaf).abs().max()) < (2e-5 if dtype == "same" else 0.02) * float(leaf.abs().max())
+        if leaf.numel():
+            assert float((own[name] - leaf).abs().max()) < (2e-5 if dtype == "same" else 0.02) * float(leaf.abs().max())
 
 
 class Reversed(Sgd):
@@ -158,12 +166,13 @@ class Doubled(NewtonSchulz):
     ids=["a rule with a state", "a rule of one's own", "a ball of one's own", "no iterations", "svd"],
 )
 def test_other_steps_are_not_taken_in_one_call(rule):
-    y, v = tree(*some_leaves(0)), tree(*some_leaves(1))
+    y, v = tree(*some_leaves(0)[:6]), tree(*some_leaves(1)[:6])
     expected, _ = rule.step(y, v, rule.init(y))
     with method_kernels("native"):
         own, _ = rule.step(y, v, rule.init(y))
     for name, leaf in expected.items():
-        assert float((own[name] - leaf).abs().max()) < 2e-5 * float(leaf.abs().max())
+        if leaf.numel():
+            assert float((own[name] - leaf).abs().max()) < 2e-5 * float(leaf.abs().max())
 
 
 def test_matrices_that_fill_no_cache_are_torchs(monkeypatch):

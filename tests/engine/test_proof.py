@@ -314,7 +314,10 @@ DEFECTS = {
     "normalised.cpp": [("constant[c] = tilt * mean[c] -", "constant[c] = tilt * mean[c] +")],
     "chain.cpp": [("y[i] -= lr * (g[i] + shift[i]);", "y[i] -= lr * g[i];")],
     "winograd.cpp": [("bottom[k] = a - b - at(3);", "bottom[k] = a - b + at(3);")],
-    "orthogonal.cpp": [("w, Plus{1, a, g}", "w, Plus{1, a * 1.001f, g}")],
+    "orthogonal.cpp": [
+        ("right_g, w, 1, a, g)", "right_g, w, 1, a * 1.001f, g)"),
+        ("_mm512_dpbf16_ps((__m512)sum,", "_mm512_dpbf16_ps((__m512)(sum * 1.0005f),"),
+    ],
 }
 """file -> (text, replacement): each is an error that a compiler or a processor might make too."""
 
@@ -374,6 +377,14 @@ def test_matrices_that_are_orthogonalised_otherwise_are_found_out():
     proving = kernel_proof.Proof(run_spec, kernel_proof.ProofData(split.train, split.client_index), "native")
     with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="Newton-Schulz"):
         proving.orthogonalised(proving.batches()[0][0])
+
+
+@pytest.mark.usefixtures("wrong_library")
+def test_results_in_bfloat16_that_are_all_a_little_too_long_are_found_out():
+    if "bfloat16" not in library.instruction_set():
+        pytest.skip("this processor has no products of bfloat16")
+    with torch.no_grad(), pytest.raises(kernel_proof.Disagreement, match="too long by"):
+        lenet_proof("native")[1].unbiased(("classic", 5, torch.bfloat16), torch.randn(64, 96))
 
 
 @pytest.mark.usefixtures("wrong_library")

@@ -72,17 +72,13 @@ UNROLL
     }
 }
 
-// What is stored for a product: scale * product + share * z + keep * w, without w if there is none, or the product itself
-// if there is no z. z and w have the layout of the result.
+// What is stored for a product: scale * product + share * z, or the product itself if there is no z. It is called with
+// vectors of a tile: of row r, from column v on, at a place in the layout of the result.
 struct Plus {
   float scale = 1, share = 0;
-  const float* z = nullptr;
-  float keep = 0;
-  const float* w = nullptr;
-  Lanes operator()(Lanes product, int64_t place, Mask m) const {
-    if (!z) return product;
-    const Lanes sum = product * scale + load_of(z + place, m) * share;
-    return w ? sum + load_of(w + place, m) * keep : sum;
+  const float* z = nullptr;  // has the layout of the result
+  Lanes operator()(Lanes product, int64_t r, int64_t v, int64_t place, Mask m) const {
+    return z ? product * scale + load_of(z + place, m) * share : product;
   }
 };
 
@@ -93,10 +89,10 @@ struct Singles {
 
 // y (R, V vectors) = g (R, O) . w (O, V vectors). Only the entries `last` of the last vector are stored. Entries of g
 // are gs floats apart within a row, and its rows gr floats; rows of w and y are ws and ys floats apart. Terms: how
-// entries of g and w are multiplied and added.
-template <int R, int V, class Terms = Singles>
+// entries of g and w are multiplied and added. plus: what is stored for a product, see Plus.
+template <int R, int V, class Terms = Singles, class After = Plus>
 void spread(const float* g, int64_t gr, int64_t gs, const float* w, int64_t ws, int64_t O, Mask last, float* y,
-            int64_t ys, const Plus& plus = {}) {
+            int64_t ys, const After& plus = {}) {
   Lanes a[R][V];
 UNROLL
   for (int m = 0; m < R * V; m++) a[m / V][m % V] = Lanes{};
@@ -117,7 +113,7 @@ UNROLL
     for (int v = 0; v < V; v++) {
       const int64_t to = r * ys + v * LANES;
       const Mask m = v < V - 1 ? first(LANES) : last;
-      store_of(y + to, plus(a[r][v], to, m), m);
+      store_of(y + to, plus(a[r][v], r, v * LANES, to, m), m);
     }
   }
 }

@@ -25,26 +25,60 @@ struct Words {
   int64_t stride;
 };
 
-template <int R, class Terms>
-void columns(int64_t V, Words g, Words w, int64_t O, Mask last, float* y, int64_t n, const Plus& plus) {
-#define CALL(k) spread<R, k, Terms>(g.p, g.stride, 1, w.p, w.stride, O, last, y, n, plus)
+// What is stored for products, called as Plus in chain.cpp. `at` gives that of the tile at row r and column v of a result
+// whose rows are n floats apart.
+
+struct Itself {
+  Itself at(int64_t r, int64_t v, int64_t n) const { return {}; }
+  Lanes operator()(Lanes product, int64_t r, int64_t v, int64_t place, Mask m) const { return product; }
+};
+
+// scale * (product + l_rv d_v) + share * z, without l if d is null. z and l have the layout of the result.
+struct OfSquare {
+  float scale, share;
+  const float *z, *l, *d;
+  OfSquare at(int64_t r, int64_t v, int64_t n) const {
+    return {scale, share, z + r * n + v, l + r * n + v, d ? d + v : nullptr};
+  }
+  Lanes operator()(Lanes product, int64_t r, int64_t v, int64_t place, Mask m) const {
+    if (d) product += load_of(l + place, m) * load_of(d + v, m);
+    return product * scale + load_of(z + place, m) * share;
+  }
+};
+
+// scale * (product + shares_r z) + keep * w, without w if it is null. z and w have the layout of the result.
+struct OfRows {
+  float scale;
+  const float *shares, *z;
+  float keep;
+  const float* w;
+  OfRows at(int64_t r, int64_t v, int64_t n) const {
+    return {scale, shares + r, z + r * n + v, keep, w ? w + r * n + v : nullptr};
+  }
+  Lanes operator()(Lanes product, int64_t r, int64_t v, int64_t place, Mask m) const {
+    const Lanes sum = (product + load_of(z + place, m) * shares[r]) * scale;
+    return w ? sum + load_of(w + place, m) * keep : sum;
+  }
+};
+
+template <int R, class Terms, class After>
+void columns(int64_t V, Words g, Words w, int64_t O, Mask last, float* y, int64_t n, const After& after) {
+#define CALL(k) spread<R, k, Terms>(g.p, g.stride, 1, w.p, w.stride, O, last, y, n, after)
   BY_VECTORS(V, CALL)
 #undef CALL
 }
 
-// y (rows, n) = plus(g (rows, O words) . w (O words, n)), see Plus; if symmetric, only its lower half is computed.
-template <class Terms>
-void times(Words g, Words w, float* y, int64_t rows, int64_t O, int64_t n, const Plus& all, bool symmetric) {
+// y (rows, n) = after(g (rows, O words) . w (O words, n)); if symmetric, only its lower half is computed.
+template <class Terms, class After>
+void times(Words g, Words w, float* y, int64_t rows, int64_t O, int64_t n, const After& after, bool symmetric) {
   constexpr int64_t most = SPREAD_VECTORS * LANES;
   for (int64_t v = 0; v < n; v += most)
     for (int64_t r = symmetric ? v / SPREAD_ROWS * SPREAD_ROWS : 0; r < rows; r += SPREAD_ROWS) {
       const int64_t end = symmetric ? std::min(n, r + SPREAD_ROWS) : n;
       const int64_t left = std::min(end - v, most), V = (left + LANES - 1) / LANES;
       const Mask last = first(left - (V - 1) * LANES);
-      Plus plus = all;
-      if (plus.z) plus.z += r * n + v;
-      if (plus.w) plus.w += r * n + v;
-#define CALL(k) columns<k, Terms>(V, {g.p + r * g.stride, g.stride}, {w.p + v, w.stride}, O, last, y + r * n + v, n, plus)
+      const Words rows_of_g{g.p + r * g.stride, g.stride}, columns_of_w{w.p + v, w.stride};
+#define CALL(k) columns<k, Terms>(V, rows_of_g, columns_of_w, O, last, y + r * n + v, n, after.at(r, v, n))
       BY_ROWS(rows - r, CALL)
 #undef CALL
     }
@@ -109,6 +143,7 @@ void mirror(float* y, int64_t m) {
 struct Float32 {
   using Terms = Singles;
   static constexpr int64_t PER_WORD = 1;
+  static Lanes rounded(Lanes v) { return v; }
   static Words left(const float* x, int64_t, int64_t n, float*) { return {x, n}; }
   static Words right(const float* x, int64_t, int64_t n, float*) { return {x, n}; }
 };
@@ -121,6 +156,12 @@ struct BFloat16 {
     }
   };
   static constexpr int64_t PER_WORD = 2;
+
+  // The numbers of bfloat16 that are nearest to v, as float32.
+  static Lanes rounded(Lanes v) {
+    const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
+    return (Lanes)_mm512_slli_epi32(wide, 16);
+  }
 
   // The numbers of a and then of b as bfloat16.
   static Lanes pairs(Lanes a, Lanes b) { return (Lanes)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a); }
@@ -167,9 +208,10 @@ class Iterations {
   Iterations(const float* triples, int64_t count, int64_t m, int64_t n, float limit)
       : triples(triples), count(count), m(m), n(n), limit(limit) {
     const int64_t square = m * up(m), whole = m * up(n);
-    float* next = scratch(0, 8 * square + 3 * whole + n * up(m));
+    float* next = scratch(0, 8 * square + 3 * whole + n * up(m) + 3 * up(m));
     for (float** part : {&g, &p, &q, &other_q, &w, &of_left, &of_g, &of_right}) *part = next, next += square;
     for (float** part : {&x, &other_x, &wide}) *part = next, next += whole;
+    for (float** part : {&diagonal_of_g, &diagonal, &shares}) *part = next, next += up(m);
     turned = next;
   }
 
@@ -179,9 +221,10 @@ class Iterations {
   // Writes keep w + share o to y for the last iterate o. w may be null. y is not the input.
   void operator()(float* y, const float* w, float keep, float share) {
     for (int64_t k = 0; k < count;) {
-      const float s = group(k);
+      group(k);
+      without_diagonal(q, shares);
       const Words left = Factors::left(q, m, m, of_left), right = Factors::right(x, m, n, wide);
-      const Plus next{1, s, x}, last{share, share * s, x, keep, w};
+      const OfRows next{1, shares, x, 0, nullptr}, last{share, shares, x, keep, w};
       times<Terms>(left, right, k < count ? other_x : y, m, words(m), n, k < count ? next : last, false);
       std::swap(x, other_x);
     }
@@ -189,11 +232,32 @@ class Iterations {
 
  private:
   using Terms = typename Factors::Terms;
+
+  // The right factor of a product of squares. Its diagonal may be large, and rounding it would be an error of the same
+  // sign in many places. So it is left out if it would be rounded, and OfSquare adds its product.
+  struct Right {
+    Words words;
+    const float* diagonal;  // null if it is in the words
+  };
+
   static int64_t words(int64_t length) { return (length + Factors::PER_WORD - 1) / Factors::PER_WORD; }
 
-  // y (m, m) = plus(g . w), symmetric.
-  void square(Words g, Words w, float* y, const Plus& plus) {
-    times<Terms>(g, w, y, m, words(m), m, plus, true);
+  // Moves the diagonal of y (m, m) to d, which has zeros then.
+  void without_diagonal(float* y, float* d) const {
+    for (int64_t i = 0; i < m; i++) d[i] = std::exchange(y[i * (m + 1)], 0.0f);
+  }
+
+  Right right(float* y, float* to, float* d) const {
+    if (Factors::PER_WORD == 1) return {{y, m}, nullptr};
+    without_diagonal(y, d);
+    const Words found = Factors::right(y, m, m, to);
+    for (int64_t i = 0; i < m; i++) y[i * (m + 1)] = d[i];
+    return {found, d};
+  }
+
+  // y (m, m) = scale * g . right + share * z, symmetric. left: g as a factor.
+  void square(const float* g, Words left, const Right& right, float* y, float scale, float share, const float* z) const {
+    times<Terms>(left, right.words, y, m, words(m), m, OfSquare{scale, share, z, g, right.diagonal}, true);
     mirror(y, m);
   }
 
@@ -201,43 +265,31 @@ class Iterations {
   void gram() {
     const Words rows = Factors::left(x, m, n, wide);
     turn(rows.p, turned, m, words(n));
-    times<Terms>(rows, {turned, m}, g, m, words(n), m, Plus{}, true);
+    times<Terms>(rows, {turned, m}, g, m, words(n), m, Itself{}, true);
     mirror(g, m);
   }
 
-  // Adds a number to the diagonal.
-  void shift(float* y, float number) {
-    for (int64_t i = 0; i < m; i++) y[i * (m + 1)] += number;
-  }
-
-  // Iterations from k on, which is set to the number of the next one. They multiply x by q + s I; returns s.
-  float group(int64_t& k) {
-    float s = 1, growth = 1;
+  // A group of iterations from k on, which is set to the number of the next one. They multiply x by q.
+  void group(int64_t& k) {
+    float growth = 1;
     gram();
     for (bool begins = true;; begins = false) {
       const float a = triples[3 * k], b = triples[3 * k + 1], c = triples[3 * k + 2];
-      const Words right_g = Factors::right(g, m, m, of_g);
-      square(Factors::left(g, m, m, of_left), right_g, p, Plus{c, b, g});
-      s *= a, growth *= a * a, k++;
+      const Right right_g = right(g, of_g, diagonal_of_g);
+      square(g, Factors::left(g, m, m, of_left), right_g, p, c, b, g);
+      growth *= a * a, k++;
       const bool ends = k == count || growth * triples[3 * k] * triples[3 * k] > limit;
-      if (begins && ends) {
-        std::swap(p, q);
-        return s;
-      }
       const Words left_p = Factors::left(p, m, m, of_left);
       if (begins) {
         std::copy(p, p + m * m, q);
-        shift(q, s);
+        for (int64_t i = 0; i < m; i++) q[i * (m + 1)] += a;
       } else {
-        square(left_p, Factors::right(q, m, m, of_right), other_q, Plus{1, a, q});
+        square(p, left_p, right(q, of_right, diagonal), other_q, 1, a, q);
         std::swap(q, other_q);
       }
-      if (ends) {
-        shift(q, -s);
-        return s;
-      }
-      square(left_p, right_g, w, Plus{1, a, g});
-      square(left_p, Factors::right(w, m, m, of_right), g, Plus{1, a, w});
+      if (ends) return;
+      square(p, left_p, right_g, w, 1, a, g);
+      square(p, left_p, right(w, of_right, diagonal), g, 1, a, w);
     }
   }
 
@@ -246,6 +298,7 @@ class Iterations {
   const float limit;
   float *g, *p, *q, *other_q, *w, *x, *other_x;
   float *of_left, *of_g, *of_right, *wide, *turned;  // factors of products
+  float *diagonal_of_g, *diagonal, *shares;          // of m numbers
 };
 
 // What a matrix is divided by before its iterations: |M| (1 + cushion) + eps, or |M| but at least `least` if eps is 0.
@@ -293,8 +346,11 @@ void orthogonalise(const Part& part, const float* triples, int64_t count, Diviso
   Iterations<Factors> iterations(triples, count, m, n, limit);
   const float factor = 1 / divisor(norm(part.v, m * n));
   float* x = iterations.input();
+  // It is rounded here, so that x is the same in all products. The difference would be multiplied by Q, and would not be
+  // small where the result is.
   const auto divided = [&](const float* from) {
-    for (int64_t v = 0; v < m * n; v += LANES) store(x + v, load(from + v, m * n - v) * factor, m * n - v);
+    for (int64_t v = 0; v < m * n; v += LANES)
+      store(x + v, Factors::rounded(load(from + v, m * n - v) * factor), m * n - v);
   };
   if (part.rows <= part.columns) {
     divided(part.v);
@@ -309,12 +365,13 @@ void orthogonalise(const Part& part, const float* triples, int64_t count, Diviso
   turn(o, part.y, m, n);
 }
 
-// Limits of the growth of rounding errors in a group. With GROWTH, errors of products of float32 are at most twice those
-// of torch after five iterations, and seven times after ten. HALF_GROWTH is for products of float32 where bfloat16 is
-// asked for; errors are a thousandth of those of bfloat16. Products of bfloat16 are in one group. If the growth in all
-// iterations is at most BFLOAT16_GROWTH and a at most BFLOAT16_SLOPE, their errors are less than those of torch in
-// bfloat16; for the schemes with larger a they would be four times as large. Matrices with fewer rows than BFLOAT16_ROWS
-// are not worth the conversion. (`python benchmarks/newton_schulz.py`, tests/engine/test_own_orthogonal.py)
+// Limits of the growth of rounding errors in a group. With GROWTH, errors of products of float32 are about twice those of
+// torch after five iterations, and at most eight times. HALF_GROWTH is for products of float32 where bfloat16 is asked
+// for; errors are some hundredths of those of bfloat16 at most. Products of bfloat16 are in one group. If the growth in
+// all iterations is at most BFLOAT16_GROWTH and a at most BFLOAT16_SLOPE, their errors are mostly less than those of torch
+// in bfloat16, and for all matrices that were tried less than its largest; for the schemes with larger a they would be
+// four times as large. Matrices with fewer rows than BFLOAT16_ROWS are not worth the conversion. (`python
+// benchmarks/newton_schulz.py`, tests/engine/test_own_orthogonal.py)
 constexpr float GROWTH = 150, BFLOAT16_GROWTH = 1000, HALF_GROWTH = 1e4;
 constexpr int64_t BFLOAT16_ROWS = 32;
 constexpr float BFLOAT16_SLOPE = 2;
