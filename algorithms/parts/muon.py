@@ -82,8 +82,7 @@ class Ball(ABC):
 @dataclass(frozen=True)
 class NewtonSchulz(Ball):
     """Newton-Schulz iterations: `iterations`, 0 to 10, with the coefficients of `scheme`, computed in `dtype`, the same
-    as the parameters' or bfloat16. Compiled kernels have rounding errors of about
-    that size or smaller ones."""
+    as the parameters' or bfloat16. Compiled kernels have rounding errors of about that size or smaller ones."""
 
     iterations: int = 5
     scheme: str = "classic"
@@ -172,10 +171,12 @@ class Spectral(Rule):
         faster, ball, rest = FASTER.get(), self.ball, self.vector_rule
         if faster is None or type(ball) is not NewtonSchulz or not defines_both(type(rest), "step", "plain_lr"):
             return None
-        numbers = (self.lr, self.weight_decay, rest.plain_lr())
-        if not all(isinstance(number, int | float | PerGroup) for number in numbers):
+        lr, decay, vector_lr = self.lr, self.weight_decay, rest.plain_lr()
+        if not isinstance(lr, int | float | PerGroup) or not isinstance(decay, int | float):
             return None
-        flat = faster.step(y.flat, v.flat, places(y.layout, self.aux, self.scale, *numbers), ball.how)
+        if not isinstance(vector_lr, int | float):
+            return None
+        flat = faster.step(y.flat, v.flat, places(y.layout, self.aux, self.scale, lr, decay, vector_lr), ball.how)
         return None if flat is None else Tree(flat, y.layout)
 
 
