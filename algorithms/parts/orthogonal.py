@@ -114,10 +114,12 @@ class Part(NamedTuple):
 class Faster(Protocol):
     """Kernels that may take the place of others. Each returns None for what it does not support."""
 
-    def newton_schulz(self, m: Tensor, how: How, /) -> Tensor | None: ...
+    def newton_schulz(self, m: Tensor, how: How, /) -> Tensor | None:
+        """(..., rows, cols): `newton_schulz` of m, which has this shape."""
+        ...
 
     def step(self, y: Tensor, v: Tensor, parts: tuple[Part, ...], how: How, /) -> Tensor | None:
-        """(P,): what the parts of y (P,) become, which make up all of it."""
+        """(P,): what the parts of y (P,) become. Together they are the whole vector; v (P,) has the directions."""
         ...
 
 

@@ -444,13 +444,13 @@ class Proof:
         draw = counted.generator(self.run_spec.experiment.seed, "proof of matrices")
         for (shape, how), m in asked_for.matrices.items():
             drawn = torch.randn(shape, generator=draw).to(m.dtype)
-            self.iterated(how, m, None, matrices_of(shape))
-            self.iterated(how, drawn, None, matrices_of(shape))
-            self.unbiased(how, drawn)
+            self.compare_parts(how, m, None, matrices_of(shape))
+            self.compare_parts(how, drawn, None, matrices_of(shape))
+            self.compare_length(how, drawn)
         for (parts, how), (y, v) in asked_for.steps.items():
-            self.iterated(how, v, y, parts)
+            self.compare_parts(how, v, y, parts)
 
-    def iterated(self, how: How, v: Tensor, y: Tensor | None, parts: tuple[Part, ...]) -> None:
+    def compare_parts(self, how: How, v: Tensor, y: Tensor | None, parts: tuple[Part, ...]) -> None:
         """Compare what the parts of y become, see `orthogonal.Part`; without y, of zeros. Where bfloat16 is asked for,
         they are compared in float32 as well: torch's errors in bfloat16 may be so large that they show nothing."""
         scheme, iterations, asked = how
@@ -470,7 +470,7 @@ class Proof:
                         f"{allowed:.1e}"
                     )
 
-    def unbiased(self, how: How, m: Tensor) -> None:
+    def compare_length(self, how: How, m: Tensor) -> None:
         """Compare the length of a random matrix's result along torch's in float64. In bfloat16 entries have errors of
         some hundredths, which would hide that all are too large by one hundredth."""
         own = self.by_own(lambda: iterated(m, None, matrices_of(m.shape), how))

@@ -47,7 +47,7 @@ class Rounds(Iterator[Record]):
             raise StopIteration
         if not self._begun:
             self._begun, self._process = True, os.getpid()
-            _begun.add(self)
+            _open.add(self)
         try:
             with stopping(self._stop):
                 record = next(self._rounds)
@@ -109,7 +109,8 @@ class Rounds(Iterator[Record]):
         return f"Rounds({self.run_spec.experiment.title}: {self._last} of {total} rounds, {state})"
 
 
-_begun: weakref.WeakSet[Rounds] = weakref.WeakSet()
+_open: weakref.WeakSet[Rounds] = weakref.WeakSet()
+"""The objects whose run has begun and which Python has not destroyed."""
 
 
 def _close_at_exit() -> None:
@@ -121,7 +122,7 @@ def _close_at_exit() -> None:
 
 
 def _close_all() -> None:
-    for rounds in list(_begun):
+    for rounds in list(_open):
         try:
             rounds.close()
         except Exception as error:
