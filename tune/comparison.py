@@ -16,6 +16,7 @@ from ..engine.records.history import History
 from ..engine.runs.chart import needs
 from ..engine.runs.result import Result
 from ..engine.runs.run_directory import RunDirectory, read_rows
+from ..engine.storage.plain_files import read_text
 from .compare import labels_of, runs_in, settings_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def load(folder: Path) -> Result:
         return Result.load(folder)
     configuration = experiment(RunDirectory(folder).config())
     try:
-        summary = json.loads((folder / "result.json").read_text("utf-8"))
+        summary = json.loads(read_text(folder / "result.json"))
         rows = History(read_rows(folder / "rounds.parquet"))
         return Result(summary["run_id"], configuration, rows, {}, summary["total_seconds"], folder.resolve())
     except Exception as error:  # damage shows itself in any kind of error

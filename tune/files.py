@@ -15,6 +15,8 @@ import yaml
 
 from ..engine.config.schema import Experiment, experiment
 from ..engine.errors import ConfigError, nearest
+from ..engine.runs.folder_kinds import MARKS
+from ..engine.storage.plain_files import read_text
 
 LOCAL = ("steps", "epochs")
 EXCLUSIVE = {"federation.local": LOCAL, "experiment.federation.local": LOCAL}
@@ -92,9 +94,10 @@ def own(value: Any) -> Any:
 
 
 def read(path: Path) -> str:
-    """The text of a file; ConfigError if it cannot be read."""
+    """The text of a file; ConfigError if it cannot be read. A link is followed, unless the file is that of a run's
+    folder."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path) if path.name == MARKS["run"] else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a YAML file in UTF-8") from None
 

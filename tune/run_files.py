@@ -11,6 +11,7 @@ import numpy as np
 
 from ..engine.errors import ConfigError, type_and_first_line
 from ..engine.runs.saved_config import saved_config
+from ..engine.storage.plain_files import read_text, unusual_kind
 
 Columns = dict[str, np.ndarray]
 """Column of rounds.parquet -> (R,) float64, nan where it was not measured."""
@@ -44,7 +45,7 @@ def read_table(run: Path) -> Any:
 
     path = run / "rounds.parquet"
     try:
-        return pq.read_table(path) if path.is_file() else None
+        return pq.read_table(path) if path.is_file() and not unusual_kind(path) else None
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"{path} is damaged ({type_and_first_line(error)}); remove the folder {run} to run it again"
@@ -64,10 +65,7 @@ def column(table: Any, name: str) -> np.ndarray:
 
 def privacy_spent(run: Path) -> str:
     """What the rounds of a private run cost, as its log says in one line; "" for a run without privacy."""
-    log = run / "run.log"
-    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
-    texts = [line.partition(" ")[2] for line in lines]
-    found = next((text for text in reversed(texts) if text.startswith("privacy: ") and "(spent" in text), "")
+    found = next((text for text in reversed(log_texts(run)) if text.startswith("privacy: ") and "(spent" in text), "")
     return found.removeprefix("privacy: ").removesuffix(" (spent)")
 
 
@@ -75,17 +73,22 @@ def why_unfinished(run: Path) -> str:
     """Why a run's folder has no result, from failure.json or the last such line of the log; "" if neither says it."""
     if reason := read_json(run / "failure.json").get("reason"):
         return str(reason)
-    log = run / "run.log"
-    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
-    texts = [line.partition(" ")[2] for line in lines]
-    last = next((text for text in reversed(texts) if text.startswith(("failed: ", "stopped: "))), "")
+    last = next((text for text in reversed(log_texts(run)) if text.startswith(("failed: ", "stopped: "))), "")
     return re.sub(r"^failed: (\w+: )?", "", last)
+
+
+def log_texts(run: Path) -> list[str]:
+    """The lines of run.log without their times; [] if it cannot be read."""
+    try:
+        return [line.partition(" ")[2] for line in read_text(run / "run.log", errors="replace").splitlines()]
+    except OSError:
+        return []
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file, or {} if it cannot be read."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

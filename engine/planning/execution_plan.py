@@ -33,6 +33,7 @@ from ..state.checkpoint import sealed_plan
 from ..state.shared_checkpoint import sealed_plan as copied_plan
 from ..storage.atomic_write import write
 from ..storage.lock import Lock
+from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
 from .convolutions import plan_with_products
 from .kernel_proof import Disagreement, ProofData, kernel_identity, prove
@@ -342,7 +343,7 @@ def without_numbers(value: Any) -> Any:
 def read_plan(file: Path) -> ExecutionPlan:
     """The plan in a file of the cache, or in plan.json. Raises ConfigError if the file is damaged."""
     try:
-        return parse_plan(json.loads(file.read_text("utf-8")))
+        return parse_plan(json.loads(read_text(file)))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged ({error}); remove it, and it is measured anew") from error
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import first_line
 from ..storage.atomic_write import write
+from ..storage.plain_files import read_text
 
 FILE = "fork.json"
 
@@ -56,7 +57,7 @@ def lineage_of(folder: str | Path | None) -> Lineage | None:
     if folder is None or not (file := Path(folder) / FILE).is_file():
         return None
     try:
-        return of_plain(json.loads(file.read_text("utf-8")))
+        return of_plain(json.loads(read_text(file)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return Lineage("unknown", "", 0, [f"{FILE} is damaged ({first_line(error)})"])
 

@@ -34,8 +34,9 @@ from ..state.checkpoint import Snapshot, mark_forked, name_of, read, write, writ
 from ..state.retention import state_folder
 from ..state.row_files import remove_files, width
 from ..state.sharing import Shared, share_rows
+from ..storage.plain_files import refuse_unusual
 from .launch import new_run_id, prepare
-from .run_directory import INITIAL, RunDirectory, log_line, read_run_id, refuse_run
+from .run_directory import INITIAL, OWN, RunDirectory, log_line, read_run_id, refuse_run
 
 
 class States(NamedTuple):
@@ -57,6 +58,7 @@ def fork_of(
     refuse_run(out)
     if not (parent / "run.json").is_file():
         raise ConfigError(f"{parent} holds no run; give the folder that `fedfleet run` wrote")
+    refuse_unusual(parent, OWN)
     origin, run_id = RunDirectory(parent, read_run_id(parent)), run_id or new_run_id()
     if number == 0:
         config = origin.config()

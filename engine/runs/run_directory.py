@@ -33,8 +33,9 @@ from ..records.lineage import FILE as FORK
 from ..records.lineage import Lineage, write_lineage
 from ..state.checkpoint import remove_all, written
 from ..state.row_files import remove_files
-from ..storage.atomic_write import release, temporary_path, write
-from ..storage.lock import LAUNCHER, driver_lock, exclusive
+from ..storage.atomic_write import RESERVE, cleared, release, temporary_path, write
+from ..storage.lock import DRIVER, LAUNCHER, driver_lock, exclusive
+from ..storage.plain_files import open_plain, read_text, refuse_unusual
 from .folder_kinds import refuse_other_kind
 from .observer import Observer
 from .result import Result, model_digest
@@ -60,6 +61,8 @@ FILES = (
 )
 """The files that the launcher and the driver write into the folder itself."""
 FOLDERS = ("state", "checkpoints", "clients")
+OWN = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
+"""Everything that a run may have in its folder."""
 RESULT = ("rounds.parquet", "model.safetensors", "result.json")
 """The files of a result, in the order in which they get their names: with result.json the run is complete."""
 
@@ -90,6 +93,7 @@ class RunDirectory(Observer):
         """The folder of a run that did not finish. Raises ConfigError if it is not one."""
         if not (path / "run.json").is_file():
             raise ConfigError(f"{path} holds no run; give the folder that `fedfleet run` wrote")
+        refuse_unusual(path, OWN)
         refuse_result(path)
         return RunDirectory(path, read_run_id(path))
 
@@ -135,11 +139,12 @@ class RunDirectory(Observer):
         """The result of the finished run in this folder. Raises ConfigError if there is none, or if it is damaged."""
         if not (self.path / "run.json").is_file():
             raise ConfigError(f"{self.path} holds no run; give the folder of a run")
+        refuse_unusual(self.path, OWN)
         if not (self.path / "result.json").is_file():
             raise ConfigError(f"{self.path}: the run has not finished; resume it first")
         configuration = experiment(self.config())
         try:
-            summary = json.loads((self.path / "result.json").read_text("utf-8"))
+            summary = json.loads(read_text(self.path / "result.json"))
             rows, model = History(read_rows(self.path / "rounds.parquet")), load_model(self.path / "model.safetensors")
             return Result(summary["run_id"], configuration, rows, model, summary["total_seconds"], self.path)
         except Exception as error:  # damage shows itself in any kind of error
@@ -162,7 +167,7 @@ class RunDirectory(Observer):
         if self.lineage is not None:
             write_lineage(self.path, self.lineage)
         if run_spec.given_model is not None and not run_spec.resume:
-            save_model(run_spec.given_model, self.path / INITIAL)
+            save_model(run_spec.given_model, cleared(self.path / INITIAL))
         self.run_id = run_spec.run_id
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
         if not self.locked:
@@ -195,11 +200,9 @@ class RunDirectory(Observer):
         self._log("finished")
 
     def _put(self, folder: Path, result: Result) -> None:
-        self._write_rounds(temporary_path(folder / "rounds.parquet"))
-        save_model(result.model, temporary_path(folder / "model.safetensors"))
-        temporary_path(folder / "result.json").write_text(
-            json.dumps(result.summary(), indent=2) + "\n", encoding="utf-8"
-        )
+        self._write_rounds(cleared(temporary_path(folder / "rounds.parquet")))
+        save_model(result.model, cleared(temporary_path(folder / "model.safetensors")))
+        write(temporary_path(folder / "result.json"), json.dumps(result.summary(), indent=2) + "\n")
 
     def _keep(self, result: Result, error: Exception) -> str:
         """Keep a result that could not be written in another place, where `kept_result` finds it. Returns a message."""
@@ -234,7 +237,7 @@ class RunDirectory(Observer):
         """The result that an earlier process kept, if it has the number of rounds of this run; else None."""
         for folder in filter(is_own, (self.path, *self._others())):
             try:
-                summary = json.loads(temporary_path(folder / "result.json").read_text("utf-8"))
+                summary = json.loads(read_text(temporary_path(folder / "result.json")))
                 model = load_model(temporary_path(folder / "model.safetensors"))
                 rows = read_rows(temporary_path(folder / "rounds.parquet"))
             except Exception:  # not there, or not whole
@@ -253,7 +256,7 @@ class RunDirectory(Observer):
             self._log(f"stopped: {error}" if stopped else f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(Exception):  # there may be no memory left to write with, either
                 if self.rows:
-                    self._write_rounds(self.path / "rounds.parquet")
+                    self._write_rounds(cleared(self.path / "rounds.parquet"))
 
     def _write_rounds(self, path: Path) -> None:
         import pyarrow.parquet as pq
@@ -267,8 +270,9 @@ class RunDirectory(Observer):
 
 
 def log_line(folder: Path, line: str) -> None:
-    """Add a line to the log in the folder of a run."""
-    with suppress(OSError), (folder / "run.log").open("a") as log:  # a full disk costs lines, not the run
+    """Add a line to the log in the folder of a run. On a full disk the line is lost, and the run goes on."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with suppress(OSError), os.fdopen(open_plain(folder / "run.log", flags), "a") as log:
         log.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {line}\n")
 
 
@@ -327,7 +331,7 @@ def read_run_id(path: Path) -> str:
     """The run's id in run.json. Raises ConfigError if the file is damaged, because the id is used in paths."""
     file = path / "run.json"
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         wrong = first_line(error)
     else:

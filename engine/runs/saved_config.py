@@ -8,13 +8,14 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, first_line
+from ..storage.plain_files import read_text
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that the run in a folder was started with. Raises ConfigError if the file is damaged."""
     file = folder / "config.yaml"
     try:
-        found = yaml.safe_load(file.read_text("utf-8"))
+        found = yaml.safe_load(read_text(file))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         found = first_line(error)
     if not isinstance(found, dict):

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..devices.transfer import to_device
+from ..storage.plain_files import open_plain
 
 DIGEST = 16
 """Bytes of a row's digest (XXH3, 128 bits). It finds damage in a small part of the time that SHA-256 takes, see
@@ -226,13 +227,26 @@ def have_links(folder: str) -> bool:
     return os.path.exists(first) and os.stat(first).st_nlink > 1
 
 
+def make_row_folder(folder: str) -> None:
+    """Make a folder of rows, unless it exists.
+
+    Only this user can read the rows: they are what clients know, and may lie in a folder of all users, such as
+    /dev/shm.
+    """
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
+    Path(folder).mkdir(mode=0o700, exist_ok=True)
+
+
 def make_files(folder: str, capacity: int, width: int) -> None:
     """Make sparse files for `capacity` rows of `width` bytes. Files of an interrupted run keep what they hold."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_row_folder(folder)
     rows_in_file = {number: positions.stop for number, positions in positions_by_file(range(capacity))}
     for number, path in enumerate(paths(folder)):
-        Path(path).touch()
-        os.truncate(path, max(rows_in_file.get(number, 0) * width, os.path.getsize(path)))
+        file = open_plain(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(file, max(rows_in_file.get(number, 0) * width, os.fstat(file).st_size))
+        finally:
+            os.close(file)
 
 
 def remove_files(folder: str) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError
-from .row_files import FILES, SHARED, locate, make_files, paths, rows_in_files, shared_folder
+from .row_files import FILES, SHARED, locate, make_files, make_row_folder, paths, rows_in_files, shared_folder
 
 
 class Shared(NamedTuple):
@@ -85,7 +85,7 @@ def ranges_of(folder: str, width: int) -> list[tuple[int, list[str]]]:
 
 def link(ranges: Sequence[tuple[int, list[str]]], fork: str, rows: np.ndarray) -> None:
     """Link the files of those ranges that have some of the rows. Raises OSError, and leaves no link, if it cannot."""
-    Path(fork).mkdir(parents=True, exist_ok=True)
+    make_row_folder(fork)
     made: list[str] = []
     begin = 0
     try:

@@ -5,6 +5,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from .plain_files import open_plain
+
 
 def temporary_path(path: Path) -> Path:
     """The file in the same folder that `write` fills before it renames it to `path`."""
@@ -14,11 +16,17 @@ def temporary_path(path: Path) -> Path:
 def write(path: Path, text: str, private: bool = False) -> None:
     """Replace the content of a file. If the process is killed meanwhile, the old content remains. private: whether only
     this user may read the file."""
-    if private:
-        temporary_path(path).unlink(missing_ok=True)
-        temporary_path(path).touch(mode=0o600)
-    temporary_path(path).write_text(text, encoding="utf-8")
-    temporary_path(path).replace(path)
+    temporary = cleared(temporary_path(path))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_plain(temporary, flags, 0o600 if private else 0o666), "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def cleared(path: Path) -> Path:
+    """The path, after the file or the link that was there has been removed."""
+    path.unlink(missing_ok=True)
+    return path
 
 
 # --- disk space -------------------------------------------------------------------------------------------------------
@@ -31,13 +39,15 @@ def reserve(folder: Path, count: int) -> None:
     Raises OSError if the disk has fewer free bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / RESERVE).open("wb") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, count)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                release(folder)
-                raise  # all other errors come from file systems that cannot reserve space
+    file = open_plain(cleared(folder / RESERVE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.posix_fallocate(file, 0, count)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            release(folder)
+            raise  # all other errors come from file systems that cannot reserve space
+    finally:
+        os.close(file)
 
 
 def release(folder: Path) -> None:

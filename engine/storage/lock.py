@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ConfigError, InUse
+from .plain_files import open_plain, read_text
 
 LOCKED_ELSEWHERE = (errno.EWOULDBLOCK, errno.EACCES)
 POLL_SECONDS = 0.05
@@ -38,10 +39,11 @@ class Lock:
     def take(self) -> bool:
         """Try to take the lock; returns whether this process holds it now.
 
-        The file is not changed if another process holds the lock. Raises OSError if the file cannot be created.
+        The file is not changed if another process holds the lock. Raises OSError if the file cannot be created, or if
+        the path holds something else than a plain file.
         """
         while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = open_plain(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -75,7 +77,7 @@ class Lock:
     def _is_still(self, file: int) -> bool:
         """Whether the open file is still the one at the path."""
         try:
-            current = os.stat(self.path)
+            current = os.lstat(self.path)
         except FileNotFoundError:
             return False
         return os.path.samestat(current, os.fstat(file))
@@ -101,7 +103,7 @@ class Lock:
     def holder(self) -> str:
         """The process that holds the lock, as far as the file names it."""
         try:
-            content = json.loads(self.path.read_text("utf-8"))
+            content = json.loads(read_text(self.path))
             return f"process {int(content['pid'])} on {content['host']}"
         except (OSError, ValueError, TypeError, KeyError):
             return "another process"

@@ -23,6 +23,7 @@ from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
 from ...engine.storage.lock import exclusive
+from ...engine.storage.plain_files import read_text
 from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
@@ -355,7 +356,7 @@ def identity(folder: Path, wanted: Plan) -> Identity:
 def kept_identity(path: Path) -> Identity:
     """The content of a search.json. Raises ConfigError if it is damaged."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         wrong = first_line(error)
     else:

@@ -24,6 +24,7 @@ import numpy as np
 
 from ...engine.errors import ConfigError
 from ...engine.storage.atomic_write import write
+from ...engine.storage.plain_files import read_text
 from ..run_files import Columns, column_names, privacy_spent, read_columns, read_json
 
 NAME = "cells.jsonl"
@@ -68,7 +69,7 @@ def line_of(run: Path, metrics: set[str]) -> Line | None:
     try:
         return {
             "key": run.name,
-            "config": config.read_text("utf-8") if config.is_file() else "",
+            "config": read_text(config) if config.is_file() else "",
             "result": {name: value for name, value in result.items() if name != "directory"},
             "failure": failure,
             "environment": read_json(run / "environment.json"),

@@ -32,6 +32,7 @@ from ...engine.errors import ConfigError, first_line
 from ...engine.rounds.driver import Record
 from ...engine.runs.run_directory import read_rows
 from ...engine.storage.atomic_write import write
+from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
 from .data_set import TRAINING
@@ -455,6 +456,8 @@ class Writer:
     def _artifacts(self, run_id: str, end: End) -> None:
         paths = [end.folder / name for name in FILES] if end.folder is not None else []
         for path in (*paths, *end.files):
+            if unusual_kind(path):
+                continue  # the target of a link is not the run's
             if path.is_dir():
                 self.client.log_artifacts(run_id, str(path), path.name)
             elif path.is_file():
@@ -528,7 +531,7 @@ def is_refusal(error: Exception) -> bool:
 def kept(folder: Path | None) -> dict[str, str]:
     """`uri`, `run_id` and `token` of the MLflow run that the folder names, or {}."""
     try:
-        found = json.loads((folder / KEPT).read_text("utf-8")) if folder is not None else {}
+        found = json.loads(read_text(folder / KEPT)) if folder is not None else {}
     except (OSError, ValueError, RecursionError):
         return {}
     known = found if isinstance(found, dict) else {}
