@@ -27,8 +27,9 @@ import torch
 import yaml
 
 from fedfleet.engine import run
+from fedfleet.engine.config.yaml_text import own
 from fedfleet.engine.errors import Diverged
-from fedfleet.tune.files import load, own
+from fedfleet.tune.files import load
 from tools.site.measured import LONG, RESULTS, SHORT, reached, score
 
 GRIDS = Path(__file__).parent / "fashion_table.yaml"

@@ -5,15 +5,13 @@ The command line has priority over the file, and the file over the defaults.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..engine.config.schema import Experiment, experiment
+from ..engine.config.yaml_text import parse
 from ..engine.errors import ConfigError, nearest
 from ..engine.runs.folder_kinds import MARKS
 from ..engine.storage.plain_files import read_text
@@ -22,29 +20,6 @@ LOCAL = ("steps", "epochs")
 EXCLUSIVE = {"federation.local": LOCAL, "experiment.federation.local": LOCAL}
 """Section of an experiment or of a study -> keys that exclude each other: an override of one removes the others that
 the file sets."""
-
-MERGE = "tag:yaml.org,2002:merge"
-"""Tag of the key <<, whose value is a mapping of defaults for the mapping that contains the key."""
-
-
-class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses repeated keys and reads 1e-3 as a number."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value} is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
 
 
 def shipped() -> dict[str, Path]:
@@ -86,13 +61,6 @@ def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     return data
 
 
-def own(value: Any) -> Any:
-    """A deep copy in which the places of a YAML alias share no mapping, so that an override changes one of them."""
-    if isinstance(value, dict):
-        return {key: own(inner) for key, inner in value.items()}
-    return [own(inner) for inner in value] if isinstance(value, list) else value
-
-
 def read(path: Path) -> str:
     """The text of a file; ConfigError if it cannot be read. A link is followed, unless the file is that of a run's
     folder."""
@@ -100,18 +68,6 @@ def read(path: Path) -> str:
         return read_text(path) if path.name == MARKS["run"] else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give a YAML file in UTF-8") from None
-
-
-def parse(text: str, where: str) -> Any:
-    """The data of a YAML text; `where` names the text in the ConfigError."""
-    try:
-        return own(yaml.load(text, Loader))
-    except RecursionError:
-        raise ConfigError(f"{where} is not valid YAML: an alias contains itself; remove the alias") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where} is not valid YAML{at}: {getattr(error, 'problem', None) or error}") from None
 
 
 def listed(value: Any) -> list[Any]:

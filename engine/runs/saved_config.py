@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..config.yaml_text import parse
 from ..errors import ConfigError, first_line
 from ..storage.plain_files import read_text
 
@@ -15,8 +14,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that the run in a folder was started with. Raises ConfigError if the file is damaged."""
     file = folder / "config.yaml"
     try:
-        found = yaml.safe_load(read_text(file))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        found = parse(read_text(file), "it")
+    except (OSError, ValueError) as error:
         found = first_line(error)
     if not isinstance(found, dict):
         raise ConfigError(f"{file} is damaged ({found}); put the run's configuration back")

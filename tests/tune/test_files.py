@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedfleet.engine.config.schema import Experiment
+from fedfleet.engine.config.yaml_text import parse
 from fedfleet.engine.errors import ConfigError
-from fedfleet.tune.files import load, override, parse, shipped
+from fedfleet.engine.runs.saved_config import saved_config
+from fedfleet.tune.files import load, override, shipped
 
 from .commands import invoke
 
@@ -179,6 +182,53 @@ def test_yaml_constructs_no_objects(tmp_path: Path, tag: str, file: str):
     assert "line 3: could not determine a constructor" in refused(path)
     assert "could not determine a constructor" in refused(file, f"seed={value}")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("2026-02-30", "'2026-02-30' is no timestamp"),
+        ("!!int x", "'x' is no int"),
+        ("!!int ''", "'' is no int"),
+        ("!!float x", "'x' is no float"),
+        ("!!bool x", "'x' is no bool"),
+        ("!!timestamp x", "'x' is no timestamp"),
+        ("7" * 5000, "'7777777777777777777777777777777777777777' is no int"),
+        ("{[1, 2]: 3}", "found unhashable key"),
+        ("!!binary é", "failed to convert base64 data"),
+    ],
+)
+def test_values_that_are_not_what_they_look_like(tmp_path: Path, value: str, told: str, file: str):
+    path = written(tmp_path, f"workload: digits\nmethod: fedavg\nname: {value}\n")
+    assert refused(path).startswith(f"{path} is not valid YAML, line 3: {told}")
+    assert refused(file, f"name={value}").startswith(f"name={value} is not valid YAML, line 1: {told}")
+
+
+def doubled(first: str, inner: str) -> str:
+    """40 lines, each of which has the line before twice: 2^40 values without their aliases. inner: such a line."""
+    return "".join([f"a0: &a0 {first}\n", *(f"a{n}: &a{n} {inner.format(n - 1)}\n" for n in range(1, 41))])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (doubled("[x, y]", "[*a{0}, *a{0}]"), "has more than 100,000 values when its aliases are replaced"),
+        (doubled("{x: y}", "{{b: *a{0}, c: *a{0}}}"), "has more than 100,000 values when its aliases are replaced"),
+        (doubled("{x: y}", "{{<<: [*a{0}, *a{0}]}}"), "<< makes more than 100,000 keys"),
+        ("a: " + "[" * 20_000 + "]" * 20_000, "it is nested too deeply"),
+    ],
+    ids=["lists", "mappings", "merged keys", "brackets"],
+)
+def test_a_text_that_would_grow_without_bounds_is_refused(tmp_path: Path, text: str, told: str):
+    """Without a bound these would take longer than any test may."""
+    assert told in refused(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        saved_config_of(tmp_path, text)
+
+
+def saved_config_of(folder: Path, text: str) -> Any:
+    (folder / "config.yaml").write_text(text)
+    return saved_config(folder)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "digits\n"])

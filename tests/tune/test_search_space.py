@@ -36,7 +36,7 @@ search:
 
 
 def data(text: str = FILE) -> dict[str, Any]:
-    from fedfleet.tune.files import parse
+    from fedfleet.engine.config.yaml_text import parse
 
     return parse(text, "here")
 

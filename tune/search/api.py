@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError
 from ...engine.runs.launch import new_run_id
-from ..files import listed, load_data, override, own
+from ..files import listed, load_data, override
 from .paper_grids import with_grid
 from .run import Found, load
 from .run import search as run_search

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
-from ..files import own
 
 
 class Grid(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from ...engine.config.schema import Experiment, Section, experiment
+from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
-from ..files import own
 from .space import Range, code, corners, decided, ranges
 
 TOTALS = ("bytes", "seconds")

@@ -15,6 +15,7 @@ import yaml
 from ...engine.config.differences import FREE_KEYS, flatten
 from ...engine.config.run_spec import RUN_ID
 from ...engine.config.schema import Experiment
+from ...engine.config.yaml_text import parse
 from ...engine.errors import ConfigError, FedFleetError, Interrupted, first_line
 from ...engine.rounds.expected_columns import check_column
 from ...engine.runs.chart import needs
@@ -28,7 +29,7 @@ from ...engine.storage.secrets import redacted_data
 from ..executor.executor import Executor, check_together, processes_here, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import remove_resume_files
-from ..files import parse, read
+from ..files import read
 from .plan import TOTALS, Plan, plan
 from .report import import_packages, write_search_report
 from .results import Results

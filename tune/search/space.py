@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
-from ..files import own
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -18,8 +18,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ...engine.config.differences import flatten
 from ...engine.config.schema import Section
+from ...engine.config.yaml_text import own, parse
 from ...engine.errors import ConfigError, nearest
-from ..files import listed, located, override, own, parse, read
+from ..files import listed, located, override, read
 from ..files import shipped as shipped_experiments
 
 CLIENTS, COHORT, ROUNDS = 100, 20, 50
