@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What lies in the package fedfleet, where links and not an installation lead to it.
+PACKAGE := $(addprefix $(CURDIR)/,tune/fedfleet/__init__.py tune/fedfleet/py.typed engine algorithms workloads tune)
 
 .PHONY: test test-long test-all demo docs slow chaos gpu lint clean
 
@@ -33,13 +35,18 @@ slow: $(READY)
 chaos: $(READY)
 	@$(BIN)/python -m tests.faults.chaos
 
-# On a machine with a CUDA device. A bare one needs the packages that benchmarks/gpu.py names, and pytest for the tests:
-# make gpu GPU_PYTHON=python3
+# On a machine with a CUDA device. A bare one, where this package is not installed, needs the packages that
+# benchmarks/gpu.py names, and pytest and psutil for the tests: make gpu GPU_PYTHON=python3. The package is found by links.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+GPU_OUT ?= build/gpu
+GPU_PATH := $(CURDIR)/build/path
 
+gpu: export PYTHONPATH := $(GPU_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:
-	@$(GPU_PYTHON) -m pytest -m gpu -rs -p no:cacheprovider tests/devices
-	@$(GPU_PYTHON) benchmarks/gpu.py --moonshot all --out build/gpu
+	@mkdir -p $(GPU_PATH)/fedfleet
+	@ln -sfn $(PACKAGE) $(GPU_PATH)/fedfleet
+	@$(GPU_PYTHON) -m pytest -m gpu -rs -p no:cacheprovider -o addopts= tests/devices
+	@$(GPU_PYTHON) benchmarks/gpu.py --moonshot all --out $(GPU_OUT)
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -52,7 +59,6 @@ clean:
 
 # Editors and type checkers cannot follow the import hook of an editable installation. They find the package by these
 # links, see [tool.pyright] in pyproject.toml.
-PARTS := engine algorithms workloads tune
 EDITOR := $(VENV)/editor/fedfleet
 
 # This file is written last. An environment without it is left from an interrupted installation and is made again.
@@ -63,5 +69,5 @@ $(READY): pyproject.toml constraints.txt
 	@rm -rf $@ *.egg-info
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@mkdir -p $(EDITOR)
-	@ln -sfn $(addprefix $(CURDIR)/,tune/fedfleet/__init__.py tune/fedfleet/py.typed $(PARTS)) $(EDITOR)
+	@ln -sfn $(PACKAGE) $(EDITOR)
 	@touch $@

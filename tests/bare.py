@@ -1,6 +1,11 @@
-"""Code for a fresh interpreter in which some packages are missing."""
+"""Fresh interpreters in which some packages are missing."""
 
 from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
 
 
 def without(packages: str) -> str:
@@ -31,3 +36,21 @@ for name in MISSING:
         continue
     sys.exit(f"{{name}} is not hidden")
 '''
+
+
+def bare_python(folder: Path, without: str = "") -> tuple[str, dict[str, str]]:
+    """(the interpreter, environment variables) of a machine with the packages of this environment, but without an
+    installed fedfleet and without the packages with these names, which have spaces between them.
+
+    The interpreter is the one that this environment was made from. It finds links to the packages in the folder.
+    """
+    hidden = {"fedfleet", "__editable__", *without.lower().split()}
+    folder.mkdir()
+    for packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for path in Path(packages).iterdir():
+            name = path.name.lower().replace("-", "_")
+            if not any(name == each or name.startswith((f"{each}_", f"{each}.")) for each in hidden):
+                (folder / path.name).symlink_to(path)
+    python = getattr(sys, "_base_executable", sys.executable)
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    return python, {**kept, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}

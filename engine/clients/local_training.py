@@ -23,7 +23,7 @@ from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
 from ..kernels.library import NoKernels
 from ..kernels.operators import kernels, method_kernels
 from ..methods.state_spec import StateSpec
-from .recorded_step import StepRecorder, copy_into
+from .recorded_step import Recording, StepRecorder, copy_into
 from .tape import Tapes
 
 BlockBatches = Callable[[int], dict[str, Tensor]]
@@ -311,6 +311,8 @@ class LocalTrainer:
         steps: (c,) numbers of local steps, which may differ, in the processor's memory.
         """
         shortest, longest, steps = int(steps.min()), int(steps.max()), to_device(steps, self.device)
+        if self.device.type != "cpu":
+            client = contiguous(client)
         local = self._begin_block(public, client, steps)
         shape = (len(steps), 3) if self.with_rms else (len(steps),)
         loss_sum = torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -331,7 +333,8 @@ class LocalTrainer:
     def _begin_block(self, public: Any, client: Any, steps: Tensor) -> Any:
         """The local states of a block before the first step."""
         # `steps` is passed to vmap because clients without state have no other tensor to vectorise over.
-        return vmap(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
+        local = vmap(lambda _, client: self.algorithm.client_begin(public, client))(steps, client)
+        return local if self.device.type == "cpu" else contiguous(local)
 
     def _block_step(self, public: Any) -> Callable[..., tuple[Any, Tensor]]:
         """A local step of a block: (client states, local states, batches, done (c,)) -> (the next local states, what
@@ -353,22 +356,21 @@ class LocalTrainer:
         states, sums of what `loss` gave). Clients that have finished keep theirs.
         """
         (public, client, steps, batch, k), (before, loss_sum) = inputs, local
-        after, loss = self._block_step(public)(client, before, batch, k / steps.to(torch.float64))
+        done = steps.to(torch.float64).reciprocal() * k  # as torch divides a number by a tensor, and not as k / steps
+        after, loss = self._block_step(public)(client, before, batch, done)
         active = steps > k
         after, loss = select(active, (after, loss.to(loss_sum)), (before, loss_sum.new_zeros(())))
         return after, loss_sum + loss
 
     def _replay_steps(self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches) -> Any:
-        """All local steps of a block, replayed if they can be recorded. given: (public state, client states, numbers of
-        steps). All batches of a block have the same shapes. Returns (local states, sums of what `loss` gave)."""
+        """All local steps of a block, replayed if they can be recorded and are proven. given: (public state, client
+        states, numbers of steps). All batches of a block have the same shapes. Returns (local states, sums of what
+        `loss` gave)."""
         assert self.recorder is not None
         inputs = (*given, batches(0), number(0, self.device))
         recording = self.recorder.recording(self._recorded, inputs, local)
-        if recording is None:
-            for k in range(longest):
-                batch = batches(k) if k else inputs[3]
-                local = self._recorded((*given, batch, number(k, self.device)), local)
-            return local
+        if recording is None or not recording.can_be_used():
+            return self._proving_steps(given, local, longest, batches, self.recorder.to_prove(recording))
         copy_into(recording.inputs, inputs)
         copy_into(recording.local, local)
         for k in range(longest):
@@ -377,6 +379,23 @@ class LocalTrainer:
                 recording.inputs[4].fill_(k)
             recording.replay()
         return pytree.tree_map(torch.clone, recording.local)
+
+    def _proving_steps(
+        self, given: tuple[Any, ...], local: Any, longest: int, batches: BlockBatches, recording: Recording | None
+    ) -> Any:
+        """All local steps of a block, one by one, and compared with the recording if there is one. The arguments and
+        the result are those of `_replay_steps`."""
+        assert self.recorder is not None
+        for k in range(longest):
+            inputs = (*given, batches(k), number(k, self.device))
+            after = self._recorded(inputs, local)
+            if recording is not None and not recording.gives(inputs, local, after):
+                self.recorder.refuse("a replay gave other bits than the step")
+                recording = None
+            local = after
+        if recording is not None:
+            self.recorder.proved(recording)
+        return local
 
 
 def _chain(workload: Workload, layout: Layout) -> Chain:
@@ -456,6 +475,13 @@ class Gradient(torch.autograd.Function):
             )
             (gradients,) = torch.autograd.grad((losses[:, 0] if trainer.with_rms else losses).sum(), leaf)
         return (gradients, losses.detach()), (0, 0)
+
+
+def contiguous(state: Any) -> Any:
+    """The state with every client's numbers in memory of their own. What is the same for all clients of a block, as the
+    public state where they begin, comes as one client's numbers that are read by all. A device adds numbers up in an
+    order that depends on this, so that the first step would have other bits than later ones with the same numbers."""
+    return pytree.tree_map(lambda leaf: leaf.contiguous(), state)
 
 
 def select(active: Tensor, new: Any, old: Any) -> Any:

@@ -5,14 +5,19 @@ than the GPU to run it. A replay starts all of them with one call. It reads its 
 into which they are copied before each step, and it writes the new local states over the old ones. So everything that
 may differ from step to step is an input: batches, the number of the step, client states and the public state.
 
-What is recorded must be what would have run. Each recording is therefore replayed once on the first inputs, and its
-results are compared to the bit with those of the same step without it. Where they differ, or where the step cannot be
-recorded, all steps run without recordings. So recordings never change a bit.
+What is recorded must be what would have run. On a device, the bits of a sum may depend on where its numbers lie in
+memory, on the memory that a library has for its work, and on whatever the step took from anywhere else than its inputs,
+and some of it shows in later rounds only: a momentum is zero in round 1. So no replay is used before recordings for the
+same shapes have been proven in `PROVEN_ROUNDS` rounds. In each of them, all steps of a block run both ways, from the
+same inputs, and their results are compared to the bit; meanwhile the run goes on with the steps themselves. Where they
+differ, or where the step cannot be recorded, all steps run without recordings. So recordings never change a bit.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,70 +35,117 @@ Record = Callable[[Callable[[], None]], Replay]
 MOST = 4
 """The largest number of recordings that are kept. The blocks of a task have two sizes, and batches of as many widths as
 there are different largest batches, of which the newest are kept: each recording holds memory of the device."""
+PROVEN_ROUNDS = 3
+"""The number of rounds in which recordings for the same shapes are proven before a replay is used. In the third one the
+states of the server and of clients have come from states that were no longer initial."""
 WARM_UPS = 3
 
 
+@functools.cache
+def recording_stream(device: int) -> torch.cuda.Stream:
+    """The stream on which all graphs of a device are recorded. cuBLAS keeps a workspace (32 MiB) for each stream on
+    which it has run, as long as the process lives, so that there should be one such stream and not one a recording."""
+    return torch.cuda.Stream(device)
+
+
 def record_cuda_graph(call: Callable[[], None]) -> Replay:
-    """Record a call as a CUDA graph. It runs a few times before on a stream of its own: libraries allocate their
-    workspaces then, which is not possible while a graph is recorded."""
-    side = torch.cuda.Stream()
+    """Record a call as a CUDA graph on the current device. It runs a few times before on the same stream: libraries
+    allocate their workspaces then, which is not possible while a graph is recorded."""
+    side = recording_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         call()
     return graph.replay
 
 
-class Differs(Exception):
-    """A recorded step does not do what the step does."""
-
-
 class Recording:
-    """One recorded step: the fixed tensors of its inputs and of the local state, and its replay."""
+    """One recorded step: the fixed tensors of its inputs and of the local state, and its replay. `rounds`: those in
+    which recordings for the same shapes were proven. `proven`: whether this one was, in the last block that ran both
+    ways."""
 
-    def __init__(self, step: Step, inputs: Any, local: Any, record: Record) -> None:
-        """inputs, local: of the first step. Raises an exception of any kind if the step cannot be recorded, and Differs
-        if a replay does something else."""
+    def __init__(self, step: Step, inputs: Any, local: Any, record: Record, rounds: set[int]) -> None:
+        """inputs, local: of the first step. Raises an exception of any kind if the step cannot be recorded."""
         self.inputs, self.local = fixed(inputs), fixed(local)
-        expected = step(self.inputs, self.local)
+        self.rounds, self.proven = rounds, False
 
         def call() -> None:
             copy_into(self.local, step(self.inputs, self.local))
 
         self.replay = record(call)
+
+    def can_be_used(self) -> bool:
+        """Whether replays may take the place of steps."""
+        return self.proven and len(self.rounds) >= PROVEN_ROUNDS
+
+    def gives(self, inputs: Any, local: Any, expected: Any) -> bool:
+        """Whether a replay from these inputs and this local state gives what the step gave, to the bit."""
+        copy_into(self.inputs, inputs)
         copy_into(self.local, local)
         self.replay()
         pairs = zip(pytree.tree_leaves(self.local), pytree.tree_leaves(expected), strict=True)
-        if not all(same_bits(found, wanted) for found, wanted in pairs):
-            raise Differs("a replay gave other bits than the step")
+        return all(same_bits(found, wanted) for found, wanted in pairs)
+
+
+@dataclass
+class Proofs:
+    """What a worker knows about recordings of its steps. It outlives them: where a schedule changes the method in every
+    round, they are made anew. `rounds`: by the shapes of a step's inputs, see `Recording`. `refused`: why none is used,
+    "" if they are."""
+
+    rounds: dict[Any, set[int]] = field(default_factory=dict)
+    refused: str = ""
 
 
 class StepRecorder:
-    """The recordings of a trainer's steps, by the shapes of their inputs. `refused`: why none is used, "" if they
-    are."""
+    """The recordings of a trainer's steps, by the shapes of their inputs. `round`: the round of the blocks that run."""
 
-    def __init__(self, record: Record = record_cuda_graph) -> None:
-        self.record, self.refused = record, ""
+    def __init__(self, record: Record = record_cuda_graph, proofs: Proofs | None = None) -> None:
+        self.record, self.proofs, self.round = record, proofs or Proofs(), 0
         self.kept: dict[Any, Recording] = {}
+
+    @property
+    def refused(self) -> str:
+        return self.proofs.refused
 
     def recording(self, step: Step, inputs: Any, local: Any) -> Recording | None:
         """The recording for inputs of these shapes, made if necessary; None where steps cannot be recorded."""
+        if self.refused:
+            self.kept.clear()
+            return None
         key = shapes_of((inputs, local))
-        if key not in self.kept and not self.refused:
+        if key not in self.kept:
+            rounds = self.proofs.rounds.setdefault(key, set())
             try:
-                self.kept[key] = Recording(step, inputs, local, self.record)
+                self.kept[key] = Recording(step, inputs, local, self.record, rounds)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self.refused = type_and_first_line(error)
-                self.kept.clear()
+                self.refuse(type_and_first_line(error))
             while len(self.kept) > MOST:
                 del self.kept[next(iter(self.kept))]
         return self.kept.get(key)
+
+    def refuse(self, why: str) -> None:
+        """Use no recording from here on."""
+        self.proofs.refused = why
+        self.kept.clear()
+
+    def to_prove(self, recording: Recording | None) -> Recording | None:
+        """The recording if the steps of the block that runs are to be compared with it: if it is new, or has not been
+        proven in this round and in too few others."""
+        if recording is None or recording.can_be_used() or (recording.proven and self.round in recording.rounds):
+            return None
+        return recording
+
+    def proved(self, recording: Recording) -> None:
+        """Note that all steps of a block agreed with a recording."""
+        recording.proven = True
+        recording.rounds.add(self.round)
 
 
 def fixed(state: Any) -> Any:

@@ -53,7 +53,7 @@ from .evaluation import (
 )
 from .local_training import LocalResult, LocalTrainer
 from .modules import evaluating
-from .recorded_step import StepRecorder
+from .recorded_step import Proofs, StepRecorder
 
 
 class Data(NamedTuple):
@@ -171,6 +171,7 @@ class Worker:
         self.trainers: dict[tuple[int, bool], LocalTrainer] = {}  # by the (round, warm_start) that they were made for
         asynchronous = isinstance(run_spec.experiment.federation.pace, Asynchronous)
         self.most_trainers = VERSIONS if asynchronous else 1
+        self.proofs = Proofs()  # of recorded steps
         self.public: tuple[int, dict[int, tuple[int, Any]]] = (-1, {})
         """(version of the broadcast, place in it -> (round of the tasks that read it, public state))."""
         self.initial: tuple[Any, Any] = (None, None)  # (public state, client state before a first visit)
@@ -199,6 +200,8 @@ class Worker:
         """Everything before the first block of a task."""
         started = time.perf_counter()
         trainer = self._trainer_for(task.round, task.warm_start)
+        if trainer.recorder is not None:
+            trainer.recorder.round = task.round
         public = self._public_state(broadcast, trainer.algorithm, task)
         self.gather_seconds, began = 0.0, time.perf_counter()
         batches = TaskBatches.of(self.draw(task), self.columns)
@@ -441,7 +444,9 @@ class Worker:
             method = self.run_spec.method(version[0])
             algorithm = method.warm_start if warm_start else method
             assert algorithm is not None
-            recorder = StepRecorder() if parsed(self.kernels)[0] == "graph" else None
+            # The pass before round 1 is one round: no recording would be proven in it.
+            graph = parsed(self.kernels)[0] == "graph" and not warm_start
+            recorder = StepRecorder(proofs=self.proofs) if graph else None
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
             trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder, with_rms)

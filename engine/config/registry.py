@@ -3,8 +3,8 @@
 A plug-in is a module with tables (METHODS, RULES, BALLS, COMPRESSIONS, WORKLOADS, MODELS, PARTITIONS, TRACKERS,
 AGGREGATORS, PREAGGREGATORS, ATTACKS, MECHANISMS, DEVICES, DISTRIBUTIONS, AVAILABILITIES, LOCAL_WORK, SAMPLERS). They
 map names to callables, or to entries that say where a callable is (`build`, "module:attribute") and what it does
-(`summary`). The project's own parts are found in the same way as everybody else's, by entry points of the group
-"fedfleet.plugins".
+(`summary`). The project's own tables are in the modules `BUILT_IN`. Those of installed packages are found by entry
+points of the group "fedfleet.plugins".
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from ..user_code import location_clause, plugin_errors
 from .finite import check_finite, may_be_infinite
 
 GROUP = "fedfleet.plugins"
+BUILT_IN = tuple(f"fedfleet.{name}.table" for name in ("algorithms", "workloads", "tune", "engine.fleet"))
+"""The modules with the project's own tables. They are named here, and not as entry points, so that they are found where
+the package is only on the path and not installed, as on a bare machine or in a folder that a job was sent to."""
 TABLES = (
     "METHODS",
     "RULES",
@@ -134,10 +137,11 @@ def _broken(what: object, error: Exception, file: str = "") -> ConfigError:
 
 @functools.cache
 def _installed() -> tuple[Any, ...]:
-    """The modules of all entry points. The project's own come first, so that a user's plug-in can replace a name."""
-    points = sorted(metadata.entry_points(group=GROUP), key=lambda p: (not p.value.startswith("fedfleet."), p.name))
-    found = []
-    for point in points:
+    """The project's own modules, then those of all entry points, so that a user's plug-in can replace a name."""
+    found = [importlib.import_module(name) for name in BUILT_IN]
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        if point.value in BUILT_IN:  # an installation of an older version names them
+            continue
         try:
             found.append(point.load())
         except Exception as error:

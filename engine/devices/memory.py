@@ -30,9 +30,15 @@ def bound_memory(device: torch.device, gpus: float) -> Callable[[], None]:
     """
     if device.type != "cuda" or not 0 < gpus < 1:
         return lambda: None
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(max(gpus, LEAST_SHARE), device)
-    return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
+    index = index_of(device)
+    before = torch.cuda.get_per_process_memory_fraction(index)
+    torch.cuda.set_per_process_memory_fraction(max(gpus, LEAST_SHARE), index)
+    return lambda: torch.cuda.set_per_process_memory_fraction(before, index)
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device: the current one if the device has none. Some functions of torch require it."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -42,7 +48,7 @@ def free_memory(device: torch.device) -> int | None:
         return None
     free, total = torch.cuda.mem_get_info(device)
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    share = int(torch.cuda.get_per_process_memory_fraction(index_of(device)) * total)
     return max(0, min(free + held - used, share - used))
 
 

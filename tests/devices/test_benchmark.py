@@ -1,30 +1,28 @@
-"""benchmarks/gpu.py runs without the packages that a bare machine with a GPU lacks; here on the processor."""
+"""`make gpu` runs on a bare machine with a GPU, without this package and others; here on the processor."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ..bare import without
+from ..bare import bare_python
 
 ROOT = Path(__file__).parents[2]
-MISSING = "ray mlflow optuna torchvision plotly jinja2 sklearn scipy pandas matplotlib fsspec dp_accounting"
-SCRIPT = f"""{without(MISSING)}
-import runpy
-
-sys.argv[0] = sys.argv[1]
-del sys.argv[1]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+MISSING = (
+    "ray mlflow optuna torchvision plotly jinja2 sklearn scikit_learn scipy pandas matplotlib fsspec dp_accounting"
+)
 
 
-def benchmark(out: Path, *given: str) -> dict:
-    command = [sys.executable, "-c", SCRIPT, str(ROOT / "benchmarks/gpu.py"), "--device", "cpu", "--tiny"]
-    done = subprocess.run([*command, "--out", out, "--rounds", "1", *given], capture_output=True, text=True)
+def benchmark(tmp_path: Path, *given: str) -> dict:
+    python, env = bare_python(tmp_path / "packages", MISSING)
+    out = tmp_path / "out"
+    command = [python, ROOT / "benchmarks/gpu.py", "--device", "cpu", "--tiny", "--out", out, "--rounds", "1", *given]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "gpu.json").read_text())
     assert (out / "gpu.md").read_text().rstrip() == done.stdout.rstrip()
@@ -38,7 +36,7 @@ def test_one_work_and_a_moonshot(tmp_path):
     report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--moonshot", "cifar-cnn")
     assert [line["mode"] for line in report["lines"]] == ["one at a time", "vectorised"]
     assert report["moonshots"]["cifar-cnn"]["met"] is False
-    assert "these figures mean nothing" in (tmp_path / "gpu.md").read_text()
+    assert "these figures mean nothing" in (tmp_path / "out" / "gpu.md").read_text()
 
 
 @pytest.mark.slow
@@ -49,6 +47,18 @@ def test_all_works_and_moonshots(tmp_path):
     assert set(report["moonshots"]) == {"w1-ratio", "cifar-cnn", "feddua-cifar"}
     shared = [line for line in report["lines"] if line["mode"].endswith("2 processes")]
     assert all(len(line["model_sha256"]) == 1 for line in shared)
+
+
+@pytest.mark.long
+def test_make_gpu_where_the_package_is_not_installed(tmp_path):
+    """Without a card the tests are skipped, and the benchmark says that there is none."""
+    python, env = bare_python(tmp_path / "packages", f"{MISSING} pytest_timeout xdist pytest_xdist")
+    command = ["make", "gpu", f"GPU_PYTHON={python}", f"GPU_OUT={tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert "no CUDA device is here" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"\d+ skipped, \d+ deselected", done.stdout), done.stdout + done.stderr
+    assert "error" not in done.stdout.lower()
+    assert "--device cpu --tiny tests this script on the processor" in done.stderr.replace("\n", " ")
 
 
 def test_without_a_card_it_says_so(tmp_path):

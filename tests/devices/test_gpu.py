@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine import resume, run
 from fedfleet.engine.clients.local_training import LocalTrainer
-from fedfleet.engine.clients.recorded_step import StepRecorder
+from fedfleet.engine.clients.recorded_step import PROVEN_ROUNDS, StepRecorder
 from fedfleet.engine.clients.worker import Data, Worker
 from fedfleet.engine.config.run_spec import RunSpec
 from fedfleet.engine.devices import settings
@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
 CUDA = torch.device("cuda")
+KERNELS = ("torch", "graph")
 
 
 def on_gpu(method: str, **engine: Any) -> Any:
@@ -51,8 +52,10 @@ def test_the_processor_agrees(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_graphs_change_no_bit(method):
+    """Replays are used in the last three rounds."""
     watch = Watch()
-    same(run(on_gpu(method, kernels="graph"), observers=[watch]), run(on_gpu(method)))
+    plain, graphs = (few(method, rounds=PROVEN_ROUNDS + 3, engine={"device": "cuda", "kernels": k}) for k in KERNELS)
+    same(run(graphs, observers=[watch]), run(plain))
     assert not [text for text in watch.told if "replayed" in text]
 
 
@@ -83,10 +86,10 @@ def test_local_training_never_waits(method):
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("kernels", ["torch", "graph"])
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_a_resumed_run_has_the_same_bits(kernels, tmp_path):
     settings_of = {"device": "cuda", "kernels": kernels, "checkpoint": {"every": 2}}
-    expected = run(small(tmp_path / "none", **settings_of))
+    expected = run(small(tmp_path / "none", **settings_of), tmp_path / "expected")
     with pytest.raises(Interrupted):
         run(small(tmp_path, **settings_of), tmp_path / "out", [Watch(r3=interrupt)])
     same(resume(tmp_path / "out"), expected)
@@ -189,5 +192,27 @@ def test_a_recorder_records():
     inputs, local = torch.ones(3, device=CUDA), torch.zeros(3, device=CUDA)
     recording = recorder.recording(lambda given, state: state + given, inputs, local)
     assert recording is not None, recorder.refused
-    recording.replay()
-    assert recording.local.tolist() == [2.0, 2.0, 2.0]
+    assert recording.gives(inputs, local, torch.ones(3, device=CUDA))
+    assert recording.gives(2 * inputs, local, torch.full((3,), 2.0, device=CUDA))
+    assert not recording.gives(inputs, local, local)
+
+
+def test_graphs_are_recorded_on_one_stream():
+    """cuBLAS keeps a workspace for each stream, which would be another one for each recording."""
+    local, inputs = torch.zeros(3, 4, 4, device=CUDA), torch.ones(3, 4, 4, device=CUDA)
+
+    def record() -> None:
+        recording = StepRecorder().recording(lambda given, state: state @ given, inputs, local)
+        assert recording is not None
+        assert recording.gives(inputs, local, local)
+
+    def held() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    record()
+    before = held()
+    for _ in range(4):
+        record()
+    assert held() <= before

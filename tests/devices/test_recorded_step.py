@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,13 +12,18 @@ from torch.utils import _pytree as pytree
 
 from fedfleet.algorithms.table import METHODS
 from fedfleet.engine.api import run
-from fedfleet.engine.clients import worker
-from fedfleet.engine.clients.recorded_step import MOST, StepRecorder
-from fedfleet.engine.config.run_spec import RunSpec
+from fedfleet.engine.clients import local_training, worker
+from fedfleet.engine.clients.recorded_step import MOST, PROVEN_ROUNDS, StepRecorder
+from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
+from fedfleet.engine.planning import autotune
 
 from ..faults.runs import Watch, same
-from ..test_conformance import Few, few
+from ..test_conformance import Few, by_rounds, few
+from .checker import META, on_meta
 from .tape import record_on_tape
+
+ROUNDS = PROVEN_ROUNDS + 1
+"""In the last one, replays are used."""
 
 
 @pytest.fixture
@@ -25,8 +31,8 @@ def recorders(monkeypatch):
     """Every trainer's, in the order in which they are made."""
     made: list[StepRecorder] = []
 
-    def recorder() -> StepRecorder:
-        made.append(StepRecorder(record_on_tape))
+    def recorder(proofs: Any) -> StepRecorder:
+        made.append(StepRecorder(record_on_tape, proofs))
         return made[-1]
 
     monkeypatch.setattr(worker, "StepRecorder", recorder)
@@ -35,7 +41,7 @@ def recorders(monkeypatch):
 
 def graphs(method: str, workload: Any = None, **sections: Any) -> Any:
     """A run on the processor that records its steps; `engine.kernels` refuses this for users."""
-    made = few(method, workload, 3, **sections)
+    made = few(method, workload, ROUNDS, **sections)
     return made.model_copy(update={"engine": made.engine.model_copy(update={"kernels": "graph"})})
 
 
@@ -54,11 +60,13 @@ SHORT = ("fedavg", "scaffold", "fedavg_vr", "fedmuon_bc", "diloco", "stem", "fed
 def test_replays_change_no_bit(method, recorders):
     """Clients of unequal steps and short batches, over rounds in which every input differs."""
     found = run(graphs(method))
-    same(found, run(few(method, rounds=3)))
+    same(found, run(few(method, rounds=ROUNDS)))
     assert recorders
     assert not any(recorder.refused for recorder in recorders)
     assert sum(len(recorder.kept) for recorder in recorders) > 0
     assert all(len(recorder.kept) <= MOST for recorder in recorders)
+    rounds = [recorder.proofs.rounds.values() for recorder in recorders]
+    assert max(len(proven) for each in rounds for proven in each) == PROVEN_ROUNDS or by_rounds(method)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Unrecordable(Few):
 
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(recorders):
     watch = Watch()
-    same(run(graphs("scaffold", Unrecordable()), observers=[watch]), run(few("scaffold", rounds=3)))
+    same(run(graphs("scaffold", Unrecordable()), observers=[watch]), run(few("scaffold", rounds=ROUNDS)))
     told = [text for text in watch.told if "replayed" in text]
     assert told == [
         "round 1: local steps run one by one, they cannot be replayed "
@@ -79,17 +87,116 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(recorders):
     ]
 
 
-def test_a_replay_that_differs_is_refused():
-    recorder = StepRecorder(record_on_tape)
-    calls: list[int] = []
+@pytest.fixture
+def replays(monkeypatch):
+    """What returns the rounds in which replays took the place of the steps of all blocks."""
+    trainer = local_training.LocalTrainer
+    rounds: dict[str, set[int]] = {"_replay_steps": set(), "_proving_steps": set()}
+
+    def noted(name: str) -> Any:
+        function = getattr(trainer, name)
+
+        def call(self: Any, *given: Any) -> Any:
+            rounds[name].add(self.recorder.round)
+            return function(self, *given)
+
+        return call
+
+    for name in rounds:
+        monkeypatch.setattr(trainer, name, noted(name))
+    return lambda: sorted(rounds["_replay_steps"] - rounds["_proving_steps"])
+
+
+@dataclass(frozen=True)
+class Outside(Few):
+    """Its losses depend on a number that is no tensor of the step."""
+
+    factor: ClassVar[float] = 1.0
+
+    def losses(self, p, batch):
+        return super().losses(p, batch) * Outside.factor
+
+
+@pytest.mark.parametrize("after", range(1, PROVEN_ROUNDS))
+def test_what_differs_in_a_later_round_changes_no_bit(after, recorders, replays, monkeypatch):
+    """A number that is recorded with the step is another one from a later round on: found before a replay is used."""
+
+    def other() -> None:
+        monkeypatch.setattr(Outside, "factor", 1.0 + 2.0**-20)
+
+    monkeypatch.setattr(Outside, "factor", 1.0)
+    watch = Watch(**{f"r{after}": other})
+    found = run(graphs("scaffold", Outside()), observers=[watch])
+    monkeypatch.setattr(Outside, "factor", 1.0)
+    same(found, run(few("scaffold", Outside(), rounds=ROUNDS), observers=[Watch(**{f"r{after}": other})]))
+    told = [text for text in watch.told if "replayed" in text]
+    assert told == [
+        f"round {after + 1}: local steps run one by one, they cannot be replayed "
+        "(a replay gave other bits than the step)"
+    ]
+    assert replays() == []
+
+
+def test_replays_take_the_place_of_steps_once_they_are_proven(recorders, replays):
+    run(graphs("fedavg", plan={"cohort": 6}))
+    assert replays() == [ROUNDS]
+
+
+def test_a_step_is_compared_with_its_own_inputs_and_not_with_copies():
+    """What a device computes may depend on where its numbers lie: three clients that begin with the same numbers may
+    share them in memory, and a recording has copies of them."""
 
     def step(inputs: Any, local: Any) -> Any:
-        calls.append(1)
-        return pytree.tree_map(lambda leaf: leaf * len(calls), local)
+        return local + inputs * (1 if local.is_contiguous() else 2)
 
-    assert recorder.recording(step, torch.ones(2), torch.ones(3)) is None
-    assert recorder.refused == "Differs: a replay gave other bits than the step"
-    assert recorder.recording(lambda inputs, local: local, torch.ones(2), torch.ones(3)) is None
+    shared = torch.ones(2).expand(3, 2)
+    recorder = StepRecorder(record_on_tape)
+    recording = recorder.recording(step, torch.ones(()), shared)
+    assert recording is not None
+    assert not recording.gives(torch.ones(()), shared, step(torch.ones(()), shared))
+    assert recording.gives(torch.ones(()), shared, step(torch.ones(()), shared.contiguous()))
+
+
+def test_on_a_device_clients_begin_with_memory_of_their_own():
+    """Then the first step is the same kernels as the others, with a recording and without one."""
+    given = {"block": 3}
+    run_spec = RunSpec.of("run", few("fedmuon_ma", engine=given))
+    algorithm, x = run_spec.method(), run_spec.initial_model()
+    public = on_meta(algorithm.unpack(algorithm.broadcast(algorithm.server_init(x))))
+    trainer = local_training.LocalTrainer(algorithm, run_spec.workload, x.to(META))
+    with torch.no_grad():
+        local = trainer._begin_block(public, (), torch.ones(3, dtype=torch.int64, device=META))
+    assert all(leaf.is_contiguous() for leaf in pytree.tree_leaves(local))
+
+
+def test_the_share_that_is_done_is_the_same_number_in_a_recording():
+    """torch divides a number by a tensor as the number times the tensor's reciprocal, which differs from the quotient
+    of two tensors: at 3 of 5 steps, for example."""
+    steps = torch.arange(1, 60)
+    ones, seen = torch.ones(len(steps), dtype=torch.float64), []
+
+    def step(client: Any, local: Any, batch: Any, done: torch.Tensor) -> Any:
+        seen.append(done)
+        return local, ones
+
+    trainer: Any = SimpleNamespace(_block_step=lambda public: step)
+    for k in range(60):
+        inputs = ((), (), steps, {}, torch.tensor(float(k), dtype=torch.float64))
+        local_training.LocalTrainer._recorded(trainer, inputs, (ones, ones))
+        assert torch.equal(seen[-1], k / steps.to(torch.float64))
+
+
+def test_measurements_of_plans_are_of_replays(recorders, replays):
+    """The passes that count come after those in which recordings are proven."""
+    run_spec = RunSpec.of("run", graphs("fedavg"))
+    split = run_spec.split()
+    passes = autotune.time_plan(
+        run_spec, worker.Data.of(split.train, split.test, split.client_index), ExecutionPlan(3, "graph")
+    )
+    next(passes)
+    assert replays() == []  # the round has been met before, without replays
+    (recorder,) = recorders
+    assert all(recording.can_be_used() for recording in recorder.kept.values())
 
 
 def test_memory_that_runs_out_is_no_reason_to_refuse():
@@ -112,8 +219,10 @@ def test_old_recordings_are_dropped():
 def test_a_schedule_makes_new_recordings(recorders):
     schedule = {"name": "fedavg", "rule": {"name": "sgd", "lr": {"schedule": "cosine", "start": 0.1, "end": 0.01}}}
     changed, plain = (
-        made.model_copy(update={"method": schedule}) for made in (graphs("fedavg"), few("fedavg", rounds=3))
+        made.model_copy(update={"method": schedule}) for made in (graphs("fedavg"), few("fedavg", rounds=ROUNDS))
     )
     same(run(changed), run(plain))
-    assert len(recorders) == 3
+    assert len(recorders) == ROUNDS
+    assert len(recorders[-1].proofs.rounds) > 0
+    assert recorders[0].proofs is recorders[-1].proofs
     assert RunSpec.of("run", changed).method_has_schedule

@@ -20,6 +20,10 @@ from fedfleet.engine.errors import ConfigError
 from fedfleet.engine.runs.result import Result
 from fedfleet.workloads.base import ClientIndex, check_index
 
+from ..bare import bare_python
+
+ROOT = Path(__file__).parents[2]
+
 METHOD = """
 from dataclasses import dataclass
 from fedfleet.algorithms.fedavg import fedavg
@@ -240,6 +244,26 @@ def test_entry_point_that_cannot_be_loaded(folder: Path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: plugins: the entry point own = mine.absent cannot be loaded: ModuleNotFound")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_own_parts_are_found_without_an_installed_package(tmp_path: Path):
+    """The package is only on the path, as on a bare machine: there are no entry points of it."""
+    python, env = bare_python(tmp_path / "packages")
+    (tmp_path / "packages" / "fedfleet").mkdir()
+    for part in ("tune/fedfleet/__init__.py", "engine", "algorithms", "workloads", "tune"):
+        (tmp_path / "packages" / "fedfleet" / Path(part).name).symlink_to(ROOT / part)
+    code = """
+from importlib import metadata
+from fedfleet.engine.config.registry import TABLES, Registry
+
+assert not [point for point in metadata.entry_points(group="fedfleet.plugins") if point.value.startswith("fedfleet.")]
+tables = Registry().tables
+print(*[table for table in TABLES if not tables[table]])
+print("fedavg" in tables["METHODS"], "digits" in tables["WORKLOADS"], "mlflow" in tables["TRACKERS"])
+"""
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "\nTrue True True\n"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

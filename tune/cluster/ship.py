@@ -34,12 +34,11 @@ def pack(folder: Path, source: str, overrides: Iterable[str]) -> None:
 
 
 def describe(folder: Path) -> None:
-    """Write the package's metadata beside it, as an installation has them: the registry looks for entry points."""
+    """Write the package's metadata beside it, as an installation has them: they say which version it is."""
     ours = metadata.distribution("fedfleet")
     beside = folder / f"fedfleet-{ours.version}.dist-info"
     beside.mkdir()
     (beside / "METADATA").write_text(ours.read_text("METADATA") or ours.read_text("PKG-INFO") or "")
-    (beside / "entry_points.txt").write_text(ours.read_text("entry_points.txt") or "")
 
 
 def shipped(plugin: str, folder: Path) -> str:
