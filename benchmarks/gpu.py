@@ -6,8 +6,9 @@ several workers on the card.
 
 It runs in this process, without Ray, and needs torch, numpy, pyarrow, pydantic, PyYAML, safetensors, xxhash, click and
 rich only. The package need not be installed. It writes gpu.json and gpu.md: clients per second (the median over
-rounds), the share of a round in which a kernel runs, and the peak of the memory of tensors. `--device cpu --tiny` runs
-all of it on a processor, for a test of the script; such figures mean nothing.
+rounds), the share of a round in which a kernel runs, and the peak of the memory of tensors. Each measurement is written
+as soon as it is made, with a line on standard error, and begins no further round after `--seconds`. `--device cpu
+--tiny` runs all of it on a processor, for a test of the script; such figures mean nothing.
 
 k workers on the card are k processes with a federation each, of which each may take a k-th of the card's memory. Their
 clients per second are added up.
@@ -38,9 +39,13 @@ MODES: dict[str, dict[str, Any]] = {
 """Engine settings; "cohort" stands for the number of clients of a round, at most LARGEST_BLOCK."""
 LARGEST_BLOCK = 50
 WARM_UP = 3
-"""Rounds that are not timed: libraries are loaded, and steps are recorded."""
+"""Rounds that are not timed: libraries are loaded, and recorded steps are proven."""
 PROFILED = 3
 """Rounds whose kernels are summed up."""
+SECONDS = 60.0
+"""The time after which a measurement begins no further round."""
+LATE = 1.25
+"""A moonshot is left after so many times its target: it has missed it, and how far it came is told."""
 TINY = {"clients": 4, "cohort": 2, "local": {"steps": 1, "batch": 2}}
 
 MOONSHOTS: dict[str, dict[str, Any]] = {
@@ -114,20 +119,41 @@ def examples(federation: dict[str, Any]) -> int:
     return federation["clients"] * local["batch"] * local.get("steps", 5)
 
 
-def measure(work: str, mode: str, device: str, rounds: int, share: float = 1.0, tiny: bool = False) -> dict[str, Any]:
-    """Clients per second, the share of time in kernels, and the peak of the device's memory."""
-    from fedfleet.engine.api import run
-
+def measure(
+    work: str, mode: str, device: str, rounds: int, share: float = 1.0, tiny: bool = False, seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Clients per second, the share of time in kernels, and the peak of the device's memory. seconds: after which no
+    further round begins."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    result = run(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny))
-    timed = result.rows[WARM_UP:-1]  # the last round evaluates
+    rows, last = run_for(setup(work, mode, device, WARM_UP + rounds + 1, share, tiny), seconds)
+    timed = rows[WARM_UP : -1 if last else None] or rows[-1:]  # the last round evaluates
     speed = median(row["client/count"] / row["time/seconds"] for row in timed)
-    found: dict[str, Any] = {"clients_per_s": speed, "rounds": len(timed), "model_sha256": result.model_sha256}
+    found: dict[str, Any] = {"clients_per_s": speed, "rounds": len(timed)}
+    if last:
+        found["model_sha256"] = last.model_sha256
+    else:
+        found["stopped_after_s"] = seconds
     if device != "cpu":
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
-        found["kernel_share"] = kernel_share(work, mode, device, share, tiny)
+        if last:
+            found["kernel_share"] = kernel_share(work, mode, device, share, tiny)
     return found
+
+
+def run_for(experiment: Any, seconds: float) -> tuple[list[dict[str, float]], Any]:
+    """(the records of the rounds that ended, the result or None): the run is left after the first round that ends when
+    so many seconds have passed."""
+    from fedfleet.engine.api import rounds
+
+    rows, began = [], time.perf_counter()
+    running = rounds(experiment)
+    for row in running:
+        rows.append(row)
+        if time.perf_counter() - began > seconds and len(rows) < experiment.federation.rounds:
+            running.close()
+            return rows, None
+    return rows, running.result
 
 
 def kernel_share(work: str, mode: str, device: str, share: float, tiny: bool) -> float:
@@ -152,9 +178,11 @@ def kernel_share(work: str, mode: str, device: str, share: float, tiny: bool) ->
     return total / seconds
 
 
-def workers(work: str, mode: str, device: str, rounds: int, count: int, tiny: bool) -> dict[str, Any]:
+def workers(
+    work: str, mode: str, device: str, rounds: int, count: int, tiny: bool, seconds: float = SECONDS
+) -> dict[str, Any]:
     """The sum of the clients per second of `count` processes that share the card, and their model_sha256."""
-    given = [work, mode, device, str(rounds), str(1 / count), str(int(tiny))]
+    given = [work, mode, device, rounds, 1 / count, tiny, seconds]
     command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(given)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     found = []
@@ -165,23 +193,21 @@ def workers(work: str, mode: str, device: str, rounds: int, count: int, tiny: bo
         found.append(json.loads(out.splitlines()[-1]))
     return {
         "clients_per_s": sum(each["clients_per_s"] for each in found),
-        "model_sha256": sorted({each["model_sha256"] for each in found}),
+        "model_sha256": sorted({each["model_sha256"] for each in found if "model_sha256" in each}),
     }
 
 
 def child(given: str) -> None:
-    work, mode, device, rounds, share, tiny = json.loads(given)
-    print(json.dumps(measure(work, mode, device, int(rounds), float(share), bool(int(tiny)))))
+    print(json.dumps(measure(*json.loads(given))))
 
 
 # --- moonshots --------------------------------------------------------------------------------------------------------
-def moonshot(name: str, device: str, tiny: bool) -> dict[str, Any]:
-    """Run a moonshot; what it took, and whether that is within its target."""
-    from fedfleet.engine.api import run
+def moonshot(name: str, device: str, tiny: bool, seconds: float = SECONDS) -> dict[str, Any]:
+    """Run a moonshot; what it took, and whether that is within its target. seconds: of each measurement of a ratio."""
     from fedfleet.engine.config.schema import experiment
 
     if name == "w1-ratio":
-        return ratio(device, tiny)
+        return ratio(device, tiny, seconds)
     target = MOONSHOTS[name]
     federation = {**TINY, "rounds": 2} if tiny else target["federation"]
     workload = {**target["workload"], "examples": examples(federation)} if tiny else target["workload"]
@@ -198,23 +224,24 @@ def moonshot(name: str, device: str, tiny: bool) -> dict[str, Any]:
         }
     )
     began = time.perf_counter()
-    result = run(made)
-    seconds = time.perf_counter() - began
-    met = seconds <= target["seconds"] and not tiny
+    rows, result = run_for(made, LATE * target["seconds"])
+    took = time.perf_counter() - began
     return {
         "what": target["what"],
-        "seconds": seconds,
+        "seconds": took,
         "target": target["seconds"],
-        "met": met,
-        "model_sha256": result.model_sha256,
+        "met": result is not None and took <= target["seconds"] and not tiny,
+        "rounds": f"{len(rows)} of {federation['rounds']}",
+        "seconds_in_rounds": sum(row["time/seconds"] for row in rows),
+        "model_sha256": result.model_sha256 if result is not None else None,
     }
 
 
-def ratio(device: str, tiny: bool) -> dict[str, Any]:
+def ratio(device: str, tiny: bool, seconds: float) -> dict[str, Any]:
     """W1 with the quicker of "vectorised" and "graphs" against one client at a time."""
     modes = [mode for mode in MODES if device != "cpu" or mode != "graphs"]
     rounds = 1 if tiny else 30
-    speeds = {mode: measure("w1", mode, device, rounds, tiny=tiny)["clients_per_s"] for mode in modes}
+    speeds = {mode: measure("w1", mode, device, rounds, 1.0, tiny, seconds)["clients_per_s"] for mode in modes}
     found = max(speeds[mode] for mode in modes[1:]) / speeds["one at a time"]
     what = "W1, times the clients per second of one client at a time on the same card"
     return {"what": what, "ratio": found, "target": RATIO, "met": found >= RATIO and not tiny, "speeds": speeds}
@@ -240,7 +267,7 @@ def markdown(report: dict[str, Any]) -> str:
     if report["moonshots"]:
         lines += ["", "| moonshot | found | target | met |", "| --- | ---: | ---: | --- |"]
     for name, found in report["moonshots"].items():
-        value = f"{found['ratio']:.1f} x" if "ratio" in found else f"{found['seconds']:.1f} s"
+        value = f"{found['ratio']:.1f} x" if "ratio" in found else f"{found['seconds']:.1f} s, {found['rounds']} rounds"
         unit = "x" if "ratio" in found else "s"
         row = f"| {name}: {found['what']} | {value} | {found['target']:g} {unit} | {'yes' if found['met'] else 'no'} |"
         lines.append(row)
@@ -252,12 +279,21 @@ def markdown(report: dict[str, Any]) -> str:
 @click.option("--works", default=",".join(WORKS), show_default=True, help="The works, with commas; none for no work.")
 @click.option("--workers", "counts", default="1,2,4", show_default=True, help="Numbers of processes on the card.")
 @click.option("--rounds", default=20, show_default=True, help="Timed rounds of each measurement.")
+@click.option("--seconds", default=SECONDS, show_default=True, help="After which a measurement begins no round.")
 @click.option("--moonshot", "shots", default="", help="w1-ratio, cifar-cnn, feddua-cifar, or all; with commas.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("build/gpu"), show_default=True)
 @click.option("--tiny", is_flag=True, help="Tiny federations, for a test of this script.")
 @click.option("--child", "given", hidden=True)
 def main(
-    device: str, works: str, counts: str, rounds: int, shots: str, out: Path, tiny: bool, given: str | None
+    device: str,
+    works: str,
+    counts: str,
+    rounds: int,
+    seconds: float,
+    shots: str,
+    out: Path,
+    tiny: bool,
+    given: str | None,
 ) -> None:
     """Measure the engine on a GPU."""
     sys.path.insert(0, str(ROOT))
@@ -276,20 +312,27 @@ def main(
     modes = [mode for mode in MODES if device != "cpu" or mode != "graphs"]
     for work in chosen:
         for mode in modes:
-            report["lines"].append({"work": work, "mode": mode, **measure(work, mode, device, rounds, tiny=tiny)})
-            save(out, report)
+            found = measure(work, mode, device, rounds, 1.0, tiny, seconds)
+            add_line(out, report, {"work": work, "mode": mode, **found})
         for count in map(int, filter(None, counts.split(","))):
-            line = {"work": work, "mode": f"{modes[-1]}, {count} processes"}
-            report["lines"].append({**line, **workers(work, modes[-1], device, rounds, count, tiny)})
-            save(out, report)
+            found = workers(work, modes[-1], device, rounds, count, tiny, seconds)
+            add_line(out, report, {"work": work, "mode": f"{modes[-1]}, {count} processes", **found})
     for name in wanted:
-        report["moonshots"][name] = moonshot(name, device, tiny)
+        report["moonshots"][name] = found = moonshot(name, device, tiny, seconds)
         save(out, report)
+        click.echo(f"{name}: {json.dumps(found)}", err=True)
     click.echo(markdown(report))
 
 
+def add_line(out: Path, report: dict[str, Any], line: dict[str, Any]) -> None:
+    """Keep a measurement, and tell of it: a machine may be taken away at any time."""
+    report["lines"].append(line)
+    save(out, report)
+    click.echo(f"{line['work']}, {line['mode']}: {line['clients_per_s']:,.1f} clients/s", err=True)
+
+
 def save(out: Path, report: dict[str, Any]) -> None:
-    """Write what was measured so far: a machine may be taken away at any time."""
+    """Write what was measured so far."""
     (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "gpu.md").write_text(markdown(report), encoding="utf-8")
 

@@ -24,6 +24,7 @@ def benchmark(tmp_path: Path, *given: str) -> dict:
     command = [python, ROOT / "benchmarks/gpu.py", "--device", "cpu", "--tiny", "--out", out, "--rounds", "1", *given]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count(" clients/s") == len(json.loads((out / "gpu.json").read_text())["lines"])
     report = json.loads((out / "gpu.json").read_text())
     assert (out / "gpu.md").read_text().rstrip() == done.stdout.rstrip()
     assert report["machine"]["device"] == "processor"
@@ -36,7 +37,15 @@ def test_one_work_and_a_moonshot(tmp_path):
     report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--moonshot", "cifar-cnn")
     assert [line["mode"] for line in report["lines"]] == ["one at a time", "vectorised"]
     assert report["moonshots"]["cifar-cnn"]["met"] is False
+    assert report["moonshots"]["cifar-cnn"]["rounds"] == "2 of 2"
     assert "these figures mean nothing" in (tmp_path / "out" / "gpu.md").read_text()
+
+
+@pytest.mark.long
+def test_a_measurement_that_takes_too_long_is_left_after_a_round(tmp_path):
+    """A work is worth a figure from its first round on."""
+    report = benchmark(tmp_path, "--works", "w1", "--workers", "", "--seconds", "0")
+    assert [(line["rounds"], line["stopped_after_s"]) for line in report["lines"]] == [(1, 0.0), (1, 0.0)]
 
 
 @pytest.mark.slow
