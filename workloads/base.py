@@ -322,8 +322,8 @@ def buffers_of(module: nn.Module) -> tuple[str, ...]:
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
-                f"running statistics must belong to workloads.norms.BatchNorm, which the server averages, got torch's "
-                f"BatchNorm in {name}; replace it, or set track_running_stats=False"
+                f"running statistics must belong to fedfleet.workloads.norms.BatchNorm, which the server averages, got "
+                f"torch's BatchNorm in {name}; replace it, or take nn.GroupNorm"
             )
     return tuple(name for name, _, _ in statistics(module))
 
@@ -373,6 +373,11 @@ class Stateless:
         moves = [(p[name], part.moved[leaf]) for name, part, leaf in self.running]
         total = torch.stack([((old - new).detach() * old).sum() for old, new in moves]).sum()
         return total - total.detach()
+
+
+NETWORK: ContextVar[Callable[[nn.Module], Stateless]] = ContextVar("NETWORK", default=Stateless)
+"""What makes a module a function of its tensors where a workload first needs its network. The engine sets another one
+to find the gradients of the module as it was written."""
 
 
 def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -467,7 +472,7 @@ class Classification(Workload):
         """The network as a function of its tensors. It is built in another thread, because its first use may be under
         vmap, where weights cannot be drawn."""
         with ThreadPoolExecutor(1) as outside_vmap:
-            return Stateless(outside_vmap.submit(initial, self.build, 0).result())
+            return NETWORK.get()(outside_vmap.submit(initial, self.build, 0).result())
 
     def inputs(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(B, *shape) in `dtype`: the normalised inputs of the network. Bytes are divided by 255 first."""

@@ -95,7 +95,8 @@ class RunSpec:
 
     @cached_property
     def proofs(self) -> dict[str, Any]:
-        """For each name of compiled kernels that was tried on the run's data: None if proven, else the Disagreement."""
+        """What was found out on the run's data before round 1: for each name of compiled kernels that was tried, None
+        if they are proven, else the Disagreement; and what `execution_plan.why_not_blocks` found."""
         return {}
 
     @cached_property

@@ -35,12 +35,15 @@ from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
+from .as_written import block_difference
 from .convolutions import plan_with_products
 from .kernel_proof import Disagreement, ProofData, kernel_identity, prove
 
 WORTH = 20_000
 """The number of local steps from which on a run is long enough for a measurement. Such a run takes about half a minute
 with a small network, and the measurement takes some seconds."""
+BLOCKS_PROOF = "blocks"
+"""The name of what `block_difference` found among the proofs of a run."""
 PATIENCE = 60.0
 """The longest wait in seconds for another process that measures the same plan."""
 BLOCKS = (48, 24, 12, 8, 4)
@@ -57,6 +60,7 @@ MEASURED_SOURCES = (
             "kernels/block_convolutions.py",
             "kernels/channels_last.py",
             "clients/local_training.py",
+            "planning/as_written.py",
             "planning/kernel_proof.py",
         )
     ),
@@ -87,6 +91,7 @@ def plan_execution(run_spec: RunSpec, split: Split, measure: Measure) -> tuple[R
         plan, how = plan_by_rule(run_spec), "too short a run to measure"
     else:
         plan, how = measured_plan(run_spec, split, measure)
+    plan, how = in_blocks_or_alone(run_spec, split, plan, how)
     plan, how = prove_or_fall_back(run_spec, split, plan, how)
     write_plan(run_spec.with_plan(plan), how)
     if run_spec.missing_kernels and plan.kernels == "torch":
@@ -109,6 +114,41 @@ def write_plan(run_spec: RunSpec, how: str) -> None:
         raise ConfigError(f"{file} cannot be written ({error.strerror or error}); make room for it") from error
 
 
+def in_blocks_or_alone(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
+    """The plan, with one client in a block if a block does not compute what the module does for each client alone.
+    `how` is extended by the reason."""
+    if not run_spec.experiment.engine.vectorise or not (plan.block > 1 or may_vectorise(run_spec, split)):
+        return plan, how
+    reason = why_not_blocks(run_spec, split)
+    if not reason:
+        return plan, how
+    blocks = f"blocks of {plan.block}" if plan.block > 1 else "blocks"
+    how = f"{how}; clients train one after the other, not in {blocks}, which takes longer for a small model: {reason}"
+    return plan._replace(block=1), how
+
+
+def why_not_blocks(run_spec: RunSpec, split: Split) -> str:
+    """Why a block does not compute what the module does for each client alone, "" if it does. It is found out once."""
+    if BLOCKS_PROOF not in run_spec.proofs:
+        run_spec.proofs[BLOCKS_PROOF] = block_difference(run_spec, split)
+    return run_spec.proofs[BLOCKS_PROOF]
+
+
+def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
+    """Whether the run may train clients in blocks under vmap, if nothing speaks against it."""
+    engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
+    if not engine.vectorise or cohort < 2:
+        return False
+    if run_spec.execution_plan is not None or engine.block != "auto":
+        return plan_by_rule(run_spec).block > 1
+    return plan_by_rule(run_spec).block > 1 or worth_measuring(run_spec, split)
+
+
+def trains_in_blocks(run_spec: RunSpec, split: Split) -> bool:
+    """Whether the run may train clients in blocks under vmap."""
+    return may_vectorise(run_spec, split) and not why_not_blocks(run_spec, split)
+
+
 def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how: str) -> tuple[ExecutionPlan, str]:
     """The plan, with torch's kernels if its own are not proven. `how` is extended by the kernels that were refused.
 
@@ -128,7 +168,8 @@ def prove_or_fall_back(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
                 f"torch's compute: {error}; resume it on a machine like the one where it began"
             )
         plan = plan._replace(kernels="torch")
-    reasons = [f"{name} kernels refused: {error}" for name, error in run_spec.proofs.items() if error is not None]
+    refused = {name: error for name, error in run_spec.proofs.items() if isinstance(error, Disagreement)}
+    reasons = [f"{name} kernels refused: {error}" for name, error in refused.items()]
     return plan, "; ".join([how, *reasons])
 
 
@@ -137,7 +178,8 @@ def disproof(run_spec: RunSpec, split: Split, kernels: str) -> Disagreement | No
     if kernels not in run_spec.proofs:
         run_spec.proofs[kernels] = None
         try:
-            prove(run_spec, ProofData(split.train, split.client_index, split.test), kernels)
+            data = ProofData(split.train, split.client_index, split.test)
+            prove(run_spec, data, kernels, blocks=trains_in_blocks(run_spec, split))
         except Disagreement as error:
             run_spec.proofs[kernels] = error
     return run_spec.proofs[kernels]
@@ -245,6 +287,8 @@ def candidates(run_spec: RunSpec, split: Split | None = None) -> list[ExecutionP
     blocks = sorted({1, *(-(-cohort // number) for number in numbers)}) if engine.block == "auto" else [engine.block]
     if not engine.vectorise or engine.kernels == CHANNELS_LAST:
         blocks = blocks[:1]
+    elif len(blocks) > 1 and split is not None and why_not_blocks(run_spec, split):
+        blocks = [1]
     names = [engine.kernels] if engine.kernels != "auto" else ["torch", *own_kernels(run_spec, split)]
     if on_gpu and engine.kernels == "auto":
         names.append("graph")
@@ -309,7 +353,8 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
     """What a measurement depends on. Numbers among the arguments of a method, such as step sizes, are left out."""
     experiment = run_spec.experiment
     engine, federation = experiment.engine, experiment.federation
-    layout = run_spec.layout
+    alone = may_vectorise(run_spec, split) and why_not_blocks(run_spec, split) != ""
+    layout, vectorise = run_spec.layout, engine.vectorise and not alone
     return {
         "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
         "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
@@ -317,7 +362,7 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
         "method": without_numbers(experiment.method),
         "local": federation.local.model_dump(),
         "cohort": federation.cohort,
-        "engine": [engine.block, engine.kernels, engine.vectorise, engine.threads, engine.dtype, engine.precision],
+        "engine": [engine.block, engine.kernels, vectorise, engine.threads, engine.dtype, engine.precision],
         "device": [run_spec.device.type, processor(), torch.__version__, own_kernels(run_spec, split), *gpu(run_spec)],
         "source": sha256(source.read_bytes() for source in MEASURED_SOURCES),
     }

@@ -3,10 +3,11 @@
 Losses and gradients are compared on batches of the run's first clients, at three models: the initial model, one near
 it, and a random one, since a model whose units are all dead has no gradient to compare. The batches have the keys of
 several clients and steps, since a workload may draw from them. A client alone is compared on batches without padding,
-as it trains on them, and a block on batches with padding, where there is any. For large models the batches are cut. A
-chain chooses its way by the number of examples, so it is compared on a batch that is not cut, too. The reports of
-evaluations are compared as well. The reference is torch in float64. The rounding error of torch's own float32 kernels,
-times `FACTOR`, is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the kinks of ReLU and max
+as it trains on them, and a block on batches with padding, where the run can have any. For large models the batches are
+cut. A chain chooses its way by the number of examples, so it is compared on a batch that is not cut, too. The reports
+of evaluations are compared as well. The reference is plain autograd in float64 on the module that the user wrote and on
+a client's batch without padding, see `as_written`. The rounding error of torch's own float32 kernels, times `FACTOR`,
+is allowed, and `ROUNDINGS` of a tensor's largest entry in any case. At the kinks of ReLU and max
 pooling a rounding error can change a gradient abruptly. A deep network meets one by chance at many models, with
 torch's kernels as well. So the kernels may differ at a model if they agree at one of some models beside it, with the
 same batch: an error of theirs would be there at all of them. If they do not, as where kinks lie at all models beside
@@ -45,11 +46,8 @@ from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import NotAChain, RowInputs, chain_from
 from ..kernels.library import COMPILED, NoKernels, library
 from ..kernels.operators import AT_ONCE, add_up, iterated, kernels, matrices_of
+from .as_written import FACTOR, ROUNDINGS, Forms, may_be_ragged, padded_to
 
-FACTOR = 8.0
-"""The factor by which another order of the same sums may exceed torch's own rounding error."""
-ROUNDINGS = 64 * 2.0**-23
-"""The share of a tensor's largest entry that is always allowed, since torch's own error may happen to be almost 0."""
 PERTURBATIONS, PERTURBATION_SIZE = 8, 2.0**-22
 """The number of perturbed models at which the reference is computed if kernels disagree, and their relative size."""
 COMPARED_NUMBERS = 1 << 23
@@ -107,18 +105,20 @@ def prove_here(run_spec: RunSpec, data: Data) -> None:
     """
     if run_spec.kernels in COMPILED and run_spec.proven_kernels != kernel_identity(run_spec.kernels):
         try:
-            prove(run_spec, ProofData(data.train, data.client_index, data.test), run_spec.kernels)
+            blocks = run_spec.execution_plan is None or run_spec.execution_plan.block > 1
+            prove(run_spec, ProofData(data.train, data.client_index, data.test), run_spec.kernels, blocks)
         except Disagreement as error:
             raise NoKernels(f"{run_spec.kernels} kernels do not compute here what torch's compute: {error}") from error
 
 
-def prove(run_spec: RunSpec, given: ProofData, kernels: str) -> None:
-    """Raise Disagreement unless the kernels, one of COMPILED, compute what torch computes on this run's data."""
+def prove(run_spec: RunSpec, given: ProofData, kernels: str, blocks: bool = True) -> None:
+    """Raise Disagreement unless the kernels, one of COMPILED, compute what torch computes on this run's data. blocks:
+    whether the run may train clients in blocks under vmap."""
     threads = torch.get_num_threads()
     torch.set_num_threads(run_spec.experiment.engine.threads)
     try:
         with torch.no_grad():
-            Proof(run_spec, given, kernels).run()
+            Proof(run_spec, given, kernels, blocks).run()
     except NoKernels as error:
         raise Disagreement(str(error)) from error
     finally:
@@ -137,11 +137,13 @@ class Errors:
 class Proof:
     """All comparisons for one kind of kernels.
 
-    `torchs`, `double`, `own`: trainers with torch's kernels, with torch's in float64, and with the kernels.
+    `torchs`, `own`: trainers with torch's kernels and with the kernels. `wide`: torch in float64. `blocks`: whether
+    blocks are compared.
     """
 
-    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: str) -> None:
+    def __init__(self, run_spec: RunSpec, given: ProofData, kernels: str, blocks: bool = True) -> None:
         self.run_spec, self.given, self.kernels = run_spec, given, kernels
+        self.blocks = blocks and run_spec.experiment.engine.vectorise
         self.x = run_spec.initial_model()
         method = run_spec.method()
         if kernels == "chain":
@@ -150,7 +152,7 @@ class Proof:
             except NotAChain as error:
                 raise Disagreement(str(error)) from error
         self.torchs = LocalTrainer(method, run_spec.workload, self.x, "torch", run_spec.precision)
-        self.double = LocalTrainer(method, run_spec.workload, self.x.to(torch.float64), "torch")
+        self.wide = Forms(run_spec, torch.float64)
         self.own = LocalTrainer(method, run_spec.workload, self.x, kernels, run_spec.precision)
 
     def run(self) -> None:
@@ -162,7 +164,9 @@ class Proof:
             self.gradients(f"at the {name} model", point, pair)
         self.whole_batch()
         self.reports()
-        self.descent(next(self.points()), batches[0])
+        for number, pair in enumerate(batches):
+            if number == 0 or any(map(is_padded, pair)):
+                self.descent(next(self.points()), pair)
         if self.kernels in COMPILED:
             self.orthogonalised(batches[0][0])
 
@@ -193,12 +197,16 @@ class Proof:
     def batches(self) -> list[tuple[Batch, Batch]]:
         """Three pairs of batches of two clients: the first batches, the second ones, and the last ones.
 
-        The last batch of a client is shorter if the batch size does not divide its rows.
+        The last batch of a client is shorter if the batch size does not divide its rows. If none of these batches is
+        padded, although others of the run are, the second one of the last pair is cut and padded.
         """
         pairs = []
         for step in (lambda last: 0, lambda last: min(1, last), lambda last: last):
             steps = [step(int(self.drawn.steps[client]) - 1) for client in range(2)]
             pairs.append((self.batch(0, steps[0], self.fewer), self.batch(1, steps[1], self.fewer)))
+        ragged = self.blocks and may_be_ragged(self.given.client_index, self.run_spec.experiment.federation.local.batch)
+        if ragged and not any(is_padded(batch) for pair in pairs for batch in pair):
+            pairs[-1] = with_padding(pairs[-1])
         return pairs
 
     @property
@@ -220,7 +228,10 @@ class Proof:
         batch = {name: rows_of(column, rows) for name, column in self.given.train.items()}
         batch["key"] = drawn.keys[client, step]
         if drawn.weight is not None:
-            batch["weight"] = drawn.weight[client, step][:most].to(self.x.flat.dtype)
+            weight = drawn.weight[client, step]
+            if most is not None and most < len(weight):
+                weight = weight[:most] / weight[:most].sum()
+            batch["weight"] = weight.to(self.x.flat.dtype)
         return batch
 
     def points(self) -> Iterator[Tensor]:
@@ -241,7 +252,7 @@ class Proof:
     # --- losses and gradients -------------------------------------------------------------------------------------
     def gradients(self, where: str, point: Tensor, pair: tuple[Batch, Batch]) -> None:
         """Compare the gradients and losses of each client alone, and of both clients as a block."""
-        blocks = self.run_spec.experiment.engine.vectorise and self.block(point, pair) is not None
+        blocks = self.blocks and self.block(point, pair) is not None
         for client, batch in enumerate(pair):
             padded = "weight" in batch
             real = without_padding(batch)
@@ -254,7 +265,7 @@ class Proof:
                 return [*self.alone(model, real), *(in_block(model) if both else [])]
 
             if blocks and padded:
-                self.compare(f"in a block {where}", point, batch, in_block)
+                self.compare(f"in a block {where}", point, real, in_block)
             self.compare(where, point, real, by_client)
 
     def whole_batch(self) -> None:
@@ -297,7 +308,8 @@ class Proof:
             raise Disagreement(f"a block raises {type_and_first_line(error)}, and not by torch's kernels") from error
 
     def compare(self, where: str, point: Tensor, batch: Batch, by_own: Callable[[Tensor], list[Gradients]]) -> None:
-        """Compare what the kernels give for a batch, `by_own` of a model (P,), with what torch's give."""
+        """Compare what the kernels give for a batch, `by_own` of a model (P,), with what torch's give. batch: without
+        padding, although the kernels may have got it with some."""
         if not any(self.agree_at(model, batch, by_own) for model in self.beside(point)):
             self.compare_at(where, point, batch, by_own, spread=True)
 
@@ -331,12 +343,10 @@ class Proof:
             if any(bool(own[0].isfinite().all() and own[1].isfinite()) for own in found):
                 raise Disagreement(f"{where} they give numbers where torch's give none")
             return
-        expected = self.by_double(
-            lambda: loss_gradient(self.double, point.double(), self.x.layout, with_float64_weights(batch))
-        )
+        expected = self.by_double(lambda: self.wide.plain(point.double(), batch))
 
         def perturbed(factors: Tensor) -> tuple[Tensor, Tensor]:
-            return loss_gradient(self.double, point.double() * factors, self.x.layout, with_float64_weights(batch))
+            return self.wide.plain(point.double() * factors, batch)
 
         moved = Perturbed(perturbed, point)
         for which, what in enumerate(("gradient", "loss")):
@@ -373,16 +383,17 @@ class Proof:
         lr = 0.01 * float(point.abs().max().clamp(min=0.01) / first.abs().max().clamp(min=1e-6))
         shift = 0.5 * first.flip(0)
 
-        def steps(trainer: LocalTrainer, y: Tensor, dtype: torch.dtype, batches: tuple[Batch, ...]) -> Tensor:
+        def steps(gradient_of: Callable[[Tensor, Batch], Gradients], y: Tensor) -> Tensor:
             begin, total = y, torch.zeros_like(y)
-            for batch in batches:
-                gradient, _ = loss_gradient(trainer, y, self.x.layout, batch)
-                y, total = y - lr * (gradient + shift.to(dtype)), total + gradient
+            for batch in map(without_padding, pair):
+                gradient, _ = gradient_of(y, batch)
+                y, total = y - lr * (gradient + shift.to(y.dtype)), total + gradient
             return total + (begin - y) / lr
 
-        wide = tuple(map(with_float64_weights, pair))
-        expected = self.by_double(lambda: steps(self.double, point.double(), torch.float64, wide))
-        torchs = self.by_torch(lambda: steps(self.torchs, point, torch.float32, pair))
+        expected = self.by_double(lambda: steps(self.wide.plain, point.double()))
+        torchs = self.by_torch(
+            lambda: steps(lambda y, batch: loss_gradient(self.torchs, y, self.x.layout, batch), point)
+        )
         if not bool(torchs.isfinite().all()):
             return
         columns = {name: torch.stack([batch[name] for batch in pair]) for name in pair[0]}
@@ -392,7 +403,7 @@ class Proof:
             where.append(RowInputs(column, torch.arange(len(column)).view(2, -1).flip(0)))
 
         def perturbed(factors: Tensor) -> tuple[Tensor]:
-            return (steps(self.double, point.double() * factors, torch.float64, wide),)
+            return (steps(self.wide.plain, point.double() * factors),)
 
         moved = Perturbed(perturbed, point)
         for inputs in where:
@@ -586,9 +597,20 @@ def without_padding(batch: Batch) -> Batch:
     return dict(unpadded({name: column.unsqueeze(0) for name, column in batch.items()}, 0))
 
 
-def with_float64_weights(batch: Batch) -> Batch:
-    """The batch with the examples' weights in float64. The workload converts its own columns."""
-    return {name: column.double() if name == "weight" else column for name, column in batch.items()}
+def is_padded(batch: Batch) -> bool:
+    """Whether a batch has padded examples."""
+    return "weight" in batch and not bool(batch["weight"].all())
+
+
+def with_padding(pair: tuple[Batch, Batch]) -> tuple[Batch, Batch]:
+    """The pair with a second batch of about half of its examples, and padding in the place of the others."""
+    whole, other = map(without_padding, pair)
+    width = max(len(next(iter(batch.values()))) for batch in (whole, other))
+    kept = max(1, width // 2)
+    shorter = {name: column if name == "key" else column[:kept] for name, column in other.items()}
+    return tuple(  # pyright: ignore[reportReturnType]
+        {**padded, "weight": padded["weight"].float()} for padded in (padded_to(width, b) for b in (whole, shorter))
+    )
 
 
 def loss_gradient(trainer: LocalTrainer, point: Tensor, layout: Layout, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm, Round
@@ -32,7 +33,8 @@ from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import ConfigError, FedFleetError
 from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
-from .execution_plan import plan_by_rule, worth_measuring
+from .as_written import gradient_difference
+from .execution_plan import may_vectorise
 
 CLIENTS, EXAMPLES = 2, 8
 """The number of clients that are tried together, and the largest batch: more would find nothing else."""
@@ -65,21 +67,12 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
             for algorithm in (method.warm_start, method):
                 if algorithm is not None:
                     Trial(run_spec, split, algorithm).run()
+            Trial(run_spec, split, method).check_gradient()
     except CodeRaised:
         return
     finally:
         under_way = False
         torch.set_num_threads(threads)
-
-
-def may_vectorise(run_spec: RunSpec, split: Split) -> bool:
-    """Whether the run may train clients in blocks under vmap."""
-    engine, cohort = run_spec.experiment.engine, run_spec.experiment.federation.cohort
-    if not engine.vectorise or cohort < 2:
-        return False
-    if run_spec.execution_plan is not None or engine.block != "auto":
-        return plan_by_rule(run_spec).block > 1
-    return plan_by_rule(run_spec).block > 1 or worth_measuring(run_spec, split)
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------
@@ -101,10 +94,14 @@ PLAIN = (
 
 
 class Attributes:
-    """A copy of the attributes of some objects, of the objects that they hold, and of their classes."""
+    """A copy of the attributes of some objects, of the objects that they hold, and of their classes.
 
-    def __init__(self, *roots: Any) -> None:
-        self.roots = roots
+    networks: whether those of networks are copied, too, without parameters and mode. A call may change them, but the
+    same call again must not.
+    """
+
+    def __init__(self, *roots: Any, networks: bool = False) -> None:
+        self.roots, self.networks = roots, networks
         self.before = self.now()
 
     def now(self) -> dict[str, Any]:
@@ -129,11 +126,18 @@ class Attributes:
         if value is None or isinstance(value, PLAIN):
             found[name] = value
             return
-        if id(value) in seen or isinstance(value, nn.Module | Stateless):
-            return  # the attributes of a network change when it is called
+        if id(value) in seen or (isinstance(value, nn.Module | Stateless) and not self.networks):
+            return
         seen.add(id(value))
-        if isinstance(value, Tensor):
-            found[name] = value.clone()
+        if isinstance(value, Stateless):
+            self._walk(value.module, name, found, seen)
+        elif isinstance(value, nn.Module):
+            for key, inner in vars(value).items():
+                if key not in ("_parameters", "training"):
+                    self._walk(inner, name if key == "_modules" else f"{type(value).__name__}.{key}", found, seen)
+        elif isinstance(value, Tensor):
+            if not is_functorch_wrapped_tensor(value):  # it may be left from an earlier call of a block
+                found[name] = value.detach().clone()
         elif isinstance(value, np.ndarray):
             found[name] = value.copy()
         elif isinstance(value, torch.Generator):
@@ -163,8 +167,9 @@ class Attributes:
         }
         slots = [slot for made in kind.__mro__ for slot in slots_of(made) if hasattr(value, slot)]
         for key in [*getattr(value, "__dict__", {}), *slots]:
-            if key not in cached:
-                self._walk(getattr(value, key), f"{kind.__name__}.{key}", found, seen)
+            inner = getattr(value, key)
+            if key not in cached or (self.networks and isinstance(inner, nn.Module | Stateless)):
+                self._walk(inner, f"{kind.__name__}.{key}", found, seen)
         for made in kind.__mro__:
             if is_user_file(source_file(made)):
                 for key, own in vars(made).items():
@@ -294,6 +299,23 @@ class Trial:
                 workload=True,
             )
 
+    def check_gradient(self) -> None:
+        """Raise ConfigError if the gradient of a client that trains alone is not that of plain autograd on the module
+        that the user wrote."""
+        batch = unpadded({name: column[:1] for name, column in self.columns().items()}, 0)
+        try:
+            difference = gradient_difference(self.run_spec, batch)
+        except Exception as error:
+            raise CodeRaised from error
+        if difference is not None:
+            self.refuse(
+                f"{difference} between the engine and the module itself, as loss.backward() computes it",
+                [],
+                "let forward read each parameter where it belongs to a module (self.weight), and register no hooks "
+                "that change gradients",
+                workload=True,
+            )
+
     def check_server(self, server: Any, mean: Any) -> None:
         """Try the functions of the server on its state before round 1. mean: the mean message."""
         algorithm, federation = self.algorithm, self.run_spec.experiment.federation
@@ -339,6 +361,7 @@ class Trial:
         for (what, value), own in zip(given.items(), inputs, strict=True):
             if not all(map(equal, leaves_of(value), leaves_of(own))):
                 self.refuse_write(name, what, function, given)
+        networks = Attributes(self.run_spec.workload, networks=True) if name == "client_step" else None
         again = self.call(name, function, copy_state(tuple(given.values())))
         if not all(map(equal, leaves_of(result), leaves_of(again))):
             run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
@@ -347,6 +370,9 @@ class Trial:
                 self.returned(run),
                 f"{COUNTED}, and let the result depend on the arguments alone",
             )
+        if networks is not None and (attribute := networks.changed()):
+            run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
+            self.refuse_attribute(name, attribute, run, networks=True)
         return result
 
     def call(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -383,9 +409,9 @@ class Trial:
             workload=finder.in_losses,
         )
 
-    def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any]) -> None:
-        """Raise ConfigError with the line that changes an attribute."""
-        roots = Attributes(*self.attributes.roots)
+    def refuse_attribute(self, name: str, attribute: str, run: Callable[[], Any], networks: bool = False) -> None:
+        """Raise ConfigError with the line that changes an attribute. networks: whether it is one of a network."""
+        roots = Attributes(*self.attributes.roots, networks=networks)
         finder = LineFinder(lambda: bool(roots.changed()))
         finder.run(run)
         self.refuse(

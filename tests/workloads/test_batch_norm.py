@@ -72,7 +72,8 @@ def test_padding_does_not_count():
 
 
 def test_torchs_own_layer_is_refused():
-    with pytest.raises(ValueError, match=r"running statistics must belong to workloads.norms.BatchNorm.* in 1"):
+    says = r"belong to fedfleet.workloads.norms.BatchNorm, .* in 1; replace it, or take nn.GroupNorm$"
+    with pytest.raises(ValueError, match=says):
         buffers_of(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)))
     assert buffers_of(nn.BatchNorm1d(3, track_running_stats=False)) == ()
 

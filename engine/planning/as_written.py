@@ -1,0 +1,433 @@
+"""The gradients of a workload by plain autograd on the module that its user wrote.
+
+The engine computes with a module as a function of its tensors (`workloads.base.Stateless`), for one client or under
+vmap for a block of clients, whose shorter batches are padded. Everything that the engine computes must be what
+`loss.backward()` gives for the module itself on the rows of one client. It is not where a module reads its parameters
+from another place, where an operation has another gradient under vmap, or where what a row gives depends on the other
+rows of its batch: on a mean over them, their order or their number. Then the padding counts.
+
+`gradient_difference` compares one client alone, and `block_difference` a block of two clients, with batches of equal
+size and, if the run can have them, with a padded one. Both take a model near the initial one, where no unit is dead and
+no factor 0. Both forms are computed in float64, where rounding and a difference are some six orders of magnitude apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.module import register_module_forward_hook
+
+from ...algorithms.tree import Layout, Tree
+from ...workloads import counted
+from ...workloads.base import NETWORK, Batch, ClientIndex, Params, Split, Stateless, Workload
+from ..clients.local_training import Gradient, LocalTrainer
+from ..clients.random_generators import kept_generators, same_bits
+from ..config.run_spec import RunSpec
+from ..errors import type_and_first_line
+from ..kernels.operators import kernels
+
+EXAMPLES = 8
+"""The number of examples in the larger batch of a block, if the batches of the run have so many."""
+MODELS = 3
+"""Two forms differ if they do at each of so many models. At a kink of ReLU or at a tie of max pooling, which constant
+inputs have, a rounding error may change a gradient; an error of a form is there at all models."""
+AGREE = 2.0**-30
+"""Two results in float64 are the same if they differ by at most this share of the largest entry of their tensor. It
+allows a rounding error to grow by 2^22. Then a float32 result would have no right digit, and nobody could train the
+model. It is two orders of magnitude below 2^-23, which is what float32 shows of any difference."""
+FACTOR = 8.0
+"""The factor by which another order of the same sums may exceed the rounding error of one order."""
+ROUNDINGS = 64 * 2.0**-23
+"""The share of a tensor's largest entry that is always allowed to code that computes in float32, whatever it is given:
+so many roundings of terms of this size."""
+PERTURBATIONS, PERTURBATION_SIZE = 4, 2.0**-22
+"""The number of models at which the rounding error of code is found that cannot compute in float64, and their relative
+distance: float32 rounds their weights to the same numbers or to their neighbours."""
+
+Gradients = tuple[Tensor, Tensor]
+"""(gradient (P,), loss ()) of one client's batch."""
+
+
+class SeveralModels(Exception):
+    """A loss calls a module with different tensors, which a module as it was written has not."""
+
+
+class Difference(NamedTuple):
+    """Two forms of a gradient differ. name: of the tensor, "" for the loss. share: of its largest entry."""
+
+    name: str
+    share: float
+
+    def __str__(self) -> str:
+        what = f"the gradient of {self.name}" if self.name else "the loss"
+        return f"{what} differs by {self.share:.1e} of its largest entry"
+
+
+# --- the module as it was written -------------------------------------------------------------------------------------
+class OwnParameters(Stateless):
+    """A module that computes with its own parameters, which get the values of the tensors that a call is given, and
+    gradients by `backward`. `own`: its parameters by name. `given`: the tensors of the calls so far."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        own = {name: tensors[leaf] for name, tensors, leaf in self.slots}
+        self.own = {name: tensor for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
+        self.slots = [slot for slot in self.slots if slot[0] not in self.own]
+        self.given: dict[str, Tensor] = {}
+
+    def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
+        for name, parameter in self.own.items():
+            if name not in self.given:
+                self.given[name] = p[name]
+                parameter.data, parameter.grad = p[name].detach().clone(), None
+            elif self.given[name] is not p[name]:
+                raise SeveralModels
+        return super().__call__(p, x, key, share)
+
+
+class AsWritten:
+    """The workload of a run with its networks as they were written. It is a copy, of which the run uses nothing."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = copy.deepcopy(workload)
+        self.networks: list[OwnParameters] = []
+
+    def _network(self, module: nn.Module) -> Stateless:
+        self.networks.append(OwnParameters(module))
+        return self.networks[-1]
+
+    def gradient(self, point: Tensor, layout: Layout, batch: Batch) -> Gradients:
+        """(gradient (P,), loss ()) at a model (P,), by `backward` of the mean loss of a batch without padding."""
+        for network in self.networks:
+            network.given.clear()
+        views = zip(layout.names, Tree(point.detach(), layout).views(), strict=True)
+        leaves = {name: view.clone().requires_grad_() for name, view in views}
+        token = NETWORK.set(self._network)
+        try:
+            with torch.enable_grad(), kernels("torch"):
+                loss = self.workload.losses(leaves, batch).mean()
+                if loss.requires_grad:
+                    loss.backward(retain_graph=True)
+        finally:
+            NETWORK.reset(token)
+        found = {name: dense(leaf.grad, leaf) for name, leaf in leaves.items()}
+        for network in self.networks:
+            self._add(found, leaves, network)
+        return torch.cat([gradient.reshape(-1) for gradient in found.values()]), loss.detach()
+
+    def _add(self, found: dict[str, Tensor], leaves: dict[str, Tensor], network: OwnParameters) -> None:
+        """Add the gradients of a network's own parameters to those of the tensors that it was given, or to those from
+        which the loss had computed these."""
+        names = {id(leaf): name for name, leaf in leaves.items()}
+        for name, given in network.given.items():
+            gradient = network.own[name].grad
+            if gradient is None:
+                continue
+            if id(given) in names:
+                found[names[id(given)]] += dense(gradient, given)
+            elif given.requires_grad:
+                more = torch.autograd.grad(
+                    given, list(leaves.values()), dense(gradient, given), retain_graph=True, allow_unused=True
+                )
+                for leaf, part in zip(leaves, more, strict=True):
+                    found[leaf] += dense(part, leaves[leaf])
+
+
+def dense(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """A gradient as a dense tensor, zeros for None."""
+    if gradient is None:
+        return torch.zeros_like(like, requires_grad=False)
+    return (gradient.to_dense() if gradient.layout != torch.strided else gradient).detach().clone()
+
+
+# --- the forms of a gradient ------------------------------------------------------------------------------------------
+class Forms:
+    """The forms of a gradient of a run's workload in one dtype; models are (P,)."""
+
+    def __init__(self, run_spec: RunSpec, dtype: torch.dtype | None = None) -> None:
+        """dtype: None for that of the run."""
+        x = run_spec.initial_model()
+        self.x = x if dtype is None else x.to(dtype)
+        self.dtype, self.layout = self.x.flat.dtype, self.x.layout
+        self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, "torch")
+        self.as_written: AsWritten | None = AsWritten(run_spec.workload)
+
+    def plain(self, point: Tensor, batch: Batch) -> Gradients:
+        """By the module as it was written, on a batch without padding; by the engine's form where a loss calls the
+        module in a way that a module with parameters of its own does not have."""
+        if self.as_written is not None:
+            try:
+                return self.as_written.gradient(point.to(self.dtype), self.layout, batch)
+            except Exception:
+                self.as_written = None  # if the loss itself raises this, it does so below, too
+        return self.alone(point, batch)
+
+    def alone(self, point: Tensor, batch: Batch) -> Gradients:
+        """By the engine for a client alone, on a batch without padding."""
+        return Gradient.forward(point.to(self.dtype), self.trainer, self.layout, tuple(batch), *batch.values())
+
+    def block(self, point: Tensor, columns: Batch) -> Gradients:
+        """(gradients (c, P), losses (c,)) by the engine for a block. columns: (c, B, …)."""
+        columns = {name: each.to(self.dtype) if name == "weight" else each for name, each in columns.items()}
+        points = point.to(self.dtype).expand(len(columns["key"]), -1)
+
+        def gradient(flat: Tensor, batch: Batch) -> Gradients:
+            return Gradient.apply(flat, self.trainer, self.layout, tuple(batch), *batch.values())  # pyright: ignore
+
+        return vmap(gradient)(points, columns)
+
+
+def near(run_spec: RunSpec) -> Iterator[Tensor]:
+    """Models (P,) near the initial one, with its running statistics: a variance must not be negative."""
+    draw = counted.generator(run_spec.experiment.seed, "as written")
+    x = run_spec.initial_model()
+    for _ in range(MODELS):
+        parts = []
+        for name, value in x.items():
+            fan = max(value[0].numel() if value.ndim else 1, 1)
+            least = 0.1 if value.ndim < 2 else (2 / fan) ** 0.5
+            size = 0.1 * max(float(value.square().mean() ** 0.5) if value.numel() else 0.0, least)
+            xi = torch.randn(value.shape, generator=draw, dtype=value.dtype)
+            parts.append((value if name in run_spec.buffers else value + size * xi).flatten())
+        yield torch.cat(parts)
+
+
+@dataclass
+class Compared:
+    """A form of a gradient and the plain one, for some clients' batches. form: (forms in one dtype, model (P,)) to the
+    gradients of the clients."""
+
+    run_spec: RunSpec
+    batches: Sequence[Batch]  # without padding
+    form: Callable[[Forms, Tensor], list[Gradients]]
+
+    def difference(self) -> Difference | None:
+        """The largest difference, if there is one at all models."""
+        found = None
+        for point in near(self.run_spec):
+            found = self._at(point)
+            if found is None:
+                return None
+        return found
+
+    @cached_property
+    def forms(self) -> Forms:
+        return Forms(self.run_spec)
+
+    @cached_property
+    def wide(self) -> Forms:
+        return Forms(self.run_spec, torch.float64)
+
+    def _at(self, point: Tensor) -> Difference | None:
+        try:
+            expected = [self.wide.plain(point, batch) for batch in self.batches]
+            found = self.form(self.wide, point)
+        except Exception:  # code that cannot compute in float64
+            return self._at_without_float64(point)
+        if next(self._beyond(expected, found), None) is None:
+            return None
+        # Code may compute in float32 although it is given float64. Then both forms have the rounding errors of float32.
+        torchs = [self.forms.plain(point, batch) for batch in self.batches]
+
+        def rounding(which: int, client: int) -> Tensor:
+            return FACTOR * (torchs[client][which].double() - expected[client][which]).abs()
+
+        return max(self._beyond(expected, found, rounding, ROUNDINGS), key=lambda each: each.share, default=None)
+
+    def _at_without_float64(self, point: Tensor) -> Difference | None:
+        """In the dtype of the run. The rounding error is what nearby weights change."""
+        expected = [self.forms.plain(point, batch) for batch in self.batches]
+        found = self.form(self.forms, point)
+        draw = counted.generator(0, "perturbed")
+        moved = []
+        for _ in range(PERTURBATIONS):
+            xi = torch.rand(point.shape, generator=draw, dtype=torch.float64)
+            other = (point.double() * (1 + PERTURBATION_SIZE * (2 * xi - 1))).to(point.dtype)
+            moved.append([self.forms.plain(other, batch) for batch in self.batches])
+
+        def rounding(which: int, client: int) -> Tensor:
+            changes = [(of[client][which].double() - expected[client][which].double()).abs() for of in moved]
+            return FACTOR * torch.stack(changes).amax(0)
+
+        return max(self._beyond(expected, found, rounding, ROUNDINGS), key=lambda each: each.share, default=None)
+
+    def _beyond(
+        self,
+        expected: Sequence[Gradients],
+        found: Sequence[Gradients],
+        rounding: Callable[[int, int], Tensor] | None = None,
+        share: float = AGREE,
+    ) -> Iterator[Difference]:
+        """What differs by more than rounding. rounding: (0 for gradients or 1 for losses, client) to the error that is
+        allowed to each entry. share: of the largest entry, which is allowed in any case."""
+        layout = self.forms.layout
+        for client, (plain, own) in enumerate(zip(expected, found, strict=True)):
+            if not all(bool(each.isfinite().all()) for each in plain):
+                continue  # there is nothing to compare with
+            largest = float(plain[0].abs().max())
+            for which, (a, b) in enumerate(zip(plain, own, strict=True)):
+                off, allowed = (b.double() - a.double()).abs(), torch.zeros_like(a, dtype=torch.float64)
+                if rounding is not None:
+                    allowed = rounding(which, client)
+                names = ("",) if which else layout.names
+                of_tensors = [[v] if which else Tree(v, layout).views() for v in (off, allowed, a.double().abs())]
+                for name, off_, allowed_, size in zip(names, *of_tensors, strict=True):
+                    if not size.numel():
+                        continue
+                    # The error of a sum that cancels is that of its terms, whose size the other tensors show.
+                    least = 1.0 if which else 0.01 * largest
+                    if not float(off_.max()) <= share * max(float(size.max()), least) + float(allowed_.max()):
+                        yield Difference(name, float(off_.max()) / max(float(size.max()), least, 1e-30))
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+def gradient_difference(run_spec: RunSpec, batch: Batch) -> Difference | None:
+    """How what the engine computes for a client alone differs from plain autograd on the module, if it does. batch:
+    without padding. Raises whatever the loss raises."""
+    compared = Compared(run_spec, [batch], lambda forms, point: [forms.alone(point, batch)])
+    point = next(near(run_spec))
+    plain, own = compared.forms.plain(point, batch), compared.forms.alone(point, batch)
+    if all(same_bits(a, b) for a, b in zip(plain, own, strict=True)):
+        return None
+    return compared.difference()
+
+
+class BlockBatches(NamedTuple):
+    """The batches of a block. alone: of each client, without padding. columns: (c, B, …), as `train_block` has them."""
+
+    alone: list[Batch]
+    columns: Batch
+
+
+def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> BlockBatches:
+    """Batches of the two clients with the most rows, of at most EXAMPLES examples. ragged: whether that of the second
+    client is shorter and padded, as far as possible to half of the first one."""
+    index, batch = split.client_index, run_spec.experiment.federation.local.batch
+    clients = np.resize(np.argsort(-index.sizes, kind="stable")[:2], 2)
+    sizes = index.sizes_of(clients)
+    most = min(batch, EXAMPLES, int(sizes[0]))
+    counts = (most, min(most - 1, max(2, most // 2), int(sizes[1]))) if ragged else (min(most, int(sizes[1])),) * 2
+    keys = counted.key(run_spec.experiment.seed, "as written", torch.arange(2))
+    alone = []
+    for client, count, key in zip(clients, counts, keys, strict=True):
+        own = index.rows[index.offsets[client] : index.offsets[client + 1]]
+        rows = own[np.linspace(0, len(own) - 1, count).astype(np.int64)]  # neighbours may be equal
+        columns = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
+        alone.append({**columns, "key": key})
+    padded = [padded_to(max(counts), batch) for batch in alone] if ragged else alone
+    return BlockBatches(alone, {name: torch.stack([batch[name] for batch in padded]) for name in padded[0]})
+
+
+def padded_to(width: int, batch: Batch) -> Batch:
+    """A batch with its first row again until it has `width` rows, and with its weights, as in `batches.Stream`."""
+    count = next(len(column) for name, column in batch.items() if name != "key")
+    places = torch.where(torch.arange(width) < count, torch.arange(width), 0)
+    columns = {name: column if name == "key" else column[places] for name, column in batch.items()}
+    return {**columns, "weight": (torch.arange(width) < count) / torch.tensor(count, dtype=torch.float64)}
+
+
+def may_be_ragged(index: ClientIndex, batch: int) -> bool:
+    """Whether two batches of the run may have different sizes. batch: the largest one."""
+    rest = index.sizes % batch
+    return len({*np.minimum(index.sizes, batch).tolist(), *rest[rest > 0].tolist()}) > 1
+
+
+def block_difference(run_spec: RunSpec, split: Split) -> str:
+    """Why clients must not be trained in blocks, a clause for the log; "" if they may.
+
+    What raises an exception by itself is left to the run.
+    """
+    ragged = may_be_ragged(split.client_index, run_spec.experiment.federation.local.batch)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(run_spec.experiment.engine.threads)
+    try:
+        with torch.no_grad(), kept_generators():
+            for padded in (False, True)[: 1 + ragged]:
+                if reason := _block_difference(run_spec, block_batches(run_spec, split, padded), padded):
+                    return reason
+    finally:
+        torch.set_num_threads(threads)
+    return ""
+
+
+def _block_difference(run_spec: RunSpec, batches: BlockBatches, padded: bool) -> str:
+    compared = Compared(
+        run_spec, batches.alone, lambda forms, point: list(zip(*forms.block(point, batches.columns), strict=True))
+    )
+    try:
+        difference = compared.difference()
+    except Exception as error:
+        return _raises_alone_only(compared.forms, batches, error)
+    if difference is None:
+        return ""
+    if padded and (where := coupled_at(compared.forms, next(near(run_spec)), batches)):
+        return f"{where} makes the result for a row depend on the other rows of its batch, and blocks pad short batches"
+    return f"{difference} between a block and the module itself, as plain autograd computes it"
+
+
+def _raises_alone_only(forms: Forms, batches: BlockBatches, error: Exception) -> str:
+    """Why clients must not be trained in blocks if an exception was raised; "" if that is raised in blocks, too."""
+    try:
+        forms.block(forms.x.flat, batches.columns)
+    except Exception:
+        return ""
+    return f"a client alone raises {type_and_first_line(error)}, and a block does not"
+
+
+# --- where rows are coupled -------------------------------------------------------------------------------------------
+class Calls:
+    """A context that notes the calls of modules: (name, first tensor of the inputs, output), in the order in which they
+    end. Inner modules end before those around them."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[nn.Module, Tensor | None, Any]] = []
+
+    def __enter__(self) -> Calls:
+        self.hook = register_module_forward_hook(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hook.remove()
+
+    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.found.append((module, next((each for each in inputs if isinstance(each, Tensor)), None), output))
+
+
+def coupled_at(forms: Forms, point: Tensor, batches: BlockBatches) -> str:
+    """Which module, or that the loss, gives other results for the same rows if the batch is padded; "" for none."""
+    workload, (_, batch) = forms.trainer.workload, batches.alone
+    count = next(len(column) for name, column in batch.items() if name != "key")
+    padded = {name: column[1] for name, column in batches.columns.items()}
+    padded["weight"] = padded["weight"].to(forms.dtype)
+    calls, losses = [], []
+    for each in (batch, padded):
+        with Calls() as noted, kernels("torch"):
+            losses.append(workload.losses(dict(Tree(point, forms.layout).items()), each))
+        calls.append(noted.found)
+    if len(calls[0]) != len(calls[1]):
+        return ""
+    for (module, given, output), (_, given_padded, output_padded) in zip(*calls, strict=True):
+        if same_rows(given, given_padded, count) and not same_rows(output, output_padded, count):
+            root = calls[0][-1][0]
+            name = next((name for name, part in root.named_modules() if part is module), "")
+            return f"module {name} ({type(module).__name__})" if name else f"module {type(module).__name__}"
+    return "" if same_rows(losses[0], losses[1], count) else "the loss"
+
+
+def same_rows(a: Any, b: Any, count: int) -> bool:
+    """Whether two results have the same first rows within a rounding error, or whether there are no rows to compare."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.ndim or not b.ndim or len(a) != count:
+        return True
+    if not a.is_floating_point():
+        return torch.equal(a, b[:count])
+    scale = max(float(a.abs().max()), 1e-30) if a.numel() else 1.0
+    return not a.numel() or float((a - b[:count]).abs().max()) <= math.sqrt(torch.finfo(a.dtype).eps) * scale

@@ -1,0 +1,386 @@
+"""What a block of clients with unequal batches computes is what plain autograd computes for each client on the module
+that its user wrote. Where it is not, clients train one after the other, and the plan says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from fedfleet.engine import run
+from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.config.schema import Experiment, Local, experiment
+from fedfleet.engine.errors import ConfigError
+from fedfleet.workloads import counted
+from fedfleet.workloads.base import (
+    Batch,
+    Classification,
+    ClientIndex,
+    Columns,
+    Keyed,
+    Model,
+    Params,
+    Partition,
+    cross_entropy,
+)
+from fedfleet.workloads.convolutional import Dropout
+from fedfleet.workloads.norms import BatchNorm
+from fedfleet.workloads.robust import Robust
+
+from .test_execution_plan import played
+
+SIZES = (13, 8, 5, 11, 2, 8)
+"""Rows of the clients: with batches of 8 there are short ones, of several sizes, in every block."""
+EVEN = (8, 16, 8, 24, 8, 8)
+LR, ROUNDS, BATCH, EPOCHS = 0.1, 3, 8, 1
+TOLERANCE = 1e-9
+"""Largest difference of the models, as a share of the movement of the run, all in float64. A step sums at most 2^12
+terms, there are 9 steps, and rounding is 2^-53: 4e-12, and two orders of magnitude for what steps add to the errors of
+those before them. The least mistake that the cases have is 1e-3."""
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+class Net(nn.Module):
+    """A network with something in its middle. `middle` gets and gives (B, 6)."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.middle = nn.Linear(6, 6), nn.Linear(6, 3), middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)).tanh())
+
+
+class Tokens(nn.Module):
+    """The mean of embeddings of the inputs as whole numbers."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(9, 5, **settings), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.embedding(x.long() % 9).mean(1).tanh())
+
+
+class Images(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(1, 3, 2), norm, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.conv(x.view(-1, 1, 2, 3))).relu().flatten(1))
+
+
+class Transposed(Keyed):
+    """Draws for a batch in an order in which the draws of a row depend on the number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is None:
+            return x
+        drawn = counted.uniform(self.key, x.numel()).to(x.dtype)
+        return x * (0.5 + drawn.view(x.shape[1], x.shape[0]).T)
+
+
+class Listed(nn.Module):
+    """Computes with a weight that it has in a list beside its parameters, where the engine does not put values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.weights = [self.first.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(x, self.weights[0], self.first.bias).tanh())
+
+
+def with_hook(h: Tensor) -> Tensor:
+    """A gradient of norm 1 for the whole batch."""
+    if h.requires_grad:
+        h.register_hook(lambda g: g / (g.norm() + 1e-3))
+    return h
+
+
+def by_hand(h: Tensor) -> Tensor:
+    return F.batch_norm(h, None, None, training=True)
+
+
+RIGHT: dict[str, Callable[[], nn.Module]] = {
+    "nothing": lambda: Net(nn.Identity()),
+    "group norm": lambda: Net(nn.GroupNorm(2, 6)),
+    "weight norm": lambda: Net(weight_norm(nn.Linear(6, 6))),
+    "own batch norm": lambda: Net(BatchNorm(6)),
+    "images": lambda: Images(BatchNorm(3)),
+    "dropout": lambda: Net(Dropout(0.3)),
+    "embedding": lambda: Tokens(),
+    "rows before": lambda: Net(lambda h: h.cumsum(0)),  # padding comes last
+    "largest row": lambda: Net(lambda h: h - h.amax(0)),  # padding repeats a row
+}
+COUPLED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "batch norm": (lambda: Net(nn.BatchNorm1d(6, track_running_stats=False)), r"module middle \(BatchNorm1d\)"),
+    "images": (lambda: Images(nn.BatchNorm2d(3, track_running_stats=False)), r"module norm \(BatchNorm2d\)"),
+    "by hand": (lambda: Net(by_hand), r"module Net"),
+    "mean": (lambda: Net(lambda h: h - h.mean(0)), r"module Net"),
+    "spread": (lambda: Net(lambda h: h / (1 + h.std(0, keepdim=True))), r"module Net"),
+    "softmax": (lambda: Net(lambda h: h + h.softmax(0)), r"module Net"),
+    "order": (lambda: Net(lambda h: h + h.sort(0, descending=True).values), r"module Net"),
+    "distances": (lambda: Net(lambda h: h + torch.cdist(h, h + 1).mean(1, keepdim=True)), r"module Net"),
+    "attention": (lambda: Net(lambda h: h + (h @ h.T).softmax(-1) @ h), r"module Net"),
+    "number": (lambda: Net(lambda h: h * len(h)), r"module Net"),
+    "draws": (lambda: Net(Transposed()), r"module middle \(Transposed\)"),
+    "hook": (lambda: Net(with_hook), r"the gradient of first\.\w+ differs"),
+    "frequencies": (lambda: Tokens(scale_grad_by_freq=True), r"the gradient of embedding\.weight differs"),
+    "padding": (lambda: Tokens(padding_idx=2), r"the gradient of embedding\.weight differs"),
+}
+
+
+@dataclass(frozen=True)
+class Built(Model):
+    make: Callable[[], nn.Module]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return self.make()
+
+
+@dataclass(frozen=True)
+class Sized(Partition):
+    sizes: tuple[int, ...]
+
+    def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+        return ClientIndex.of(np.split(np.arange(sum(self.sizes)), np.cumsum(self.sizes)[:-1]))
+
+
+@dataclass(frozen=True)
+class Tiny(Classification):
+    classes = 3
+    shape = (6,)
+
+    def load(self) -> tuple[Columns, Columns]:
+        draw = np.random.default_rng(3)
+        rows = sum(self.partition.sizes)  # pyright: ignore[reportAttributeAccessIssue]
+        x = draw.normal(0, 3, (rows, 6))
+        columns = {"input": x, "label": (x.sum(1) > 0) + (x[:, 0] > 1).astype(np.int64)}
+        return columns, {name: column[:20] for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class Balanced(Tiny):
+    """Losses relative to their mean over the batch."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        losses = super().losses(p, batch)
+        return losses / losses.detach().mean()
+
+
+@dataclass(frozen=True)
+class Contrastive(Tiny):
+    """Each row is to be nearer to itself than to the other rows of the batch."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        logits = self.logits(p, batch, batch.get("key"))
+        places = torch.arange(len(logits))
+        return cross_entropy(logits, batch["label"]) + F.cross_entropy(logits @ logits.T, places, reduction="none")
+
+
+def tiny(make: Callable[[], nn.Module], kind: type[Tiny] = Tiny, sizes: tuple[int, ...] = SIZES) -> Tiny:
+    return kind(Built(make), Sized(sizes))
+
+
+def made(workload: Any, **engine: Any) -> Experiment:
+    return experiment(
+        {
+            "workload": workload,
+            "method": {"name": "fedavg", "rule": {"name": "sgd", "lr": LR}},
+            "federation": {
+                "clients": len(SIZES),
+                "cohort": len(SIZES),
+                "rounds": ROUNDS,
+                "local": {"epochs": EPOCHS, "batch": BATCH},
+            },
+            "engine": {"backend": "local", "dtype": "float64", **engine},
+            "tracking": {"uri": "none"},
+        }
+    )
+
+
+# --- the plain loop ---------------------------------------------------------------------------------------------------
+def plainly(workload: Tiny, mean_loss: Callable[..., Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(model before, model after) all rounds of FedAvg: the module itself, torch.optim.SGD and loss.backward().
+
+    mean_loss: (module, batch) to the loss () of a client's batch without padding.
+    """
+    split = workload.split(0, len(SIZES))
+    begin = {name: value.double() for name, value in workload.init(0).items()}
+    model, local = dict(begin), Local(epochs=EPOCHS, batch=BATCH)
+    clients = np.arange(len(SIZES))
+    for round in range(ROUNDS):
+        drawn = stream(split.client_index, clients, np.full(len(SIZES), round), local, 0)
+        models = []
+        for client in clients:
+            module = workload.build().double().train()
+            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            for name, value in model.items():
+                state[name].data.copy_(value)
+            for step in range(int(drawn.steps[client])):
+                weight = None if drawn.weight is None else drawn.weight[client, step] > 0
+                rows = drawn.rows[client, step] if weight is None else drawn.rows[client, step][weight]
+                batch = {name: torch.from_numpy(column[rows.numpy()]) for name, column in split.train.items()}
+                take_step(module, mean_loss, batch, drawn.keys[client, step])
+            models.append({name: value.detach().clone() for name, value in state.items() if name in model})
+        model = {name: torch.stack([of[name] for of in models]).mean(0) for name in model}
+    return begin, model
+
+
+def take_step(module: nn.Module, mean_loss: Callable[..., Tensor], batch: dict[str, Tensor], key: Tensor) -> None:
+    random = [part for part in module.modules() if isinstance(part, Keyed)]
+    for number, part in enumerate(random):
+        part.key = counted.key(key, "module", number)
+    optimiser = torch.optim.SGD(module.parameters(), LR)
+    module.zero_grad()
+    mean_loss(module, batch).backward()
+    optimiser.step()
+    for part in module.modules():
+        for name, value in getattr(part, "moved", {}).items():
+            part.get_buffer(name).copy_(value)
+
+
+def of_module(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(module(batch["input"]), batch["label"])
+
+
+def balanced(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    losses = F.cross_entropy(module(batch["input"]), batch["label"], reduction="none")
+    return (losses / losses.detach().mean()).mean()
+
+
+def contrastive(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    logits = module(batch["input"])
+    return F.cross_entropy(logits, batch["label"]) + F.cross_entropy(logits @ logits.T, torch.arange(len(logits)))
+
+
+def off_plain(model: Any, begin: dict[str, Tensor], end: dict[str, Tensor]) -> float:
+    """The largest difference from a model, as a share of its movement."""
+    moved = max(float((end[name] - begin[name]).abs().max()) for name in begin)
+    return max(float((torch.as_tensor(model[name]) - end[name]).abs().max()) for name in begin) / moved
+
+
+def trained(workload: Any, **engine: Any) -> tuple[dict[str, Tensor], str]:
+    """(the model, the log's line about the plan)."""
+    result, told = played(made(workload, **engine))
+    return result.model, told
+
+
+CASES: list[tuple[str, Callable[[], nn.Module], type[Tiny], Callable[..., Tensor], str]] = [
+    *((name, make, Tiny, of_module, "") for name, make in RIGHT.items()),
+    *((name, make, Tiny, of_module, where) for name, (make, where) in COUPLED.items()),
+    ("balanced", RIGHT["nothing"], Balanced, balanced, "the loss"),
+    ("contrastive", RIGHT["nothing"], Contrastive, contrastive, "the loss"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "mean_loss", "where"), [pytest.param(*c[1:], id=c[0]) for c in CASES])
+def test_every_block_trains_as_a_plain_loop_does(
+    make: Callable[[], nn.Module], kind: type[Tiny], mean_loss: Callable[..., Tensor], where: str
+):
+    workload = tiny(make, kind)
+    begin, end = plainly(workload, mean_loss)
+    for block in (1, 2, 4, "auto"):
+        model, told = trained(workload, block=block)
+        assert off_plain(model, begin, end) < TOLERANCE, block
+        taken = 1 if where else len(SIZES) if block == "auto" else block
+        assert told.startswith(f"plan: blocks of {taken} clients, torch kernels"), told
+        if block != 1:
+            assert bool(re.search(where, told)) if where else "one after the other" not in told, told
+            assert "\n" not in told
+
+
+@pytest.mark.parametrize("name", ["batch norm", "mean", "distances", "number"])
+def test_rows_may_be_coupled_where_no_batch_is_padded(name: str):
+    """Then a block computes what the module does, and nothing is to change."""
+    workload = tiny(COUPLED[name][0], sizes=EVEN)
+    begin, end = plainly(workload, of_module)
+    model, told = trained(workload, block=4)
+    assert off_plain(model, begin, end) < TOLERANCE
+    assert told.startswith("plan: blocks of 4 clients, torch kernels (too short a run to measure)")
+
+
+def test_another_gradient_in_a_block_counts_without_padding_too():
+    workload = tiny(COUPLED["padding"][0], sizes=EVEN)
+    begin, end = plainly(workload, of_module)
+    model, told = trained(workload, block=4)
+    assert off_plain(model, begin, end) < TOLERANCE
+    assert told.startswith("plan: blocks of 1 clients")
+
+
+def test_a_parameter_that_the_engine_does_not_reach_is_refused():
+    """The engine would train another weight than the one with which the module computes."""
+    with pytest.raises(
+        ConfigError, match=r"^workload: the gradient of first\.weight differs by .* between the engine and"
+    ):
+        run(made(tiny(Listed), dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["nothing", "dropout", "own batch norm", "batch norm", "mean"])
+def test_minimax(name: str):
+    """The forms are compared through what a loss computes around the network, and with draws."""
+    make = (RIGHT | {name: made for name, (made, _) in COUPLED.items()})[name]
+    alone, block = (trained(Robust(tiny(make)), block=block) for block in (1, 4))
+    moved = max(float(value.abs().max()) for value in alone[0].values())
+    assert max(float((alone[0][n] - block[0][n]).abs().max()) for n in alone[0]) < TOLERANCE * moved
+    assert block[1].startswith(f"plan: blocks of {1 if name in COUPLED else 4} clients")
+
+
+class Counts(nn.Module):
+    """Changes what it computes after some calls, which a recording of its operations would never do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.last = 0, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.last(x) if self.calls < 1000 else 2 * self.last(x)
+
+
+class Averages(nn.Module):
+    """Keeps a mean of its inputs, which a later call may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.last(x)
+
+
+class Caches(nn.Module):
+    """Keeps what follows from the inputs of its last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.last = None, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = (x.detach(), len(x))
+        return self.last(x)
+
+
+@pytest.mark.parametrize(("make", "attribute"), [(Counts, "Counts.calls"), (Averages, r"Averages._buffers\['mean'\]")])
+def test_a_module_that_changes_from_call_to_call_is_refused(make: Callable[[], nn.Module], attribute: str):
+    with pytest.raises(
+        ConfigError, match=rf"^workload: losses change the attribute {attribute} \(.*, line \d+ in forward"
+    ):
+        run(made(tiny(make), block=1))
+
+
+def test_a_module_may_keep_its_last_call():
+    assert len(run(made(tiny(Caches), block=4)).rows) == ROUNDS
