@@ -15,6 +15,7 @@ from .runs.launch import execute, new_run_id, prepare
 from .runs.observer import Watching, observers_of
 from .runs.result import Result
 from .runs.rounds import Rounds
+from .storage.expanded import expanded
 
 
 def run(
@@ -141,7 +142,7 @@ def new_run(
     check_experiment(experiment)
     if out == "":
         raise ConfigError("out must name a folder, got an empty text; give one, or None for a run without files")
-    directory = RunDirectory.new(Path(out)) if out is not None else None
+    directory = RunDirectory.new(expanded(out)) if out is not None else None
     path = directory.path if directory else None
     return prepare(experiment, run_id or new_run_id(), path, initial_model=initial_model), directory
 
@@ -163,7 +164,7 @@ def old_run(experiment: Experiment | None, directory: str | Path) -> tuple[RunSp
 
     if experiment is not None:
         check_experiment(experiment)
-    run_directory = RunDirectory.old(Path(directory))
+    run_directory = RunDirectory.old(expanded(directory))
     config = run_directory.config()
     if experiment is None:
         refuse_representations(config, directory)

@@ -11,6 +11,11 @@ LONGEST_TRACEBACK = 16_000
 """The number of characters of a traceback that travel from one process to another."""
 
 
+RAISED_BY_USERS = (Exception, SystemExit)
+"""What the code of a user may raise. `sys.exit` raises SystemExit, which is no Exception: a plug-in that calls it must
+not end the process as if nothing had happened."""
+
+
 def full_traceback(error: BaseException) -> str:
     """The traceback as Python prints it, with its causes. A very long one is cut in the middle."""
     if isinstance(error, RemoteCause):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .errors import ConfigError, FedFleetError
+from .errors import RAISED_BY_USERS, ConfigError, FedFleetError
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "ray", "pandas", "pyarrow", "sklearn", "pydantic", "click")
 """Installed packages whose lines never count as the user's. Other installed packages may be plug-ins."""
@@ -133,7 +133,7 @@ def plugin_errors(what: str, kind: type[FedFleetError] = ConfigError, settings: 
         yield
     except FedFleetError:
         raise
-    except Exception as error:
+    except RAISED_BY_USERS as error:
         if isinstance(error, OSError) and not user_lines(error):
             raise
         too_large, location = is_too_large(error), location_clause(error)

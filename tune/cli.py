@@ -7,7 +7,6 @@ from .keyboard import arm, finish, keyboard
 if __name__ == "__main__":
     arm()  # before the other imports, which take some time
 
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine.errors import ConfigError, FedFleetError
+from ..engine.storage.expanded import expanded_address
 from .cluster.cli import COMMANDS, at, json_result, on_cluster, quiet
 from .keys_as_options import Command
 from .leftovers import Out
 from .outcome import report_errors, resumable, show_result
+from .streams import say, tell
 
 if TYPE_CHECKING:
     from ..engine.config.schema import Engine
@@ -81,7 +82,7 @@ def run(
     if detach:
         from .cluster.runs import leave
 
-        click.echo(leave(loaded, folder, run_id))
+        say(leave(loaded, folder, run_id))
         return
     with resumable(folder):
         result = start(loaded, folder, shown(quiet), run_id)
@@ -107,6 +108,7 @@ def resume(
     """
     from .files import load
 
+    run = expanded_address(run)
     directory = Path(run)
     if "://" in run or (not (directory / "config.yaml").is_file() and directory.is_dir() and out is not None):
         from ..engine.runs.restore import bring
@@ -128,7 +130,7 @@ def resume(
 
 
 @main.command()
-@click.argument("run", metavar="DIRECTORY", type=click.Path(path_type=Path))
+@click.argument("run", metavar="DIRECTORY", type=Out())
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--round", "number", type=int, required=True, help="The committed round to go on from; 0: the beginning.")
 @click.option(
@@ -188,7 +190,7 @@ def show(experiment: str, overrides: tuple[str, ...], everything: bool) -> None:
     loaded = load(experiment, overrides)
     from .show import describe, described_lineage
 
-    click.echo("\n".join([*described_lineage(Path(experiment)), describe(loaded, everything)]))
+    say("\n".join([*described_lineage(Path(experiment)), describe(loaded, everything)]))
 
 
 @main.command()
@@ -239,7 +241,7 @@ def study(
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=Out())
 @click.option("--out", type=Out(), help="The page to write, a .html file (default: report.html in FOLDER).")
 @report_errors
 def report(folder: Path, out: Path | None) -> None:
@@ -258,7 +260,7 @@ def report(folder: Path, out: Path | None) -> None:
         restore(folder)
         study = Folder(folder).study
         check_restored(folder, (study.report.metric, study.deciding))
-        click.echo(write_report(Folder(folder), page))
+        say(str(write_report(Folder(folder), page)))
         return
     if (folder / "search.yaml").is_file():
         from .search.run import report_again as write_page
@@ -268,11 +270,11 @@ def report(folder: Path, out: Path | None) -> None:
         raise ConfigError(
             f"{folder} holds no study, search or run; give a folder that `fedfleet study`, `search` or `run` wrote"
         )
-    click.echo(write_page(folder, page))
+    say(str(write_page(folder, page)))
 
 
 @main.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=Out())
 @click.option("--metric", default="eval/accuracy", show_default=True, help="A column of rounds.parquet.")
 @click.option("--lower", is_flag=True, help="Lower values of the metric are better.")
 @click.option(
@@ -300,11 +302,11 @@ def compare(
         from .comparison import labelled
         from .paired import compare_paired, text
 
-        click.echo(text(compare_paired(labelled(runs), metric)))
+        say(text(compare_paired(labelled(runs), metric)))
         return
     from .compare import compare_runs
 
-    click.echo(compare_runs(runs, metric, lower, targets, html))
+    say(compare_runs(runs, metric, lower, targets, html))
 
 
 @main.command()
@@ -329,7 +331,7 @@ def search(
     if as_code:
         from .search.api import as_python
 
-        click.echo(as_python(experiment, overrides, resume=how.pop("go_on"), address=address, **how))
+        say(as_python(experiment, overrides, resume=how.pop("go_on"), address=address, **how))
         return
     if address is None:
         from .executor.fork_server import begin
@@ -339,7 +341,7 @@ def search(
     from .search.command import run_search, text_of
 
     found = run_search(experiment, on_cluster(overrides, address, "engine.address"), **how)
-    click.echo(json.dumps(found.summary()) if as_json else text_of(found))
+    say(json.dumps(found.summary()) if as_json else text_of(found))
 
 
 @main.command()
@@ -352,7 +354,7 @@ def partition(experiment: str, overrides: tuple[str, ...], out: Path) -> None:
     from .files import load
     from .partition import describe
 
-    click.echo(describe(load(experiment, overrides), out))
+    say(describe(load(experiment, overrides), out))
 
 
 @main.command()
@@ -371,7 +373,7 @@ def fleet(
     from .files import load
     from .fleet import describe
 
-    click.echo(describe(load(experiment, overrides), devices, sessions, days))
+    say(describe(load(experiment, overrides), devices, sessions, days))
 
 
 @main.command()
@@ -413,8 +415,8 @@ def bench(
     from .bench.command import lines_of, summary, text_of
 
     with keyboard():
-        found = start(lines_of(works, methods, peers), how, out, functools.partial(click.echo, err=True))
-    click.echo(json.dumps(summary(found)) if as_json else text_of(found))
+        found = start(lines_of(works, methods, peers), how, out, tell)
+    say(json.dumps(summary(found)) if as_json else text_of(found))
 
 
 KINDS = {
@@ -447,7 +449,7 @@ def list_(kind: str, plugins: tuple[str, ...]) -> None:
     """List what can be chosen by name."""
     from .listing import listing
 
-    click.echo(listing(kind, KINDS[kind], plugins))
+    say(listing(kind, KINDS[kind], plugins))
 
 
 for command in COMMANDS:

@@ -16,6 +16,7 @@ from ..engine.records.history import History
 from ..engine.runs.chart import needs
 from ..engine.runs.result import Result
 from ..engine.runs.run_directory import RunDirectory, read_rows
+from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 from .compare import labels_of, runs_in, settings_of
 
@@ -110,7 +111,7 @@ def results_of(run: Run) -> list[Result]:
     """The results that a result or a folder stands for."""
     if isinstance(run, Result):
         return [run]
-    folder = Path(run)
+    folder = expanded(run)
     folders = runs_in(folder)
     if folders != [folder]:
         folders = [each for each in folders if (each / "result.json").is_file()]

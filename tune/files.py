@@ -14,6 +14,7 @@ from ..engine.config.schema import Experiment, experiment
 from ..engine.config.yaml_text import parse
 from ..engine.errors import ConfigError, nearest
 from ..engine.runs.folder_kinds import MARKS
+from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 
 LOCAL = ("steps", "epochs")
@@ -37,8 +38,8 @@ def load(source: str | Path, overrides: str | Iterable[str] = ()) -> Experiment:
     """
     if isinstance(overrides, str):
         overrides = (overrides,)
-    if (Path(source) / "config.yaml").is_file():
-        source = Path(source) / "config.yaml"
+    if (folder := expanded(source)).is_dir() and (folder / "config.yaml").is_file():
+        source = folder / "config.yaml"
     data = load_data(str(source), overrides)
     if "search" in data:
         raise ConfigError(
@@ -49,7 +50,7 @@ def load(source: str | Path, overrides: str | Iterable[str] = ()) -> Experiment:
 
 def load_data(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The same as plain data, before validation."""
-    path = shipped().get(source, Path(source))
+    path = shipped().get(source) or expanded(source)
     if not path.is_file():
         raise ConfigError(f"there is no experiment {source}; {nearest(source, shipped())}, or the path of a YAML file")
     data = parse(read(path), source)

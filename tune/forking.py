@@ -14,6 +14,7 @@ from ..engine.runs.launch import execute, new_run_id
 from ..engine.runs.observer import Watching, observers_of
 from ..engine.runs.result import Result
 from ..engine.runs.run_directory import RunDirectory
+from ..engine.storage.expanded import expanded
 from .files import load
 
 
@@ -45,7 +46,7 @@ def fork(
     """
     if isinstance(run, Result) and run.directory is None:
         raise ConfigError("run has no folder, so it has no checkpoints to go on from; run it with out")
-    folder = run.directory if isinstance(run, Result) else Path(run)
+    folder = run.directory if isinstance(run, Result) else expanded(run)
     assert folder is not None
     run_spec, directory = prepared(folder, round, changes, out, tuple(without_clients), run_id)
     return execute(run_spec, directory, observers_of(observers), stop)
@@ -69,7 +70,7 @@ def prepared(
         changed = {**federation.model_dump(), "without": without}
         experiment = validated({**dict(experiment), "federation": changed})
     run_id = run_id or new_run_id()
-    return fork_of(run, round, experiment, Path(out) if out is not None else Path("runs") / run_id, run_id)
+    return fork_of(run, round, experiment, expanded(out) if out is not None else Path("runs") / run_id, run_id)
 
 
 def client_numbers(texts: Iterable[str]) -> tuple[int, ...]:

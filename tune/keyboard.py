@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .streams import open_missing
+
 INTERRUPTED = 128
 """Exit status of a command that a signal ended, less the signal's number."""
 
@@ -41,6 +43,7 @@ def finish(commands: Callable[[], Any]) -> None:
     """Run the command. If it was interrupted, the process exits without the interpreter's shutdown, which would abort
     if a thread is in the middle of an import. Otherwise the shutdown does not look for garbage among the objects that
     are there now, which would take most of a second once torch is imported."""
+    open_missing()
     try:
         commands()
     except SystemExit as end:

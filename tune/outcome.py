@@ -10,10 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ..engine.errors import ConfigError, Diverged, FedFleetError, Interrupted, NotSaved
 from .run_files import privacy_spent
+from .streams import say, tell
 
 
 def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,19 +28,19 @@ def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except ConfigError as error:
             fail(error, 2)
         except Interrupted as error:
-            click.echo(f"interrupted{error.detail}", err=True)
+            tell(f"interrupted{error.detail}")
             sys.exit(128 + error.signal)
         except (FedFleetError, OSError) as error:
             fail(error, 1)
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            tell("interrupted")
             sys.exit(130)
 
     return wrapped
 
 
 def fail(error: Exception, status: int) -> None:
-    click.echo(f"error: {' '.join(str(error).split())}", err=True)
+    tell(f"error: {' '.join(str(error).split())}")
     sys.exit(status)
 
 
@@ -75,7 +74,7 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def show_result(result: Any, as_json: bool) -> None:
-    click.echo(json.dumps(result.summary()) if as_json else text_of(result))
+    say(json.dumps(result.summary()) if as_json else text_of(result))
 
 
 def text_of(result: Any) -> str:

@@ -12,6 +12,7 @@ from ..engine.rounds.driver import Record
 from ..engine.runs.observer import Observer
 from ..engine.runs.result import Result
 from .pulse import Pulse
+from .streams import tell
 
 SHOWN = ("loss", "accuracy", "clients/s")
 
@@ -64,7 +65,7 @@ class Progress(Observer):
         if self.cell is not None:
             self.cell.update({"text/plain": line}, raw=True)
         if self.pulse is not None and self.pulse.due():
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
         if self.bar is not None:
             self.bar.update(self.task, completed=record["round"], description=text)
 
@@ -87,7 +88,7 @@ class FirstLine(Observer):
     """An observer that prints to standard error what is about to run, before Ray starts and the data are read."""
 
     def begin(self, run_spec: RunSpec, facts: dict[str, Any]) -> None:
-        print(described(run_spec), file=sys.stderr, flush=True)
+        tell(described(run_spec))
 
 
 def described(run_spec: RunSpec) -> str:

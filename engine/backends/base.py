@@ -59,7 +59,7 @@ class Failure:
         return f"{self.where}: {self.cause}" + (f"\n{self.trace}" if self.trace else "")
 
 
-def failure_of(task: Any, error: Exception, where: str, worker: int = -1) -> Failure:
+def failure_of(task: Any, error: BaseException, where: str, worker: int = -1) -> Failure:
     """The failure of a task by an exception that a method, a workload or a plug-in raised. It can be pickled."""
     kind: Kind = "worker" if environmental(error) else "client"
     if is_out_of_memory(error):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ..clients.worker import Data, Worker
 from ..config.run_spec import RunSpec
 from ..devices.faults import is_device_lost
-from ..errors import DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
+from ..errors import RAISED_BY_USERS, DeviceLost, FedFleetError, WorkerUnfit, type_and_first_line
 from ..memory import release_freed_memory
 from ..planning.kernel_proof import prove_here
 from ..state.row_files import StateLayout
@@ -34,7 +34,7 @@ class LocalPool(Pool):
                 outcome: Outcome = self.worker.perform(phase.call, task, phase.broadcast)
             except FedFleetError:
                 raise
-            except Exception as error:  # whatever a method, a workload or a plug-in raises
+            except RAISED_BY_USERS as error:  # whatever a method, a workload or a plug-in raises
                 if is_device_lost(error):
                     raise DeviceLost(
                         f"{self.worker.device} failed under this process ({type_and_first_line(error)}); start again, "

@@ -25,7 +25,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError, nearest, type_and_first_line
+from ..errors import RAISED_BY_USERS, ConfigError, nearest, type_and_first_line
 from ..storage.sha256 import sha256
 from ..user_code import location_clause, plugin_errors
 from .finite import check_finite, may_be_infinite
@@ -121,14 +121,14 @@ def _spec(name: str) -> ModuleSpec | None:
     """Where a module would be imported from, None if there is no such module. Finding a.b imports a."""
     try:
         return importlib.util.find_spec(name)
-    except Exception as error:
+    except RAISED_BY_USERS as error:
         missing = error.name if isinstance(error, ImportError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
         raise _broken(name, error) from error
 
 
-def _broken(what: object, error: Exception, file: str = "") -> ConfigError:
+def _broken(what: object, error: BaseException, file: str = "") -> ConfigError:
     """The error for a module that raised an exception when it was imported, with the line of `file` that raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     line = f" (line {lines[-1]})" if lines else ""
@@ -144,7 +144,7 @@ def _installed() -> tuple[Any, ...]:
             continue
         try:
             found.append(point.load())
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise _broken(f"the entry point {point.name} = {point.value}", error) from error
     return tuple(found)
 
@@ -159,7 +159,7 @@ class Registry:
         for plugin in plugins:
             try:
                 module = plugin.load()
-            except Exception as error:
+            except RAISED_BY_USERS as error:
                 raise _broken(plugin, error, plugin.path) from error
             if not self._add(module, str(plugin)):
                 raise ConfigError(f"plugins: {plugin} has none of the tables {', '.join(TABLES)}; add one")
@@ -210,7 +210,7 @@ class Registry:
             if inspect.isabstract(target):
                 raise TypeError(f"it does not define {', '.join(sorted(target.__abstractmethods__))}")
             return target, *signature(target)
-        except Exception as error:  # importing the module that an entry names may raise anything
+        except RAISED_BY_USERS as error:  # importing the module that an entry names may raise anything
             raise ConfigError(f"{path}: {name} cannot be built: {error}{location_clause(error)}") from error
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:

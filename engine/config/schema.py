@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from ..errors import ConfigError, nearest
+from ..storage.expanded import expanded_address
 from ..storage.secrets import redacted, without_secrets
 
 LARGEST_COUNT = 2**31 - 1
@@ -385,10 +386,15 @@ class Engine(Section):
     address: str | None = None
     on_failure: Literal["fail", "drop"] = "fail"
     patience: float = Field(default=600.0, gt=0)
-    pending: int | None = Field(default=None, ge=1)
+    pending: int | None = Field(default=None, ge=1, lt=2**63)
     placement: Literal["pack", "spread"] = "pack"
     wait: float = Field(default=60.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535)
+
+    @field_validator("store")
+    @classmethod
+    def _with_home(cls, value: str | None) -> str | None:
+        return value and expanded_address(value)
 
     @field_validator("device")
     @classmethod
@@ -466,7 +472,7 @@ class Checkpoint(Section):
     @field_validator("folder")
     @classmethod
     def _no_secret(cls, value: str | None) -> str | None:
-        return value and without_secrets(value)
+        return value and expanded_address(without_secrets(value))
 
 
 class Tracking(Section):
@@ -492,6 +498,11 @@ class Tracking(Section):
     model: bool = True
     system: bool = False
     metrics: bool = True
+
+    @field_validator("uri")
+    @classmethod
+    def _with_home(cls, value: str) -> str:
+        return expanded_address(value)
 
 
 class AsIf(Section):

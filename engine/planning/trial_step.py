@@ -31,7 +31,7 @@ from ..clients.random_generators import equal, generators, kept_generators, move
 from ..cohorts.sampling import sample
 from ..config.run_spec import RunSpec
 from ..config.schema import Local
-from ..errors import ConfigError, FedFleetError
+from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
 from .as_written import gradient_difference
 from .execution_plan import may_vectorise
@@ -332,7 +332,7 @@ class Trial:
         """What runs the local steps of clients, with torch's kernels."""
         try:
             return LocalTrainer(self.algorithm, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise CodeRaised from error
 
     def columns(self) -> dict[str, Tensor]:
@@ -388,7 +388,7 @@ class Trial:
                 "a method holds settings only: return what changes as a state",
                 error,
             )
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             raise CodeRaised from error
 
     def refuse_draw(self, name: str, generator: str, run: Callable[[], Any]) -> None:
@@ -462,7 +462,7 @@ class Trial:
             trainer.train_block(public, clients, torch.ones(count, dtype=torch.int64), lambda k: columns)
         except FedFleetError:
             raise
-        except Exception as error:
+        except RAISED_BY_USERS as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
             self.refuse(
                 f"clients cannot be run together under torch.func.vmap: {vmap_rule_broken(text[0])}",

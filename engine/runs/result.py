@@ -13,6 +13,7 @@ from torch import Tensor
 from ..config.schema import Experiment
 from ..records.history import History
 from ..rounds.driver import Record
+from ..storage.expanded import expanded
 from ..storage.sha256 import sha256
 from .chart import Horizontal, draw, needs
 from .evaluation import evaluate
@@ -51,7 +52,7 @@ class Result:
         """
         from .run_directory import RunDirectory
 
-        return RunDirectory(Path(folder)).result()
+        return RunDirectory(expanded(folder)).result()
 
     @property
     def records(self) -> pa.Table:

@@ -9,6 +9,7 @@ import click
 
 from ..leftovers import Out
 from ..outcome import report_errors, show_result
+from ..streams import say
 
 at = click.option(
     "--address", help="Address of a running Ray cluster: auto (on this machine), HOST:PORT, or ray://HOST:PORT."
@@ -33,7 +34,9 @@ def on_cluster(overrides: Iterable[str], address: str | None, *keys: str) -> tup
 @click.argument("overrides", nargs=-1, metavar="[a.b=c …]")
 @click.option("--address", required=True, help="The cluster's dashboard, http://HOST:8265, or auto on its head node.")
 @click.option(
-    "--out", type=Out(), help="Folder on the cluster for the run's files (default: ~/fedfleet/<run id> there)."
+    "--out",
+    type=Out(here=False),
+    help="Folder on the cluster for the run's files (default: ~/fedfleet/<run id> there).",
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the cluster has accepted the job.")
 @report_errors
@@ -45,7 +48,7 @@ def submit(experiment: str, overrides: tuple[str, ...], address: str, out: Path 
     from .submit import follow, send
 
     job = send(experiment, overrides, address, str(out) if out else None)
-    click.echo(f"job {job}")
+    say(f"job {job}")
     if not detach:
         follow(job, address)
 
@@ -65,7 +68,7 @@ def attach(run: str, address: str | None, stop: bool, as_json: bool, quiet: bool
     from .runs import follow_run, going
 
     if not run:
-        click.echo("\n".join(going(address or "auto")) or "there is no detached run")
+        say("\n".join(going(address or "auto")) or "there is no detached run")
         return
     if run.startswith("raysubmit_"):
         from .submit import follow

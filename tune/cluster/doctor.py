@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
-
 from ...engine.backends.ray.connect import join, token_found
 from ...engine.config.schema import Experiment
 from ...engine.errors import ConfigError, FedFleetError
 from ...engine.kernels.library import COMPILED, why_no_kernels
 from ..files import load
+from ..streams import say
 
 PACKAGES = ("fedfleet", "ray", "torch", "numpy", "pyarrow")
 NODE_SECONDS = 60.0
@@ -43,7 +42,7 @@ def examine(source: str | None, overrides: Iterable[str], out: Path) -> None:
     experiment = load(source or "digits", overrides)
     problems = 0
     for finding in findings(experiment, out, asked=source is not None):
-        click.echo(finding)
+        say(str(finding))
         problems += finding.well is False
     if problems:
         raise FedFleetError(f"{problems} problem{'s' if problems > 1 else ''} found")

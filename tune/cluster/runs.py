@@ -13,6 +13,7 @@ from ...engine.runs import detached
 from ...engine.runs.launch import prepare
 from ...engine.runs.result import Result
 from ...engine.runs.run_directory import read_run_id, refuse_run
+from ...engine.storage.expanded import expanded
 from ..keyboard import keyboard
 from ..outcome import resumable
 from ..progress import shown
@@ -39,9 +40,10 @@ def going(address: str) -> Sequence[str]:
 def follow_run(run: str, address: str, stop: bool, quiet: bool) -> Result:
     """Follow a detached run to its end. run: its id or its folder; stop: ask it for a checkpoint and its end; quiet:
     whether to show no progress."""
-    run_id = read_run_id(Path(run)) if (Path(run) / "run.json").is_file() else run
+    folder = expanded(run)
+    run_id = read_run_id(folder) if (folder / "run.json").is_file() else run
     try:
-        with keyboard(), resumable(Path(run)):
+        with keyboard(), resumable(folder):
             return detached.attach(run_id, address, shown(quiet), signal.SIGTERM if stop else 0)
     except KeyboardInterrupt:
         raise FedFleetError(

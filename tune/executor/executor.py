@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ...engine.config.schema import Engine
 from ...engine.errors import ConfigError
+from ..streams import tell
 from .fork_server import not_needed
 from .jobs import Jobs
 from .source import Source
@@ -48,7 +49,7 @@ def check_together(key: str, wanted: WANTED, why_not: str) -> bool:
     if wanted is True and why_not:
         raise ConfigError(f"{key}: runs cannot share processes, got true: {why_not}; choose auto")
     if wanted == "auto" and why_not:
-        print(f"every run has a process of its own: {why_not}", file=sys.stderr)
+        tell(f"every run has a process of its own: {why_not}")
     together = bool(wanted) and not why_not
     if not together:
         not_needed()

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..pulse import Pulse
 from ..quantities import duration
+from ..streams import tell
 
 NAMED = 8
 """The most runs under way that are named. A search may have thousands."""
@@ -33,7 +34,7 @@ class LiveLine:
         if self.quiet:
             return
         if not sys.stderr.isatty():  # a reader of a log shall know at once that something has begun
-            print(f"{what}s: {done} of {total} done, starting", file=sys.stderr, flush=True)
+            tell(f"{what}s: {done} of {total} done, starting")
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -63,7 +64,7 @@ class LiveLine:
         if self.quiet:
             return
         if self.bar is None:
-            print(line + detail, file=sys.stderr, flush=True)
+            tell(line + detail)
         else:
             self.bar.console.print(line, highlight=False, markup=False)
 
@@ -100,4 +101,4 @@ class LiveLine:
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, description=f"{self.state()}\n{self._under_way()}")
         elif self.shares and self.pulse.due():
-            print(f"{self.done} of {self.total} done, {self.state()}: {self._under_way()}", file=sys.stderr, flush=True)
+            tell(f"{self.done} of {self.total} done, {self.state()}: {self._under_way()}")

@@ -10,6 +10,7 @@ from typing import Any
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError
 from ...engine.runs.launch import new_run_id
+from ...engine.storage.expanded import expanded
 from ..files import listed, load_data, override
 from .paper_grids import with_grid
 from .run import Found, load
@@ -54,7 +55,9 @@ def search(
         raise ConfigError("resume takes only the search's folder; leave out and paper_grid away")
     if isinstance(experiment, Mapping):
         raise ConfigError("resume takes the search's folder, got plain data of an experiment; give the folder")
-    return run_search(override(load(Path(experiment)).plain(), changes), experiment, resume=True, progress=not quiet)
+    return run_search(
+        override(load(expanded(experiment)).plain(), changes), experiment, resume=True, progress=not quiet
+    )
 
 
 def plain(experiment: str | Path | Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from ...engine.config.schema import Experiment, Section, experiment
+from ...engine.config.schema import LARGEST_COUNT, Experiment, Section, experiment
 from ...engine.config.yaml_text import own
 from ...engine.errors import ConfigError, nearest
+from ...engine.storage.expanded import expanded_address
 from .space import Range, code, corners, decided, ranges
 
 TOTALS = ("bytes", "seconds")
@@ -56,16 +57,16 @@ class Search(Section):
     """
 
     objectives: dict[str, Literal["max", "min"]] = Field(default_factory=lambda: {"eval/accuracy": "max"})
-    last: int = Field(default=1, ge=1)
+    last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     sampler: Literal["auto", "tpe", "random", "cmaes", "grid"] = "auto"
-    trials: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
+    trials: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    seed: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     pruner: Literal["none", "asha", "median"] = "none"
-    grace: int = Field(default=1, ge=1)
-    reduction: int = Field(default=3, ge=2)
+    grace: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    reduction: int = Field(default=3, ge=2, le=LARGEST_COUNT)
     concurrent: int | Literal["auto"] = "auto"
     together: Literal["auto"] | bool = "auto"
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     storage: str = "auto"
     study: str = ""
     start: tuple[dict[str, Any], ...] = ()
@@ -84,11 +85,21 @@ class Search(Section):
     def _several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("storage")
+    @classmethod
+    def _with_home(cls, value: str) -> str:
+        return expanded_address(value)
+
+    @field_validator("warm_start")
+    @classmethod
+    def _with_homes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(expanded_address, value))
+
     @field_validator("concurrent")
     @classmethod
     def _positive(cls, value: Any) -> Any:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be a positive integer or auto")
+        if isinstance(value, int) and not 1 <= value <= LARGEST_COUNT:
+            raise ValueError(f"must be a whole number from 1 to {LARGEST_COUNT}, or auto")
         return value
 
 

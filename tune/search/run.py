@@ -23,6 +23,7 @@ from ...engine.runs.folder_kinds import refuse_other_kind
 from ...engine.runs.launch import new_run_id, prepare
 from ...engine.stopping import Stop, stopping
 from ...engine.storage.atomic_write import write
+from ...engine.storage.expanded import expanded
 from ...engine.storage.lock import exclusive
 from ...engine.storage.plain_files import read_text
 from ...engine.storage.secrets import redacted_data
@@ -149,7 +150,7 @@ def search(
     """
     if folder == "":
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")
-    wanted, path = plan(dict(data)), Path(folder).resolve()
+    wanted, path = plan(dict(data)), expanded(folder).resolve()
     refuse(wanted, path, resume)
     with shared_processes(wanted) as jobs:  # they start while this process prepares the search
         if jobs is not None and all(each.key.startswith("method.") for each in wanted.ranges):

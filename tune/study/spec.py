@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ...engine.config.differences import flatten
-from ...engine.config.schema import Section
+from ...engine.config.schema import LARGEST_COUNT, Section
 from ...engine.config.yaml_text import own, parse
 from ...engine.errors import ConfigError, nearest
+from ...engine.storage.expanded import expanded
 from ..files import listed, located, override, read
 from ..files import shipped as shipped_experiments
 
@@ -51,10 +52,10 @@ class Tune(Section):
     each: Literal["none", "cell", "level", "once"] = "none"
     metric: str | None = None
     best: Literal["auto", "max", "min"] = "auto"
-    last: int = Field(default=1, ge=1)
-    rounds: int | None = Field(default=None, ge=1)
+    last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     seeds: tuple[int, ...] | None = None
-    trials: int = Field(default=20, ge=1)
+    trials: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     together: Literal["auto"] | bool = "auto"
 
     def final(self, values: NDArray[np.float64]) -> float:
@@ -85,7 +86,7 @@ class Report(Section):
 
     metric: str = "eval/accuracy"
     best: Literal["auto", "max", "min"] = "auto"
-    last: int = Field(default=1, ge=1)
+    last: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     best_round: bool = False
     targets: tuple[float, ...] = ()
     level_axis: str | None = None
@@ -136,8 +137,8 @@ class Reduced(Section):
     """
 
     scale: float = Field(default=1.0, gt=0)
-    rounds: int | None = Field(default=None, ge=1)
-    clients: int | None = Field(default=None, ge=1)
+    rounds: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    clients: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
 
 
 class StudyTracking(Section):
@@ -271,7 +272,7 @@ def validated(data: dict[str, Any]) -> Study:
 
 def contents(source: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain data of a study file, merged with those of its `base`. above: the studies that build on this one."""
-    path = shipped().get(source, Path(source))
+    path = shipped().get(source) or expanded(source)
     if not path.is_file():
         raise ConfigError(f"there is no study {source}; {nearest(source, shipped())}, or the path of a YAML file")
     data = parse(read(path), source)
@@ -338,7 +339,7 @@ def resolved(experiment: Any, file: Path) -> dict[str, Any]:
     found, where = experiment, "experiment"
     if isinstance(experiment, str):
         known = shipped_experiments()
-        path = known.get(experiment, file.parent / experiment)
+        path = known.get(experiment) or file.parent / expanded(experiment)
         if not path.is_file():
             raise ConfigError(
                 f"experiment: there is no experiment {experiment}; {nearest(experiment, known)}, or the path of a file"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ...engine.runs.folder_kinds import refuse_other_kind
 from ..leftovers import check_out
+from ..streams import say, tell
 from ..study.cells import cells, trials
 from ..study.spec import Study, load
 
@@ -34,16 +33,16 @@ def run_named(
     from .runner import run_study
 
     outcome, text = run_study(study, folder, jobs, keep, quiet)
-    click.echo(text)
+    say(text)
     counts = f"{outcome.finished} cells finished, {outcome.diverged} diverged, {outcome.failed} failed"
     if outcome.failed_trials:
         counts += f"; {outcome.failed_trials} trials failed, so the choice of settings lacks them"
-    click.echo(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
+    say(f"\n{counts}\nreport: {folder / 'report.html'}, {folder / 'report.md'}")
     return outcome.failed + outcome.failed_trials
 
 
 def announce(study: Study, folder: Path) -> None:
     """Print what will be run."""
     for note in study.notes:
-        click.echo(f"changed: {note}", err=True)
-    click.echo(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}", err=True)
+        tell(f"changed: {note}")
+    tell(f"{len(cells(study))} cells and {len(trials(study))} trials for tuning; folder: {folder}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from ..executor.executor import Executor, check_together, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
 from ..report.page import import_packages, write_report
+from ..streams import tell
 from ..study.cells import Cell, cells, fork_axis, trials
 from ..study.check import check
 from ..study.folder import DIVERGED, FAILED, FINISHED, OVER, Folder
@@ -98,7 +98,7 @@ def run_study(
                         if processes is None:
                             executor.start()  # one Ray for all searches and the cells
                         for failed in run_searches(study, folder, jobs, stop, quiet):
-                            print(f"search failed: {failed}", file=sys.stderr)
+                            tell(f"search failed: {failed}")
                     execute(*reported)
                 else:
                     execute(tuning, *reported)

@@ -17,7 +17,6 @@ import json
 import posixpath
 import queue
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +34,7 @@ from ...engine.storage.atomic_write import write
 from ...engine.storage.plain_files import read_text, unusual_kind
 from ...engine.storage.secrets import redacted
 from ...engine.storage.sha256 import sha256_of_json
+from ..streams import tell
 from .data_set import TRAINING
 from .run_header import RunHeader, flatten
 from .stores import SECONDS, load_mlflow, open_store
@@ -226,7 +226,7 @@ class Writer:
 
     def _warn(self, error: Exception, what: str = "not tracked in MLflow") -> None:
         reason = " ".join(redacted(str(error) or type(error).__name__).split())
-        print(f"warning: {what}: {reason}; the {self.what} itself continues", file=sys.stderr)
+        tell(f"warning: {what}: {reason}; the {self.what} itself continues")
 
     def _follow(self, first: Message) -> None:
         """Write all messages until `Closed`."""

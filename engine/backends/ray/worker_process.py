@@ -26,7 +26,7 @@ from ...config.schema import Asynchronous
 from ...devices import settings
 from ...devices.faults import is_device_lost
 from ...devices.memory import bound_memory
-from ...errors import LONGEST_TRACEBACK, WorkerUnfit, type_and_first_line
+from ...errors import LONGEST_TRACEBACK, RAISED_BY_USERS, WorkerUnfit, type_and_first_line
 from ...memory import release_freed_memory
 from ...methods.state_spec import StateSpec
 from ...planning.kernel_proof import prove_here
@@ -139,7 +139,7 @@ class WorkerProcess(Worker):
             self.beat()
             try:
                 outcome: TaskResult | Failure = self.perform(order.call, order.tasks[place], broadcast)
-            except Exception as error:  # whatever a method, a workload or a plug-in raises
+            except RAISED_BY_USERS as error:  # whatever a method, a workload or a plug-in raises
                 lost = is_device_lost(error)
                 where = f"worker {self.number}, process {os.getpid()}"
                 outcome = failure_of(None, error, where, self.number)
@@ -165,7 +165,7 @@ def why_not(prepare: Callable[[], None]) -> str:
     when it is imported."""
     try:
         prepare()
-    except (Exception, SystemExit) as error:
+    except RAISED_BY_USERS as error:
         return type_and_first_line(error)
     return ""
 

@@ -1,0 +1,117 @@
+"""Standard streams that are closed, full, or that nobody reads: a run goes on, and its files are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .commands import COMMAND
+
+RUN = ("run", "digits", "federation.rounds=2", "engine.backend=local", "tracking.uri=none", "--out", "out")
+
+
+def shell(folder: Path, ending: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command by sh, with this text behind it."""
+    line = f"{' '.join([*COMMAND, *arguments])} {ending}"
+    return subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def finished(folder: Path) -> bool:
+    return json.loads((folder / "out" / "result.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.parametrize("ending", ["2>&-", "<&- >&- 2>&-", "2>/dev/full", ">&-"])
+def test_a_run_needs_no_streams(ending, tmp_path):
+    done = shell(tmp_path, ending, *RUN)
+    assert done.returncode == 0, done.stderr
+    assert finished(tmp_path)
+    assert "Traceback" not in done.stderr
+
+
+def test_no_message_gets_into_a_file_of_the_run(tmp_path):
+    """Files that are opened later do not get the numbers of closed streams."""
+    shell(tmp_path, "<&- >&- 2>&-", *RUN)
+    assert not any(b"scaffold on digits: " in path.read_bytes() for path in (tmp_path / "out").rglob("*.*"))
+
+
+def test_a_full_standard_output_is_told(tmp_path):
+    done = shell(tmp_path, ">/dev/full", *RUN)
+    assert done.returncode == 1
+    assert "error: standard output cannot be written to (No space left on device); what the command" in done.stderr
+    assert finished(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("list", "methods"), ("show", "digits", "--all")], ids=" ".join)
+def test_a_reader_that_has_ended(arguments, tmp_path):
+    """As in `fedfleet list methods | head -1`, but with a reader that is certain to have ended."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, *arguments], cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_progress_that_nobody_reads(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, *RUN], cwd=tmp_path, stdout=subprocess.PIPE, stderr=writing, text=True, timeout=300
+    )
+    os.close(writing)
+    assert done.returncode == 0
+    assert "2 rounds in" in done.stdout
+    assert finished(tmp_path)
+
+
+# --- the code of a user that ends the process ------------------------------------------------------------------------
+WHERE = {
+    "when it is imported": "import sys\nsys.exit(0)\n",
+    "when a part is built": "import sys\nWORKLOADS = {'exiting': lambda: sys.exit(0)}\n",
+    "when data are read": """
+import sys
+from dataclasses import dataclass
+from fedfleet.workloads.digits import Digits
+
+@dataclass(frozen=True)
+class Exiting(Digits):
+    def load(self):
+        sys.exit(0)
+
+WORKLOADS = {"exiting": Exiting}
+""",
+    "in the loss": """
+import sys
+from dataclasses import dataclass
+from fedfleet.workloads.digits import Digits
+
+@dataclass(frozen=True)
+class Exiting(Digits):
+    def losses(self, x, batch):
+        sys.exit(0)
+
+WORKLOADS = {"exiting": Exiting}
+""",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_plugin_that_calls_exit(where, tmp_path):
+    """Status 0 without a word would look like a run that has ended well."""
+    (tmp_path / "mine.py").write_text(WHERE[where])
+    done = subprocess.run(
+        [*COMMAND, *RUN, "plugins=mine.py", "workload=exiting"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert "SystemExit: 0" in done.stderr
+    assert "mine.py" in done.stderr
+    assert "Traceback" not in done.stderr

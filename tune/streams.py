@@ -1,0 +1,57 @@
+"""What commands print. A stream that cannot be written to costs lines, never a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..engine.errors import FedFleetError
+
+NO_READER = 141
+"""Exit status of a command whose reader has ended, as in `fedfleet list methods | head -1`: 128 + SIGPIPE."""
+
+
+def open_missing() -> None:
+    """Open the standard streams that the caller has closed, on /dev/null.
+
+    Otherwise the next files that are opened would get their numbers, and messages would be written into these files.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def tell(line: str) -> None:
+    """Print a line to standard error: progress, or a message. What cannot be written is lost."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(2)
+
+
+def say(text: str) -> None:
+    """Print the outcome of a command to standard output.
+
+    Raises FedFleetError if that is impossible, and SystemExit, without a message, if nobody reads it any more.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _give_up(1)
+        sys.exit(NO_READER)
+    except OSError as error:
+        _give_up(1)
+        raise FedFleetError(
+            f"standard output cannot be written to ({error.strerror}); what the command has done is kept, only its "
+            "last lines are lost"
+        ) from None
+
+
+def _give_up(number: int) -> None:
+    """Write to /dev/null from now on. Otherwise Python tries again when it ends, and changes the exit status."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, number)
+    os.close(nothing)
