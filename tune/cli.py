@@ -413,10 +413,13 @@ def bench(
     """Compare the speed of the engine on this machine with a plain two-process PyTorch loop. It takes minutes."""
     from .bench.command import bench as start
     from .bench.command import lines_of, summary, text_of
+    from .leftovers import check_chart
 
+    lines = lines_of(works, methods, peers)
+    if out is not None:
+        check_chart("--out", out)
     with keyboard():
-        found = start(lines_of(works, methods, peers), how, out, tell)
-    say(json.dumps(summary(found)) if as_json else text_of(found))
+        start(lines, how, out, tell, lambda found: say(json.dumps(summary(found)) if as_json else text_of(found)))
 
 
 KINDS = {

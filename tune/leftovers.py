@@ -1,4 +1,4 @@
-"""Checks of `--out`: the folder for the files of a run, a search or a study."""
+"""Checks of `--out`: the folder for the files of a run, a search or a study, a page or a chart."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ def check_page(option: str, path: Path) -> Path:
     check_folder(f"{option} {path}", path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def check_chart(option: str, path: Path) -> None:
+    """Raise ConfigError unless a chart can be drawn into the file that an option names, before anything is computed."""
+    from ..engine.config.limits import check_folder
+    from ..engine.errors import ConfigError
+
+    if path.suffix not in (".png", ".svg", ".pdf") or path.is_dir():
+        raise ConfigError(f"{option} must name a .png, .svg or .pdf file, got {str(path)!r}; choose another")
+    check_folder(f"{option} {path}", path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def check_out(out: Path) -> None:

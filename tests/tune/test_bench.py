@@ -73,6 +73,58 @@ def test_lines():
     assert {line.work for line in lines_of([], [])} == {"w1", "w2", "w3"}
 
 
+def test_a_line_that_is_named_twice_is_measured_once():
+    """FedAvg is measured on every work; the settings may be those of the line with one client at a time."""
+    for words, methods in (
+        (["w1"], ["fedavg", "scaffold"]),
+        (["w1", "w2", "w1"], ["scaffold", "scaffold"]),
+        (["w1", "engine.block=1", "engine.kernels=torch"], ["fedavg", "scaffold"]),
+    ):
+        names = [line.name for line in lines_of(words, methods)]
+        assert sorted(set(names)) == sorted(names)
+    assert len(lines_of(["w1"], ["fedavg"], ["a=true", "a=true"])) == 3
+
+
+GIVEN = Pair(100.0, 150.0, 2.0, EVEN, "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (None, 0, ""),
+        (FedFleetError("out of memory"), 1, "error: out of memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("a mistake"), 1, ""),
+    ],
+    ids=["nothing", "failed", "interrupted", "a mistake"],
+)
+def test_what_was_measured_is_printed_whatever_comes_after(error, status, told, as_json, tmp_path, monkeypatch):
+    """The second of two repeats ends in its second line; or after it, with FedAvg named beside another method."""
+
+    def pair(line, rounds, workers):
+        measured.append(line.name)
+        if error is not None and len(measured) == 5:
+            raise error
+        return GIVEN
+
+    measured = []
+    monkeypatch.setattr(measure, "pair", pair)
+    words = ("w1", "--method", "fedavg", "--method", "scaffold", "--repeats", "2", "--out", str(tmp_path / "a/c.png"))
+    done = invoke("bench", *words, *(["--json"] if as_json else []))
+    assert done.exit_code == status
+    assert told in done.stderr
+    names = ["w1 fedavg block 1 kernels torch", "w1 fedavg", "w1 scaffold"]
+    assert measured == (names + names)[: 6 if error is None else 5]
+    if as_json:
+        counts = [len(line["pairs"]) for line in json.loads(done.stdout.splitlines()[-1])["lines"]]
+        assert counts == ([2, 2, 2] if error is None else [2, 1, 1])
+    else:
+        assert done.stdout.count("1.50 (1.50 … 1.50)") == 3
+        assert "w1 scaffold: 1.00 (1.00 … 1.00) times the time of fedavg" in done.stdout
+    assert (tmp_path / "a/c.png").is_file() == (error is None)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -80,6 +132,10 @@ def test_lines():
         (["w1", "--method", "fedavgg"], "bench has no method fedavgg; did you mean fedavg? valid: "),
         (["engine.blok=3"], "engine.blok is not a key; did you mean block?"),
         (["w1", "--peer", "pfl"], "--peer must be NAME=COMMAND, got 'pfl'"),
+        (["w1", "--peer", "fedavg=true"], "--peer: two lines would be called 'w1 fedavg'; give the peer another name"),
+        (["w1", "--peer", "a=true", "--peer", "a=false"], "--peer: two lines would be called 'w1 a'"),
+        (["w1", "--out", "chart.txt"], "--out must name a .png, .svg or .pdf file, got 'chart.txt'"),
+        (["w1", "--out", "/dev/null/chart.png"], "--out /dev/null/chart.png: no folder can be made here"),
         (["w1", "--peer", "pfl=python {rounds"], "--peer must be NAME=COMMAND, got 'pfl=python {rounds'"),
     ],
 )

@@ -35,7 +35,8 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
     """The lines to measure. Raises ConfigError.
 
     Each work has FedAvg with one client at a time, FedAvg with the plan that the engine chooses, and the peers; the
-    first work has the other methods too. asked: works and settings `engine.a=b`; peers: NAME=COMMAND.
+    first work has the other methods too. A line is measured once in each repeat, however often it is named. asked:
+    works and settings `engine.a=b`; peers: NAME=COMMAND.
     """
     works = [word for word in asked if "=" not in word]
     for kind, words, valid in (("work", works, WORKS), ("method", methods, tuple({**METHODS, **OTHER_ARGUMENTS}))):
@@ -48,7 +49,11 @@ def lines_of(asked: Sequence[str], methods: Sequence[str], peers: Sequence[str] 
         lines += [Line(work, "fedavg", {**engine, **ALONE}), Line(work, "fedavg", engine)]
         lines += [Line(work, method, engine) for method in methods or OTHERS if number == 0]
         lines += [Line(work, peer=peer) for peer in others]
-    return lines
+    named: dict[str, Line] = {}
+    for line in lines:
+        if named.setdefault(line.name, line) != line:
+            raise ConfigError(f"--peer: two lines would be called {line.name!r}; give the peer another name")
+    return list(named.values())
 
 
 def peer_of(word: str) -> Peer:
@@ -65,14 +70,20 @@ def peer_of(word: str) -> Peer:
     )
 
 
-def bench(lines: list[Line], how: dict[str, int], out: Path | None, log: Callable[[str], None]) -> Found:
-    """Measure the lines. how: repeats, rounds and workers; out: file of the chart; log: receives a line of progress."""
+def bench(
+    lines: list[Line], how: dict[str, int], out: Path | None, log: Callable[[str], None], show: Callable[[Found], None]
+) -> None:
+    """Measure the lines. how: repeats, rounds and workers; out: file of the chart; log: receives a line of progress;
+    show: receives what was measured, also if a later measurement fails or is interrupted."""
     found: Found = {}
-    for line, pair in alternate(lines, **how, log=log):
-        found.setdefault(line.name, (line, []))[1].append(pair)
+    try:
+        for line, pair in alternate(lines, **how, log=log):
+            found.setdefault(line.name, (line, []))[1].append(pair)
+    finally:
+        if found:
+            show(found)
     if out is not None:
         draw(found, out)
-    return found
 
 
 def text_of(found: Found) -> str:
@@ -87,12 +98,13 @@ def text_of(found: Found) -> str:
 
 
 def costs(found: Found) -> list[str]:
-    """The other methods' time relative to FedAvg's with the same settings, compared within each repeat."""
+    """The other methods' time relative to FedAvg's with the same settings, compared within each repeat; the last repeat
+    may be incomplete."""
     lines = []
     for name, (line, pairs) in found.items():
         base = found.get(line._replace(method="fedavg").name)
         if line.method != "fedavg" and base:
-            times = [a.ratio / b.ratio for a, b in zip(base[1], pairs, strict=True)]
+            times = [a.ratio / b.ratio for a, b in zip(base[1], pairs, strict=False)]
             lines.append(f"{name}: {spread(times)} times the time of fedavg")
     return lines
 
