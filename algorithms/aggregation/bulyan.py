@@ -39,10 +39,10 @@ class Bulyan(Aggregator):
 
     def decide(self, rows: Rows, state: Any) -> Decision:
         left, selected = list(range(rows.count)), []
-        distances2 = rows.distances2
+        distances2, errors = rows.distances2, rows.distance_errors
         for _ in range(rows.count - 2 * rows.f):
-            among = distances2[np.ix_(left, left)]
-            found = scores(among, neighbour_count(self.neighbours, len(left), rows.f))
+            among, q = np.ix_(left, left), neighbour_count(self.neighbours, len(left), rows.f)
+            found = scores(distances2[among], q, None if errors is None else errors[among])
             selected.append(left.pop(int(np.argmin(found))))
         return Decision(chosen=np.array(selected))
 

@@ -21,7 +21,7 @@ answer is the weighted sum of the rows, or by columns, and the answer is a funct
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -62,6 +62,16 @@ class Rows(NamedTuple):
     gram: np.ndarray | None = None
     values: np.ndarray | None = None
     signs: np.ndarray | None = None
+    errors: np.ndarray | None = None
+    """(S, S), bounds of the rounding errors that pre-aggregations have made in `gram`; None without any."""
+    added_weight: float | None = None
+    """The sum of the weights, where messages are added up: in the order of their sums, so that a rule that changes no
+    message gives the bits of the mean."""
+
+    @property
+    def weight(self) -> float:
+        """The sum of the client weights."""
+        return float(self.weights.sum()) if self.added_weight is None else self.added_weight
 
     @property
     def norms(self) -> np.ndarray:
@@ -71,20 +81,55 @@ class Rows(NamedTuple):
     @property
     def distances2(self) -> np.ndarray:
         """(S, S) the squared distances of the rows, from the Gram matrix. Distances that cannot be told from rounding
-        errors are 0, so that copies of a row are equally far from every other row."""
+        errors are 0, and copies of a row are equally far from every other row. After pre-aggregations, distances that
+        only rounding makes different are equal, so that ties are ties."""
         assert self.gram is not None
-        return distances2(self.gram)
+        found, errors = distances2(self.gram), self.distance_errors
+        if errors is None:
+            return found
+        pairs = np.triu_indices(len(found), 1)
+        found[pairs] = merged(found[pairs], errors[pairs])
+        return np.triu(found, 1) + np.triu(found, 1).T
+
+    @property
+    def distance_errors(self) -> np.ndarray | None:
+        """(S, S) bounds of the rounding errors of `distances2`; None without pre-aggregations."""
+        if self.errors is None or self.gram is None:
+            return None
+        own, norms2 = np.diagonal(self.errors), np.diagonal(self.gram)
+        subtracted = 4 * UNIT * (norms2[:, None] + norms2[None, :])
+        return own[:, None] + own[None, :] + 2 * self.errors + subtracted
+
+
+UNIT = 2.0**-53
+"""The rounding error of one operation in float64, relative to its result."""
+
+
+def merged(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """(n,): the values; those that rounding errors alone may have made greater than another one become equal to it.
+    errors: (n,), their bounds."""
+    order = np.argsort(values, kind="stable")
+    v, e, least = values[order], errors[order], np.arange(len(values))
+    for place in (np.flatnonzero(np.diff(v) <= e[1:] + e[:-1]) + 1).tolist():
+        before = least[place - 1]
+        if v[place] - v[before] <= e[place] + e[before]:
+            least[place] = before
+    found = np.empty_like(values)
+    found[order] = v[least]
+    return found
 
 
 def distances2(gram: np.ndarray) -> np.ndarray:
     """(S, S): the squared distances of S rows from their inner products; exactly 0 where they are below 2^-40 of the
-    squared norms."""
+    squared norms. A row has the distances of the first row that is a copy of it, to the bit: in inner products, copies
+    may differ by rounding."""
     norms2 = np.diagonal(gram)
     total = norms2[:, None] + norms2[None, :]
     found = np.maximum(total - 2 * gram, 0.0)
     found[found <= 2.0**-40 * total] = 0.0
     np.fill_diagonal(found, 0.0)
-    return found
+    first = (found == 0).argmax(axis=1)
+    return found if (first == np.arange(len(first))).all() else found[np.ix_(first, first)]
 
 
 def product(*matrices: np.ndarray) -> np.ndarray:
@@ -94,6 +139,11 @@ def product(*matrices: np.ndarray) -> np.ndarray:
     for matrix in matrices[1:]:
         found = found @ torch.from_numpy(np.ascontiguousarray(matrix))
     return found.numpy()
+
+
+def in_proportion(count: int, drawn: int, cohort: int) -> int:
+    """A number of messages in a round with `drawn` clients, rounded up, if it is `count` in one with `cohort`."""
+    return -(-count * drawn // cohort)
 
 
 class Decision(NamedTuple):
@@ -136,6 +186,11 @@ class Before(ABC):
         """f of this part, where the rule that follows it has `f`."""
         return f
 
+    def scaled(self, drawn: int, cohort: int) -> Before:
+        """The part for a round with `drawn` clients, see `Aggregator.scaled`. An f of its own is one of `cohort`."""
+        own = getattr(self, "f", None)
+        return self if own is None else replace(self, **{"f": in_proportion(own, drawn, cohort)})
+
     def count(self, rows: int) -> int:
         """The number of rows that it makes of `rows` rows."""
         return rows
@@ -173,6 +228,9 @@ class Aggregator(ABC):
     """Whether the federation's client weights count in its answer."""
     mixed_is_unsafe: ClassVar[bool] = False
     """Whether it may not follow pre-aggregations that mix Byzantine rows into all others."""
+    steps: ClassVar[bool] = False
+    """Whether its answer is a step of a length of its own, which is no mean of the messages. Running statistics are
+    measured and take no such step; they are then averaged with the client weights."""
 
     before: tuple[Before, ...] = ()
     vectors: Vectors = "each"
@@ -193,6 +251,14 @@ class Aggregator(ABC):
     def is_mean(self, rows: int, f: int) -> bool:
         """Whether it is the mean for so many rows, without anything before it. Then the run adds messages up."""
         return False
+
+    def scaled(self, drawn: int, cohort: int) -> Aggregator:
+        """The rule for a round with `drawn` clients, if its settings are meant for `cohort` clients. Its own f is
+        scaled by the engine, see `in_proportion`; numbers of messages that are settings too, and those of what stands
+        before it, are scaled here."""
+        if drawn == cohort or not self.before:
+            return self
+        return replace(self, before=tuple(part.scaled(drawn, cohort) for part in self.before))
 
     def init(self, length: int) -> Any:
         """The state before round 1, for a vector of so many numbers; () for none."""
@@ -227,7 +293,7 @@ class Aggregator(ABC):
     def from_sum(self, total: Tensor, rows: Rows) -> Tensor:
         """The answer, float64, from the float64 sum of the contributions, weighted with the client weights. rows:
         `norms2` is known if the rule reads "norms"."""
-        return total / rows.weights.sum()
+        return total / rows.weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,13 @@ q = S - f - 2 with 2 f + 2 < S. Distances are squared. Of rows with the same sco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .contract import Aggregator, Decision, Faults, Reads, Rows
+from .contract import Aggregator, Before, Decision, Faults, Reads, Rows, in_proportion, merged
 
 Neighbours = Literal["n-f-1", "n-f-2"]
 
@@ -26,11 +27,25 @@ def neighbour_count(neighbours: Neighbours, rows: int, f: int) -> int:
     return max(1, rows - f - int(neighbours[-1]))
 
 
-def scores(distances2: np.ndarray, q: int) -> np.ndarray:
-    """(S,): for each row the sum of its q least squared distances to other rows, added in ascending order."""
-    count = len(distances2)
-    others = distances2[~np.eye(count, dtype=bool)].reshape(count, count - 1)
-    return np.sort(others, axis=1)[:, :q].sum(axis=1)
+def scores(distances2: np.ndarray, q: int, errors: np.ndarray | None = None) -> np.ndarray:
+    """(S,): for each row the sum of its q least squared distances to other rows, added in ascending order. errors: (S,
+    S), bounds of the rounding errors of the distances, or None. Scores that differ by less are equal."""
+    others = ~np.eye(len(distances2), dtype=bool)
+    apart = distances2[others].reshape(len(distances2), -1)
+    if errors is None:
+        return np.sort(apart, axis=1)[:, :q].sum(axis=1)
+    nearest = np.argsort(apart, axis=1, kind="stable")[:, :q]
+    counted = (
+        np.take_along_axis(each, nearest, 1).sum(axis=1) for each in (apart, errors[others].reshape(apart.shape))
+    )
+    return merged(*counted)
+
+
+def after(before: Sequence[Before], rows: int) -> int:
+    """The number of rows that pre-aggregations make of `rows` rows."""
+    for part in before:
+        rows = part.count(rows)
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +71,8 @@ class Krum(Aggregator):
         """The positions of the `keep` rows of least score, in ascending order."""
         if rows.count == 1:
             return np.zeros(1, dtype=np.int64)
-        found = scores(rows.distances2, neighbour_count(self.neighbours, rows.count, rows.f))
+        q = neighbour_count(self.neighbours, rows.count, rows.f)
+        found = scores(rows.distances2, q, rows.distance_errors)
         return np.sort(np.argsort(found, kind="stable")[:keep])
 
     def decide(self, rows: Rows, state: Any) -> Decision:
@@ -67,7 +83,8 @@ class Krum(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiKrum(Krum):
-    """The mean of the messages that are closest to their neighbours. keep: their number, by default S - f."""
+    """The mean of the messages that are closest to their neighbours. keep: their number in a cohort, by default
+    S - f."""
 
     keep: int | None = None
 
@@ -77,6 +94,15 @@ class MultiKrum(Krum):
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep >= 1 must hold, got keep={self.keep}")
+
+    def scaled(self, drawn: int, cohort: int) -> Aggregator:
+        """As many messages are left out as `keep` leaves out of a cohort, in proportion and rounded up, as f is."""
+        rule = super().scaled(drawn, cohort)
+        if drawn == cohort or self.keep is None:
+            return rule
+        meant, there = (after(self.before, count) for count in (cohort, drawn))
+        keep = there - in_proportion(meant - self.keep, drawn, cohort)
+        return replace(rule, **{"keep": max(1, keep)})
 
     def refuses(self, rows: int, f: int) -> str:
         if self.keep is None or self.keep <= rows:

@@ -29,6 +29,7 @@ class SignVote(Aggregator):
     reads: ClassVar[tuple[Reads, ...]] = ("norms",)
     called: ClassVar[str] = "the vote of signs"
     takes_weights: ClassVar[bool] = False
+    steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.scale != "median_norm" and not self.scale > 0:

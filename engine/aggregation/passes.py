@@ -7,6 +7,7 @@ Gram matrix are added in the order of a tree over the tasks. So the bits do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...algorithms.attacks.contract import Columns, Plan
 from ..reduction.tree import TaskResult, TreeNode, TreeReducer, TreeShape
 from .message_rows import MessageRows
 from .sorting import sort_columns
-from .vectors import Piece, Span
+from .vectors import Piece
 
 
 class Forged(NamedTuple):
@@ -36,7 +37,10 @@ class RowsOf(NamedTuple):
     rows: (S,) in the files. weights: (S,) for a weighted sum. matrix: (S', S), by which the rows are combined before
     their columns are read, or None. f, scale: for the rule's columns. mean: (S,), the weights of a mean with which
     the answer is compared, or None. places: the coordinates of the vector that are read, in ascending order.
-    forged: what a pass of an attack writes.
+    forged: what a pass of an attack writes. plain: (S,) for a weighted sum, the weights of pieces that are plain; None
+    for the same as `weights`. statistics: (S,) the weights of running statistics, in a weighted sum as in a pass over
+    columns; they are none of them negative, and their sum is 1 at most, so that no variance or count can become
+    negative. None: those of the vector, or the rule's columns within the range of the rows.
     """
 
     rows: np.ndarray
@@ -47,6 +51,14 @@ class RowsOf(NamedTuple):
     mean: np.ndarray | None = None
     places: np.ndarray | None = None
     forged: Forged | None = None
+    plain: np.ndarray | None = None
+    statistics: np.ndarray | None = None
+
+    def weights_of(self, piece: Piece) -> np.ndarray | None:
+        """(S,): the weights of the rows in the weighted sum of one piece. None for the rule's columns."""
+        if piece.statistic and self.statistics is not None:
+            return self.statistics
+        return self.plain if piece.plain and self.plain is not None else self.weights
 
     def values(self, x: np.ndarray) -> np.ndarray:
         """(S', C): the rows after what stands before the rule. x: (S, C), as they are stored."""
@@ -127,36 +139,43 @@ class Answer(NamedTuple):
 def weighted_sums(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """The weighted sums of the rows, in the form of `answers`."""
 
-    def answer(of: RowsOf, span: Span, compared: bool) -> Answer:
-        assert of.weights is not None
-        weights = np.stack([of.weights, of.mean]) if compared and of.mean is not None else of.weights[None]
-        used = np.flatnonzero(weights.any(axis=0))
-        sums = sums_of_rows(weights[:, used], files.each_row(of.rows[used], span), span.length)
-        return Answer(sums[0], sums[1] if len(sums) > 1 else None)
+    return answers(task, partial(weighted_answer, files))
 
-    return answers(task, answer)
+
+def weighted_answer(files: MessageRows, of: RowsOf, piece: Piece) -> Answer:
+    """The weighted sum of the rows in one piece, and the mean with which it is compared if it is."""
+    found = of.weights_of(piece)
+    assert found is not None
+    weights = found[None] if of.mean is None or piece.follows else np.stack([found, of.mean])
+    used = np.flatnonzero(weights.any(axis=0))
+    sums = sums_of_rows(weights[:, used], files.each_row(of.rows[used], piece.span), piece.span.length)
+    return Answer(sums[0], sums[1] if len(sums) > 1 else None)
 
 
 def columns(task: PassTask, files: MessageRows, stage: Parts) -> list[np.ndarray]:
     """The rule's answers for sorted columns, in the form of `answers`."""
 
-    def answer(of: RowsOf, span: Span, compared: bool) -> Answer:
-        x = files.read(of.rows, span)
-        mean = weighted_sum(of.mean, x) if compared and of.mean is not None else None
-        return Answer(stage.rule.columns(sort_columns(of.values(x)), of.f) * of.scale, mean)
+    def answer(of: RowsOf, piece: Piece) -> Answer:
+        if of.weights_of(piece) is not None:
+            return weighted_answer(files, of, piece)
+        x = files.read(of.rows, piece.span)
+        mean = None if of.mean is None or piece.follows else weighted_sum(of.mean, x)
+        ordered = sort_columns(of.values(x))
+        values = stage.rule.columns(ordered, of.f) * of.scale
+        return Answer(np.clip(values, ordered[0], ordered[-1]) if piece.statistic else values, mean)
 
     return answers(task, answer)
 
 
-def answers(task: PassTask, answer: Callable[[RowsOf, Span, bool], Answer]) -> list[np.ndarray]:
+def answers(task: PassTask, answer: Callable[[RowsOf, Piece], Answer]) -> list[np.ndarray]:
     """For each piece the answer, (C,) float64; then (V, 2): for each vector of the task |answer - mean|^2 and |mean|^2
-    over the pieces that decide. answer: of a span; whether it is compared with a mean."""
+    over the pieces that decide. answer: of a piece."""
     found = []
     apart = {number: np.zeros(2) for number in task.numbers}
     for piece in task.pieces:
         of = task.vectors[piece.vector]
         assert of is not None
-        values, mean = answer(of, piece.span, not piece.follows)
+        values, mean = answer(of, piece)
         found.append(values)
         if mean is not None:
             apart[piece.vector] += [np.square(values - mean).sum(), np.square(mean).sum()]

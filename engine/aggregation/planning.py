@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...algorithms.aggregation.contract import Aggregator, Mean
+from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
 from ...algorithms.contract import Message
 from ..cohorts.sampling import cohort_sizes
 from ..config.run_spec import RunSpec
@@ -30,10 +30,11 @@ def planned_rule(run_spec: RunSpec) -> Aggregator:
 
 def is_mean(run_spec: RunSpec, rows: int) -> bool:
     """Whether the rule, with what stands before it, is the mean of a round with so many clients."""
-    rule = run_spec.stage.rule
+    cohort = run_spec.experiment.federation.cohort
+    rule = run_spec.stage.rule.scaled(rows, cohort)
     if isinstance(rule.faults, str):
         return False
-    f = faults_in(rule.faults, rows, run_spec.experiment.federation.cohort)
+    f = in_proportion(rule.faults, rows, cohort)
     for part in rule.before:
         if not part.keeps_mean(rows):
             return False
@@ -74,12 +75,7 @@ def number_of_faults(run_spec: RunSpec, rows: int, drawn: int, known: int) -> in
         return known
     if faults == "expected":
         return -(-rows * int(run_spec.byzantine.sum()) // len(run_spec.byzantine))
-    return faults_in(int(faults), drawn, run_spec.experiment.federation.cohort)
-
-
-def faults_in(faults: int, drawn: int, cohort: int) -> int:
-    """f in a round with so many clients, rounded up: in proportion to the cohort, for which `faults` was configured."""
-    return -(-faults * drawn // cohort)
+    return in_proportion(int(faults), drawn, run_spec.experiment.federation.cohort)
 
 
 def check_stage(run_spec: RunSpec) -> None:
@@ -130,7 +126,8 @@ def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:
     """Raise ConfigError if a rule, or a part before it, needs more messages than a round has. drawn: clients of the
     round."""
     assert isinstance(rule.faults, int)
-    rows, f = drawn, faults_in(rule.faults, drawn, federation.cohort)
+    rows, f = drawn, in_proportion(rule.faults, drawn, federation.cohort)
+    rule = rule.scaled(drawn, federation.cohort)
     where, remedy = f"with federation.cohort={drawn}", "lower {} or raise federation.cohort"
     if federation.sampling != "fixed":
         where = f"in a round of {drawn} clients, which federation.sampling: {federation.sampling} draws"

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from .message_rows import MessageRows
 from .passes import Parts
 from .planning import planned_rule
-from .vectors import vector_leaves, vectors_of
+from .vectors import Span, vector_leaves, vectors_of
 
 
 def leaves_messages_alone(run_spec: RunSpec, folder: str) -> bool:
@@ -91,14 +91,28 @@ class StagedMessages:
             return leaves
         flat = [leaf.reshape(len(leaf), -1).clone() for leaf in leaves]
         for vector in self.vectors:
-            x = torch.cat([flat[span.leaf][:, span.begin : span.end] for span in vector.spans], dim=1)
-            for spans in (vector.spans, vector.follows):
+            x, follows = (of_spans(flat, spans) for spans in (vector.spans, vector.follows))
+            broken = ~(are_finite(x) & are_finite(follows))
+            for spans in (vector.spans, vector.follows, vector.statistics):
                 if spans:
-                    y = torch.cat([flat[span.leaf][:, span.begin : span.end] for span in spans], dim=1)
-                    added = vmap(self.rule.contribution)(x, y)
+                    y = of_spans(flat, spans)
+                    averaged = self.rule.steps and spans is vector.statistics
+                    added = y if averaged else vmap(self.rule.contribution)(x, y)
+                    added = added.masked_fill(broken[:, None], 0.0)
                     for span, part in zip(spans, added.split([span.length for span in spans], dim=1), strict=True):
                         flat[span.leaf][:, span.begin : span.end] = part
         return [new.view(old.shape) for new, old in zip(flat, leaves, strict=True)]
+
+
+def of_spans(flat: Leaves, spans: Sequence[Span]) -> Tensor:
+    """(c, n): the numbers of some spans, one span after another. flat: the leaves of c messages, (c, …) each."""
+    parts = [flat[span.leaf][:, span.begin : span.end] for span in spans]
+    return torch.cat(parts, dim=1) if parts else flat[0][:, :0]
+
+
+def are_finite(x: Tensor) -> Tensor:
+    """(c,) bool: whether the squared norm of each row of x, (c, n), is finite."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square().isfinite()
 
 
 def trusted_examples(run_spec: RunSpec, train: Mapping[str, Tensor], clients: int) -> ClientIndex:

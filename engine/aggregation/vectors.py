@@ -39,13 +39,17 @@ class Vector(NamedTuple):
     """One vector of a message.
 
     name: for messages. spans: the numbers that it consists of. follows: numbers that get the weights that were found
-    for this vector, but take no part in finding them. weighted: whether the federation's client weights count.
+    for this vector, but take no part in finding them. weighted: whether the federation's client weights count. plain:
+    the leaves among these that are averaged uniformly all the same: they get what the rule decides with equal client
+    weights. statistics: running statistics, which follow too, but only into a mean, see `passes.RowsOf`.
     """
 
     name: str
     spans: tuple[Span, ...]
-    follows: tuple[Span, ...]
-    weighted: bool
+    follows: tuple[Span, ...] = ()
+    weighted: bool = True
+    plain: frozenset[int] = frozenset()
+    statistics: tuple[Span, ...] = ()
 
     @property
     def length(self) -> int:
@@ -66,8 +70,7 @@ def with_vector_leaves(message: Message, leaves: Sequence[Any]) -> Message:
 
 
 def vectors_of(message: Message, how: Vectors, buffers: int) -> list[Vector]:
-    """The vectors of a message. buffers: the number of tensors at the end of `delta` that are running statistics, which
-    follow the rest of `delta`."""
+    """The vectors of a message. buffers: the number of tensors at the end of `delta` that are running statistics."""
     found: list[Vector] = []
     leaf = 0
     for part in PARTS:
@@ -78,20 +81,19 @@ def vectors_of(message: Message, how: Vectors, buffers: int) -> list[Vector]:
                 found += _of_displacement(tree, leaf, buffers)
             else:
                 size = (tree.flat if isinstance(tree, Tree) else tree).numel()
-                found.append(Vector(name, (Span(leaf, 0, size),), (), part != "sent"))
+                found.append(Vector(name, (Span(leaf, 0, size),), weighted=part != "sent"))
             leaf += 1
     if how == "each" or not found:
         return found
-    spans = tuple(span for vector in found for span in vector.spans)
-    follows = tuple(span for vector in found for span in vector.follows)
-    if how == "joined":
-        return [Vector("all", spans, follows, found[0].weighted)]
     first = [vector for vector in found if vector.name.startswith("delta")] or found[:1]
-    rest = [vector for vector in found if vector not in first]
-    decides = tuple(span for vector in first for span in vector.spans)
-    return [
-        Vector("delta", decides, (*follows, *(span for vector in rest for span in vector.spans)), first[0].weighted)
-    ]
+    name, decide, rest = "delta", first, [vector for vector in found if vector not in first]
+    if how == "joined":
+        name, decide, rest = "all", found, []
+    weighted = any(vector.weighted for vector in found)
+    plain = frozenset(span.leaf for vector in found for span in vector.spans if not vector.weighted)
+    spans, follows = (tuple(span for vector in part for span in vector.spans) for part in (decide, rest))
+    statistics = tuple(span for vector in found for span in vector.statistics)
+    return [Vector(name, spans, follows, weighted, plain if weighted else frozenset(), statistics)]
 
 
 def _of_displacement(tree: Tree, leaf: int, buffers: int) -> list[Vector]:
@@ -110,35 +112,36 @@ def _of_displacement(tree: Tree, leaf: int, buffers: int) -> list[Vector]:
         else:
             group.append(Span(leaf, begin, end))
     if not dual or not primal:
-        return [Vector("delta", tuple(primal or dual), statistics, True)]
-    return [
-        Vector("delta", tuple(primal), statistics, True),
-        Vector("delta.dual", tuple(dual), (), True),
-    ]
+        return [Vector("delta", tuple(primal or dual), statistics=statistics)]
+    return [Vector("delta", tuple(primal), statistics=statistics), Vector("delta.dual", tuple(dual))]
 
 
 class Piece(NamedTuple):
     """Up to PIECE consecutive numbers of a vector. vector: its number. first: their first place in the vector.
-    follows: whether they only follow the vector."""
+    follows: whether they only follow the vector. plain, statistic: whether they are in `Vector.plain` or `statistics`.
+    """
 
     vector: int
     span: Span
     first: int
     follows: bool = False
+    plain: bool = False
+    statistic: bool = False
 
 
 def pieces_of(vectors: Sequence[Vector], also_following: bool) -> list[Piece]:
     """All pieces of the vectors, in order. also_following: also those that take no part in finding weights."""
     found: list[Piece] = []
     for number, vector in enumerate(vectors):
-        groups = [(vector.spans, False), (vector.follows, True)] if also_following else [(vector.spans, False)]
-        for spans, follows in groups:
+        groups = (vector.spans, vector.follows, vector.statistics) if also_following else (vector.spans,)
+        for group, spans in enumerate(groups):
             first = 0
             for span in spans:
                 for begin in range(span.begin, span.end, PIECE):
-                    end = min(begin + PIECE, span.end)
-                    found.append(Piece(number, Span(span.leaf, begin, end), first, follows))
-                    first += end - begin
+                    part = Span(span.leaf, begin, min(begin + PIECE, span.end))
+                    plain, statistic = span.leaf in vector.plain, group == 2
+                    found.append(Piece(number, part, first, group > 0, plain, statistic))
+                    first += part.length
     return found
 
 

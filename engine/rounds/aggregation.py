@@ -24,6 +24,7 @@ from ..aggregation.passes import RowsOf
 from ..aggregation.planning import collects, further_row, largest_cohort, number_of_faults, planned_rule
 from ..aggregation.vectors import (
     PIECE,
+    Span,
     Vector,
     vector_leaves,
     vectors_of,
@@ -47,8 +48,9 @@ from .defence import (
     reads_gram,
 )
 
-GRAMS = 4
-"""Matrices of S x S numbers that the driver has at the same time: inner products, distances, combinations."""
+GRAMS = 8
+"""Matrices of S x S numbers that the driver has at the same time: inner products, distances, combinations, bounds of
+rounding errors, the order of the distances."""
 
 
 class Aggregated(NamedTuple):
@@ -176,19 +178,33 @@ class StageRunner:
             return Aggregated(mean, state, {})
         flat = [leaf.reshape(-1) for leaf in vector_leaves(pytree.tree_unflatten(leaves, state_spec.message_spec))]
         vectors = self.vectors(state_spec.message)
-        norms2 = grouped(cohort.norms2, self.single_vectors(state_spec.message), vectors)
+        norms2, sound = grouped(cohort.norms2, self.single_vectors(state_spec.message), vectors)
         for number, vector in enumerate(vectors):
-            sound = np.isfinite(norms2[:, number])
-            rows = self.rows(vector, cohort.weights[sound], 0, norms2[sound, number], round.number)
-            for spans in (vector.spans, vector.follows):
-                if spans:
-                    total = torch.cat([flat[span.leaf][span.begin : span.end] for span in spans])
-                    parts = self.rule.from_sum(total, rows).split([span.length for span in spans])
-                    for span, part in zip(spans, parts, strict=True):
-                        flat[span.leaf][span.begin : span.end] = part
-        broken = float((~np.isfinite(norms2)).any(1).sum())
+            those = sound[:, number]
+            rows = self.rows(vector, cohort.weights[those], 0, norms2[those, number], round.number)
+            if vector.weighted and those.all():
+                rows = rows._replace(added_weight=facts["weight"])
+            for spans in filter(None, (vector.spans, vector.follows, vector.statistics)):
+                self._answer_from_sums(flat, vector, spans, rows)
+        broken = float((~sound).any(1).sum())
         leaves = shaped(flat, vector_leaves(state_spec.message))
         return Aggregated(with_vector_leaves(mean, leaves), state, {"robust/broken": broken})
+
+    def _answer_from_sums(self, flat: list[Tensor], vector: Vector, spans: Sequence[Span], rows: Rows) -> None:
+        """Put the rule's answer in the place of the sums of some numbers of a vector. flat: the leaves of a message.
+        spans: those of the vector itself, those that follow it, or its running statistics."""
+        lengths = [span.length for span in spans]
+        total = torch.cat([flat[span.leaf][span.begin : span.end] for span in spans])
+
+        def answer(rows: Rows) -> Sequence[Tensor]:
+            averaged = self.rule.steps and spans is vector.statistics
+            return (total / rows.weight if averaged else self.rule.from_sum(total, rows)).split(lengths)
+
+        own = uniform = answer(rows)
+        if vector.plain:
+            uniform = answer(rows._replace(weights=np.ones(len(rows.weights)), added_weight=None))
+        for span, weighted, plain in zip(spans, own, uniform, strict=True):
+            flat[span.leaf][span.begin : span.end] = plain if span.leaf in vector.plain else weighted
 
     def rows(
         self, vector: Vector, weights: np.ndarray, f: int, norms2: np.ndarray, round: int,
@@ -213,11 +229,12 @@ class Collected:
     def __init__(
         self, runner: StageRunner, state_spec: StateSpec, state: StageState, round: Round, cohort: Cohort
     ) -> None:
-        self.runner, self.rule, self.state_spec, self.state = runner, runner.rule, state_spec, state
+        self.runner, self.state_spec, self.state = runner, state_spec, state
         self.round, self.cohort = round, cohort
         self.vectors, self.single = runner.vectors(state_spec.message), runner.single_vectors(state_spec.message)
         self.passes = Passes(runner.run_pass, self.vectors, round.number)
-        self.defence = Defence(runner, self.passes, state)
+        self.defence = Defence(runner, self.passes, state, cohort.drawn)
+        self.rule = self.defence.rule
 
     def run(self) -> Aggregated:
         """The answer of the rule, after the attack."""
@@ -228,15 +245,25 @@ class Collected:
             forgery = Forgery(self, self.runner.stage.attack)
             self.cohort, attack, told = forgery.run()
             self.state = self.state._replace(attack=attack)
-        self.norms2 = grouped(self.cohort.norms2, self.single, self.vectors)
-        self.sound = np.isfinite(self.norms2) | isinstance(self.rule, Mean)  # (S, V): all others are left out
+        self.norms2, sound = grouped(self.cohort.norms2, self.single, self.vectors)
+        self.sound = sound | isinstance(self.rule, Mean)  # (S, V): all others are left out
         numbers = range(len(self.vectors))
         of = {number: RowsOf(self._rows(number)) for number in numbers}
         grams = self.passes.grams(list(of.values())) if reads_gram(self.rule) else {}
-        mixed = {number: self.defence.mix(self._known(number, grams.get(number))) for number in numbers}
-        mixed = self.defence.look(mixed, {n: of[n]._replace(matrix=mixed[n].matrix) for n in numbers})
-        decided = [self.defence.decide(number, mixed[number]) for number in numbers]
-        return self._answer(decided, grams.get(0), told)
+        known = {number: self._known(number, grams.get(number)) for number in numbers}
+        uneven = {
+            n: rows for n, rows in known.items() if self.vectors[n].plain and (rows.weights != rows.weights[:1]).any()
+        }
+        plain = {n: rows._replace(weights=np.ones(rows.count)) for n, rows in uneven.items()}
+        return self._answer(self._decide(known, of), self._decide(plain, of), grams.get(0), told)
+
+    def _decide(self, known: dict[int, Rows], of: dict[int, RowsOf]) -> dict[int, Decided]:
+        """number of a vector -> the rule's decision on what is known of its rows."""
+        if not known:
+            return {}
+        mixed = {number: self.defence.mix(rows) for number, rows in known.items()}
+        mixed = self.defence.look(mixed, {n: of[n]._replace(matrix=each.matrix) for n, each in mixed.items()})
+        return {number: self.defence.decide(number, each) for number, each in mixed.items()}
 
     # --- what is known ------------------------------------------------------------------------------------------------
     def _rows(self, number: int) -> np.ndarray:
@@ -248,7 +275,7 @@ class Collected:
         """Write the rule's answer of the round before to the further row."""
         files = self.runner.files(self.state_spec, self.round.number == 0)
         for vector, last in zip(self.vectors, self.state.last, strict=True):
-            for span, values in zip(vector.spans, last, strict=True):
+            for span, values in zip((*vector.spans, *vector.follows), last, strict=True):
                 files.write_span(self.runner.further, span, values.numpy())
 
     def _known(self, number: int, gram: np.ndarray | None) -> Rows:
@@ -264,17 +291,21 @@ class Collected:
         return number_of_faults(self.runner.run_spec, len(byzantine), self.cohort.drawn, int(byzantine.sum()))
 
     # --- the answer ---------------------------------------------------------------------------------------------------
-    def _answer(self, decided: Sequence[Decided], gram: np.ndarray | None, told: dict[str, float]) -> Aggregated:
-        """The rule's answer from its decisions. gram: of the first vector, if it is known. told: columns of the
-        attack."""
+    def _answer(
+        self, decided: dict[int, Decided], plain: dict[int, Decided], gram: np.ndarray | None, told: dict[str, float]
+    ) -> Aggregated:
+        """The rule's answer from its decisions on all vectors. plain: those with equal client weights, for vectors of
+        which a part is averaged uniformly. gram: of the first vector, if it is known. told: columns of the attack."""
         columns = self.rule.by == "columns"
         of = []
-        for number, each in enumerate(decided):
-            rows = self._rows(number)
+        for number, each in decided.items():
+            rows, statistics = self._rows(number), self._statistics(number, each)
             if columns:
-                of.append(RowsOf(rows, None, each.combination(len(rows)), each.f, each.decision.scale))
+                combination = each.combination(len(rows))
+                of.append(RowsOf(rows, None, combination, each.f, each.decision.scale, statistics=statistics))
             else:
-                of.append(RowsOf(rows, each.weights()))
+                uniform = plain[number].weights() if number in plain else None
+                of.append(RowsOf(rows, each.weights(), plain=uniform, statistics=statistics))
         honest = ~self.cohort.byzantine[self.sound[:, 0]]
         compared = np.zeros(len(of[0].rows))
         compared[: len(honest)] = honest / max(1, honest.sum())
@@ -287,12 +318,24 @@ class Collected:
             pairs = [(each, product(gram, each)) for each in (of[0].weights - compared, compared)]
             apart = np.array([max(0.0, float(product(*pair))) for pair in pairs])
         leaves = shaped([torch.from_numpy(values) for values in flat], samples)
-        state = self.state._replace(rule=tuple(each.decision.state for each in decided))
+        state = self.state._replace(rule=tuple(each.decision.state for each in decided.values()))
         if state.last:
             state = state._replace(last=spans_of(self.vectors, [leaf.detach().cpu().reshape(-1) for leaf in leaves]))
         record = {**self._columns(apart, honest, of[0].weights), **told}
         record |= {f"robust/{name}": value for name, value in decided[0].decision.columns.items()}
         return Aggregated(with_vector_leaves(self.state_spec.message, leaves), state, record)
+
+    def _statistics(self, number: int, decided: Decided) -> np.ndarray | None:
+        """The weights of the rows for the running statistics of a vector; None where the rule's columns serve them."""
+        count, further = int(self.sound[:, number].sum()), has_further_row(self.rule)
+        if self.rule.steps:
+            weights = self.cohort.weights[self.sound[:, number]]
+            weights = weights / weights.sum()
+        elif self.rule.by == "columns":
+            return None
+        else:
+            weights = decided.statistics(count)
+        return np.append(weights, 0.0) if further else weights
 
     def _columns(self, apart: np.ndarray, honest: np.ndarray, weights: np.ndarray | None) -> dict[str, float]:
         """The columns robust/… of the first vector, see docs/howto/robustness.md. apart: |F - mean|^2 and |mean|^2 over
@@ -308,8 +351,9 @@ class Collected:
 
 
 def spans_of(vectors: Sequence[Vector], leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
-    """For each vector the numbers of its spans. leaves: of a message, flat."""
-    return tuple(tuple(leaves[span.leaf][span.begin : span.end].clone() for span in vector.spans) for vector in vectors)
+    """For each vector the numbers of its spans, and of those that follow. leaves: of a message, flat."""
+    spans = [(*vector.spans, *vector.follows) for vector in vectors]
+    return tuple(tuple(leaves[span.leaf][span.begin : span.end].clone() for span in each) for each in spans)
 
 
 def shaped(flat: Sequence[Tensor], samples: Sequence[Tensor]) -> list[Tensor]:
@@ -317,9 +361,13 @@ def shaped(flat: Sequence[Tensor], samples: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.view(sample.shape).to(sample.device, sample.dtype) for leaf, sample in zip(flat, samples, strict=True)]
 
 
-def grouped(norms2: np.ndarray, single: Sequence[Vector], vectors: Sequence[Vector]) -> np.ndarray:
-    """(S, V) the squared norms of vectors that consist of the single ones. norms2: (S, V') of the single ones."""
-    spans = [set(vector.spans) for vector in vectors]
-    return np.stack(
-        [norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= own]].sum(axis=1) for own in spans], axis=1
-    )
+def grouped(norms2: np.ndarray, single: Sequence[Vector], vectors: Sequence[Vector]) -> tuple[np.ndarray, np.ndarray]:
+    """((S, V) the squared norms of vectors that consist of the single ones; (S, V) bool: whether these are finite, and
+    those of what follows the vectors). norms2: (S, V') of the single ones."""
+    found, sound = [], []
+    for vector in vectors:
+        own, all_of_it = set(vector.spans), {*vector.spans, *vector.follows}
+        found.append(norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= own]].sum(axis=1))
+        parts = norms2[:, [i for i, one in enumerate(single) if set(one.spans) <= all_of_it]]
+        sound.append(np.isfinite(parts).all(axis=1) & np.isfinite(found[-1]))
+    return np.stack(found, axis=1), np.stack(sound, axis=1)

@@ -150,7 +150,7 @@ class Forgery:
 
     def _end(self, leaf: int) -> int:
         """The number of entries of a leaf."""
-        spans = [span for vector in self.vectors for span in (*vector.spans, *vector.follows)]
+        spans = [span for vector in self.vectors for span in (*vector.spans, *vector.statistics)]
         return max(span.end for span in spans if span.leaf == leaf)
 
 
@@ -162,8 +162,9 @@ class Search:
         behind it."""
         self.forgery, self.number, self.gram = forgery, number, gram
         collected = forgery.collected
-        self.runner, self.rule = collected.runner, collected.rule
-        self.defence = Defence(self.runner, forgery.passes, collected.state)
+        self.runner = collected.runner
+        self.defence = Defence(self.runner, forgery.passes, collected.state, forgery.cohort.drawn)
+        self.rule = self.defence.rule
         self.further = [self.runner.further] if has_further_row(self.rule) else []
         self.rows = np.array([*rows, *forgery.remembered, *forgery.directed, *self.further])
         cohort = forgery.cohort

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...algorithms.aggregation.contract import Aggregator, Before, Decision, Rows, product
+from ...algorithms.aggregation.contract import UNIT, Aggregator, Before, Decision, Rows, product
 from ..aggregation.passes import PassTask, RowsOf, add_grams, in_piece
 from ..aggregation.vectors import Piece, Vector, in_tasks, pieces_of
 from ..errors import MethodFailed, TooFewMessages
@@ -85,6 +85,14 @@ class Decided(NamedTuple):
             weights = np.append(own, weights[len(self.matrix) :])  # the further row is never mixed
         return weights * self.decision.scale
 
+    def statistics(self, count: int) -> np.ndarray:
+        """(count,): the weights of the running statistics of `count` messages, for a rule by weights: the same as those
+        of the messages, as far as these are weights of a mean of the messages and of what is there already. A further
+        row has none. Otherwise a variance or a count could become negative."""
+        weights = np.maximum(self.weights()[:count], 0.0)
+        total = weights.sum()
+        return weights / total if total > 1 + count * np.finfo(float).eps else weights
+
     def combination(self, count: int) -> np.ndarray | None:
         """The matrix by which `count` rows are combined before their columns are read, or None."""
         if self.decision.chosen is None:
@@ -148,8 +156,10 @@ class Passes:
 class Defence:
     """The rule of one round, with its pre-aggregations."""
 
-    def __init__(self, runner: StageRunner, passes: Passes, state: StageState) -> None:
-        self.runner, self.rule, self.passes, self.state = runner, runner.rule, passes, state
+    def __init__(self, runner: StageRunner, passes: Passes, state: StageState, drawn: int) -> None:
+        """drawn: the number of clients in the round."""
+        self.runner, self.passes, self.state = runner, passes, state
+        self.rule = runner.rule.scaled(drawn, runner.run_spec.experiment.federation.cohort)
 
     def mix(self, rows: Rows) -> Mixed:
         """What the rule knows of one vector after the pre-aggregations. rows: the rows before them."""
@@ -225,7 +235,10 @@ def has_further_row(rule: Aggregator) -> bool:
 
 def without_further(rows: Rows) -> Rows:
     """The rows as a pre-aggregation sees them: without a further row."""
-    return rows if rows.gram is None else rows._replace(gram=rows.gram[: rows.count, : rows.count])
+    if rows.gram is None:
+        return rows
+    errors = None if rows.errors is None else rows.errors[: rows.count, : rows.count]
+    return rows._replace(gram=rows.gram[: rows.count, : rows.count], errors=errors)
 
 
 def transformed(rows: Rows, matrix: np.ndarray, scales: bool) -> Rows:
@@ -237,11 +250,18 @@ def transformed(rows: Rows, matrix: np.ndarray, scales: bool) -> Rows:
         whole = np.zeros((len(matrix) + further, len(rows.gram)))
         whole[: len(matrix), : rows.count] = matrix
         whole[len(matrix) :, rows.count :] = np.eye(further)
-        gram = combined_gram(whole, rows.gram)
-        return changed._replace(gram=gram, norms2=np.maximum(np.diagonal(gram)[: len(matrix)], 0.0))
+        gram, errors = combined_gram(whole, rows.gram), combined_errors(whole, rows.gram, rows.errors)
+        return changed._replace(gram=gram, errors=errors, norms2=np.maximum(np.diagonal(gram)[: len(matrix)], 0.0))
     if scales:
         return changed._replace(norms2=np.square(np.diagonal(matrix)) * rows.norms2)
     return changed._replace(norms2=np.full(len(matrix), np.nan))  # these are never read, see `reads_gram`
+
+
+def combined_errors(matrix: np.ndarray, gram: np.ndarray, errors: np.ndarray | None) -> np.ndarray:
+    """Bounds of the rounding errors of `combined_gram`: two products of n terms each, on a Gram matrix that has errors
+    of its own."""
+    inexact = 2 * (len(gram) + 1) * UNIT * np.abs(gram) + (0.0 if errors is None else errors)
+    return product(np.abs(matrix), inexact, np.abs(matrix).T)
 
 
 def combined_gram(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedfleet.engine.aggregation.planning import faults_in, largest_cohort, round_sizes
+from fedfleet.algorithms.aggregation.contract import in_proportion
+from fedfleet.algorithms.aggregation.krum import MultiKrum
+from fedfleet.algorithms.aggregation.nnm import Nnm
+from fedfleet.engine.aggregation.planning import largest_cohort, round_sizes
 from fedfleet.engine.api import resume, run
 from fedfleet.engine.cohorts.sampling import cohort_sizes, sample_cohort
 from fedfleet.engine.config.run_spec import RunSpec
@@ -56,7 +59,7 @@ def test_a_round_without_clients_is_a_round(name: str):
 
 
 def test_f_is_in_proportion_to_the_cohort():
-    assert [faults_in(2, drawn, 10) for drawn in (1, 5, 10, 11, 20)] == [1, 1, 2, 3, 4]
+    assert [in_proportion(2, drawn, 10) for drawn in (1, 5, 10, 11, 20)] == [1, 1, 2, 3, 4]
     run_spec = RunSpec.of("x", spec("median", **POISSON, rounds=30))
     assert largest_cohort(run_spec) == max(round_sizes(run_spec)) > 10
 
@@ -165,3 +168,18 @@ def test_memory_does_not_grow_with_the_cohort():
     done = subprocess.run([sys.executable, "-c", GROWTH], cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 56 * 4.3e6 / 5
+
+
+@pytest.mark.parametrize("before", [[], [{"name": "bucketing", "s": 2}]], ids=["rows", "buckets"])
+def test_what_is_kept_is_in_proportion_to_the_cohort(before: list[Any]):
+    """The messages that `keep` leaves out, in proportion to the cohort and rounded up, as f is: so keep = S - f is the
+    default in rounds of every size, and an f that stands before the rule is scaled too."""
+    chosen = MultiKrum(f=2, keep=8)
+    kept: list[Any] = [chosen.scaled(drawn, 10) for drawn in (1, 5, 10, 11, 20)]
+    assert [rule.keep for rule in kept] == [1, 4, 8, 8, 16]
+    assert [Nnm(f=2).scaled(drawn, 10) for drawn in (5, 20)] == [Nnm(f=1), Nnm(f=4)]
+    keep = 10 - 1 if not before else 5 - 1
+    given, default = ({"name": "multi_krum", "f": 1, "before": before, **more} for more in ({"keep": keep}, {}))
+    results = [run(spec(each, **POISSON, rounds=4)) for each in (given, default)]
+    assert len({row["client/count"] for row in results[0].rows}) > 1
+    assert same(*results)
