@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import counted
 from .cells import check_finite, labels_of
@@ -390,9 +391,43 @@ def constants(values: Sequence[float], dtype: torch.dtype, device: torch.device)
 def initial(build: Any, seed: int) -> nn.Module:
     """The module that `build()` returns, on the CPU, with weights that follow from the seed. torch's global generators
     keep their states."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(int(counted.key(seed, "init")))  # torch.manual_seed would reseed GPUs too
+    with Drawing(torch.Generator().manual_seed(int(counted.key(seed, "init")))), torch.device("cpu"):
         return build()
+
+
+class Drawing(TorchDispatchMode):
+    """A context in which operations of this thread draw from a generator instead of torch's global one."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        if (drawing := with_generator(func)) is not None:
+            return drawing(*args, **kwargs, generator=self.generator)
+        own = torch.default_generator.get_state()  # an operation like dropout has no such argument
+        torch.default_generator.set_state(self.generator.get_state())
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.generator.set_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(own)
+
+
+@lru_cache
+def with_generator(operation: Any) -> Any:
+    """The overload of an operation that has the same arguments and a generator; None if there is none."""
+    names = [argument.name for argument in operation._schema.arguments]
+    if "generator" in names:
+        return operation
+    for overload in map(operation.overloadpacket.__getattr__, operation.overloadpacket.overloads()):
+        others = [argument.name for argument in overload._schema.arguments]
+        if "generator" in others and [name for name in others if name != "generator"] == names:
+            return overload
+    return None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from ..clients.members import (
 )
 from ..clients.worker import Data
 from ..config.run_spec import RunSpec
+from ..devices import settings
 from ..devices.notes import as_facts
 from ..errors import Interrupted, type_and_first_line
 from ..methods.numbers import Path, differing
@@ -97,8 +98,9 @@ class Member:
         return sorted(self.results, key=lambda result: result.index)
 
     def _give_back(self) -> None:
-        self.lockstep.given_back.release()
-        self.turn.acquire()
+        with settings.released():
+            self.lockstep.given_back.release()
+            self.turn.acquire()
 
     def clock(self) -> float:
         """The seconds of this member alone: those of its turns, and its shares of phases that were run together."""
@@ -160,21 +162,22 @@ class Lockstep:
             if len(group) == 1:
                 continue  # it is made by the member itself
             began = time.perf_counter()
-            torch.set_num_threads(group[0][1].worker.run_spec.experiment.engine.threads)
-            with suppress(Exception):  # each member meets the failure of a report, or a stop, again by itself
+            alike = settings.computing(group[0][1].worker.run_spec)
+            with alike, suppress(Exception):  # each member meets the failure of a report, or a stop, again by itself
                 for (member, _), results in zip(group, evaluate_together([one for _, one in group]), strict=True):
                     member.results = results
             for member, _ in group:
                 member.seconds += (time.perf_counter() - began) / len(group)
 
-    @torch.no_grad()
     def _run_phases(self, members: Sequence[Member]) -> None:
         """Run the phases that these members need, and share the time among them."""
         began = time.perf_counter()
         parts: list[tuple[Member, Part]] = []
         for member in members if len(members) > 1 else ():
             assert member.phase is not None
-            parts += [(member, part) for part in member.phase[0].parts(member.phase[1])]
+            pool, phase = member.phase
+            with settings.computing(pool.worker.run_spec), torch.no_grad():
+                parts += [(member, part) for part in pool.parts(phase)]
         groups: dict[Hashable, list[tuple[Member, Part]]] = defaultdict(list)
         for member, part in parts:
             groups[common_form(part)].append((member, part))
@@ -196,9 +199,9 @@ class Lockstep:
         form = apart[0].form
         if form not in self.refused:
             way = Way(form, tuple(differing([each.numbers for each in apart])))
-            torch.set_num_threads(group[0][1].worker.run_spec.experiment.engine.threads)
             try:
-                results = train_together([part for _, part in group], self.trainers)
+                with settings.computing(group[0][1].worker.run_spec), torch.no_grad():
+                    results = train_together([part for _, part in group], self.trainers)
             except Interrupted:  # a member is to stop, and finds that out when it begins the phase by itself
                 return
             except Exception as error:  # whatever a method does with tensors as numbers, or a client's failure

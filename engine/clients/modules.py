@@ -7,7 +7,8 @@ cannot be vectorised over clients. A training run refuses them by name before it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +34,12 @@ KEYED = "fedfleet.workloads.convolutional.Dropout"
 OWN = "a subclass of fedfleet.workloads.base.Keyed that draws from counted.uniform(self.key, count)"
 
 
+def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook for all modules of the process that passes over those which other threads call."""
+    thread = threading.get_ident()
+    return lambda *given: hook(*given) if threading.get_ident() == thread else None
+
+
 @contextmanager
 def evaluating() -> Iterator[None]:
     """Every module that is called in this context runs in eval() mode, wherever the workload keeps it.
@@ -42,6 +49,7 @@ def evaluating() -> Iterator[None]:
     """
     changed: list[nn.Module] = []
 
+    @of_this_thread
     def to_eval(module: nn.Module, inputs: Any) -> None:
         if any(part.training for part in module.modules()):
             changed.extend(part for part in module.modules() if part.training)
@@ -96,7 +104,10 @@ class DrawRecorder:
         self.calls: list[tuple[nn.Module, dict[str, Any]]] = []  # modules whose forward has begun, the outermost first
 
     def __enter__(self) -> DrawRecorder:
-        self.hooks = [register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end)]
+        self.hooks = [
+            register_module_forward_pre_hook(of_this_thread(self._begin)),
+            register_module_forward_hook(of_this_thread(self._end)),
+        ]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from ...workloads.base import Classification, ClientIndex, Split
 from ..backends.local import LocalPool
 from ..clients.worker import Data
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..config.schema import Experiment, Local
+from ..devices.settings import applied
 from ..errors import ConfigError, FedFleetError, nearest
 from .asynchronous import driver_of
 from .driver import DataSummary
@@ -39,7 +39,12 @@ def columns(experiment: Experiment) -> list[str] | None:
     )
     often = experiment.evaluate.model_copy(update={"every": 1})
     made = experiment.model_copy(update={"federation": small, "engine": engine, "evaluate": often})
-    threads = torch.get_num_threads()
+    with applied(threads=engine.threads):
+        return _columns(made)
+
+
+def _columns(made: Experiment) -> list[str] | None:
+    """The columns of a run, found by its first round."""
     driver = None
     try:
         whole = RunSpec.of(f"columns-{secrets.token_hex(6)}", made)  # its states lie in a folder of this name
@@ -53,7 +58,6 @@ def columns(experiment: Experiment) -> list[str] | None:
     finally:
         if driver is not None:
             driver.close()
-        torch.set_num_threads(threads)
 
 
 def little(split: Split) -> Split:

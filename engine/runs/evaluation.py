@@ -15,14 +15,13 @@ from ..clients.worker import Data
 from ..cohorts.tasks import tree_shape
 from ..config.run_spec import RunSpec
 from ..config.schema import Experiment
-from ..devices.settings import applied
+from ..devices.settings import computing
 from ..errors import ConfigError
 from ..reduction.round_totals import RoundTotals, reduce_in_order
 from ..reduction.tree import TaskResult
 from ..user_code import plugin_errors
 
 
-@torch.no_grad()
 def evaluate(
     experiment: Experiment, model: Mapping[str, Tensor], test: Mapping[str, Any] | None, clients: bool
 ) -> dict[str, float]:
@@ -30,6 +29,14 @@ def evaluate(
     run_spec = RunSpec.of("evaluation", experiment)
     if run_spec.device.type == "cuda" and not torch.cuda.is_available():
         run_spec = run_spec.on_cpu()
+    with computing(run_spec), torch.no_grad():
+        return _evaluate(run_spec, model, test, clients)
+
+
+def _evaluate(
+    run_spec: RunSpec, model: Mapping[str, Tensor], test: Mapping[str, Any] | None, clients: bool
+) -> dict[str, float]:
+    experiment = run_spec.experiment
     split, settings = run_spec.split(), experiment.evaluate.model_copy(update={"fairness": clients})
     rows = split.test if test is None else test_columns(test, split.test)
     data = Data.of(split.train, rows, split.client_index)
@@ -47,14 +54,8 @@ def evaluate(
     def run(tasks: list[Any]) -> RoundTotals:
         return reduce_in_order(tree_shape(tasks), map(metrics, tasks))
 
-    threads, count = torch.get_num_threads(), len(next(iter(rows.values())))
-    torch.set_num_threads(experiment.engine.threads)  # as in the run: the order of sums depends on it
-    try:
-        fixed = applied(run_spec.device, run_spec.tf32)
-        with fixed, evaluating(), plugin_errors("workload", settings=experiment.workload):
-            return evaluation_columns(run_spec.workload, settings, count, client_index, run)
-    finally:
-        torch.set_num_threads(threads)
+    with evaluating(), plugin_errors("workload", settings=experiment.workload):
+        return evaluation_columns(run_spec.workload, settings, len(next(iter(rows.values()))), client_index, run)
 
 
 def test_columns(given: Mapping[str, Any], own: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ from ..config.forkable import fork_changes
 from ..config.run_spec import RunSpec
 from ..config.schema import PARTS, Asynchronous, Experiment, part_name
 from ..config.schema import experiment as validated
+from ..devices.settings import applied
 from ..errors import ConfigError
 from ..fleet.planner import PlanState, build_sampler, first_plan_state
 from ..methods.state_spec import StateSpec
@@ -47,6 +48,7 @@ class States(NamedTuple):
     plan: PlanState
 
 
+@applied()
 def fork_of(
     parent: Path, number: int, experiment: Experiment, out: Path, run_id: str | None = None
 ) -> tuple[RunSpec, RunDirectory]:

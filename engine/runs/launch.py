@@ -61,6 +61,18 @@ def prepare(
     directory: the run's folder, None for a run without files. resume: whether the run continues an earlier one.
     initial_model: name -> tensor or array, the model before round 1; None for the workload's own.
     """
+    with settings.applied(threads=experiment.engine.threads):
+        return _prepare(experiment, run_id, directory, resume, initial_model)
+
+
+def _prepare(
+    experiment: Experiment,
+    run_id: str,
+    directory: Path | None,
+    resume: bool,
+    initial_model: Mapping[str, Any] | None,
+) -> RunSpec:
+    """The same, with the settings of torch that a run has."""
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"run_id must be letters, digits, dots, dashes and underscores, got {run_id!r}; change it")
     run_spec = RunSpec.of(run_id, experiment, str(directory) if directory else None, resume, initial_model)
@@ -299,13 +311,16 @@ def in_process(
     run_spec: RunSpec, stop: Callable[[], int] = lambda: 0, host: Host | None = None
 ) -> Generator[Event, None, dict[str, Tensor]]:
     """Run in this process. Yields the events of the driver, and returns the final model's tensors."""
-    device, gpus = run_spec.device, run_spec.experiment.engine.gpus
-    with settings.applied(device, run_spec.tf32), bounded_memory(device, gpus):
-        return (yield from _in_process(run_spec, stop, host or Host()))
+    with bounded_memory(run_spec.device, run_spec.experiment.engine.gpus):
+        return (
+            yield from settings.in_turns(
+                _in_process(run_spec, stop, host or Host()), lambda: settings.computing(run_spec)
+            )
+        )
 
 
 def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Generator[Event, None, dict[str, Tensor]]:
-    """The same, with the settings of the run's device."""
+    """The same, with the settings of the run whenever it is asked for an event."""
 
     def beat() -> None:
         if stop():
@@ -317,7 +332,6 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Gener
     beat()
     data = Data.of(split.train, split.test, split.client_index)
     summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
-    threads = torch.get_num_threads()
     driver = driver_of(run_spec, summary)
     driver.log(plan_line)
     if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
@@ -330,4 +344,3 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Gener
         return driver.tensors()
     finally:
         driver.close()
-        torch.set_num_threads(threads)

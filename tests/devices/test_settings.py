@@ -67,9 +67,11 @@ class Unordered(Few):
         return super().losses(p, batch)
 
 
-def test_the_run_says_which_kernels_have_no_deterministic_form():
+def test_the_run_says_which_kernels_have_no_deterministic_form(monkeypatch):
     watch = Watch()
-    with settings.applied(META):
+    with monkeypatch.context() as patch:  # on the processor, with the settings of a device
+        of_process = settings.of_process
+        patch.setattr(settings, "of_process", lambda device, tf32: of_process(META, tf32))
         run(few("fedavg", Unordered(), rounds=2), observers=[watch])
     assert [text for text in watch.told if "deterministic" in text] == [
         "round 1: put_ on cpu has no deterministic form: this run may not repeat to the bit"

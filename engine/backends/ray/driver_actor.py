@@ -19,7 +19,7 @@ from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
 from ...config.schema import Asynchronous
 from ...devices.memory import bounded_memory
-from ...devices.settings import applied
+from ...devices.settings import computing
 from ...errors import ConfigError, DriverDied, Interrupted, NoRoom
 from ...kernels.library import SECONDS as BUILD_SECONDS
 from ...kernels.library import why_no_kernels
@@ -125,7 +125,7 @@ class DriverProcess:
             self.run_spec = self.run_spec.with_missing_kernels(tuple(lacking_kernels(self.run_spec, self._check)))
         device = self.run_spec.device
         gpus = max(group.gpus for group in self.run_spec.experiment.engine.groups())
-        with applied(device, self.run_spec.tf32), bounded_memory(device, gpus):
+        with computing(self.run_spec), bounded_memory(device, gpus):
             self.run_spec, plan_line = plan_execution(self.run_spec, split, measure)
         data = [ray.put(part) for part in (to_arrow(split.train), to_arrow(split.test), split.client_index)]
         return (

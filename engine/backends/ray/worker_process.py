@@ -106,7 +106,7 @@ class WorkerProcess(Worker):
     def _prepare(
         self, run_spec: RunSpec, train: Any, test: Any, client_index: ClientIndex, layout: StateLayout
     ) -> None:
-        settings.apply(run_spec.device, run_spec.tf32)
+        settings.apply(run_spec.device, run_spec.tf32, run_spec.experiment.engine.threads)
         bound_memory(run_spec.device, run_spec.experiment.engine.gpus)
         # Batches of training rows are gathered; those of test rows are views, in which a network might write.
         data = Data(from_arrow(train), from_arrow(test, copied=True), client_index)
