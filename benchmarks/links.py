@@ -22,8 +22,8 @@ import numpy as np
 import psutil
 import ray
 
-from fedfleet.engine.backends.ray.connect import QUIET
 from fedfleet.engine.backends.ray.links import Address, Link, Listener
+from fedfleet.engine.backends.ray.local_ray import QUIET
 from fedfleet.engine.backends.ray.placement import on_node
 
 

@@ -79,17 +79,26 @@ def log(folder: Path) -> bool:
     return (folder / "mine" / "run.log").is_file()
 
 
-def below(process: subprocess.Popen[str], name: str) -> bool:
+def below(process: subprocess.Popen[str], name: str) -> psutil.Process | None:
     for each in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.Error):
             if name in " ".join(each.cmdline()[:1]):
-                return True
-    return False
+                return each
+    return None
 
 
-STAGES: dict[str, Callable[[subprocess.Popen[str], Path], bool]] = {
+def frozen(process: subprocess.Popen[str], name: str) -> bool:
+    """Whether there is such a process, which then does nothing any more, as on a machine that has no memory left."""
+    found = below(process, name)
+    if found is not None:
+        found.suspend()
+    return found is not None
+
+
+STAGES: dict[str, Callable[[subprocess.Popen[str], Path], object]] = {
     "before Ray": lambda process, folder: log(folder),
     "Ray's first process": lambda process, folder: below(process, "gcs_server"),
+    "Ray's first process, frozen": lambda process, folder: frozen(process, "gcs_server"),
     "Ray's node": lambda process, folder: below(process, "raylet"),
     "a worker": lambda process, folder: below(process, "ray::"),
     "the driver": lambda process, folder: below(process, "ray::DriverProcess"),

@@ -97,7 +97,7 @@ class Executor:
 
     def __exit__(self, *error: object) -> None:
         if self.ours:
-            from ...engine.backends.ray.connect import disconnect
+            from ...engine.backends.ray.local_ray import disconnect
 
             disconnect()
 

@@ -7,7 +7,6 @@ ends with the process, or by `shutdown`.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import socket
@@ -29,25 +28,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ...config.run_spec import RunSpec
 from ...config.schema import Engine
-from ...errors import ConfigError, FedFleetError, Interrupted, type_and_first_line
+from ...errors import ConfigError, Interrupted
 from ...stopping import at_once
+from .local_ray import QUIET, below, disconnect, shut_down, start_here
 from .process_start import fork_server
 
-STORE_BYTES = 2 * 2**30
-"""Size of the object store if Ray is started here. It holds the data sets; Ray writes what does not fit to the disk."""
 ANSWER_SECONDS = 5.0
 """Seconds that a cluster may take to accept a connection, and for each answer. Ray itself would wait for minutes."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """What a client of HTTP/2 sends first (gRPC uses HTTP/2): the protocol's words and an empty frame of settings."""
 SETTINGS = 4
 """The type of the first frame of a server of HTTP/2. It is the fourth byte of the frame."""
-NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
-"""The methods of Ray's `Node` that start a server of statistics about Ray's use (what is left of the dashboard without
-a dashboard), the autoscaler of a cluster that cannot grow, and a reader of logs that are not shown. These three
-processes take a sixth of the processor time until the first round."""
 CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """A call of gRPC that the head of every cluster can answer."""
-QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token to the cluster's token"
 
 
@@ -89,7 +82,7 @@ def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[None]:
         before, was_connected = set(below(os.getpid())), ray.is_initialized()
         try:
             with at_once(stop):
-                started = connect(engine)
+                started = connect(engine, stop)
         except Interrupted:
             if not was_connected:
                 shut_down(set(below(os.getpid())) - before)
@@ -156,44 +149,16 @@ def suffices(engine: Engine) -> bool:
     return True
 
 
-def shut_down(processes: set[int]) -> None:
-    """End the Ray that was started here, with these processes and all their descendants.
-
-    If the process of Ray's node does not end within a second, as on a busy machine, `ray.shutdown` kills it, and its
-    child processes would stay.
-    """
-    processes = processes | fork_server.process()
-    family = [each for process in below(os.getpid()) if process in processes for each in (process, *below(process))]
-    disconnect()
-    for process in family:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-
-
-def disconnect() -> None:
-    """Leave Ray, and end it if this process has started it."""
-    ray.shutdown()
-    fork_server.end()
-
-
-def below(process: int) -> Iterator[int]:
-    """The ids of a process's children and of all their descendants; parents come before their children."""
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, file.read_text().split()):
-                yield child
-                yield from below(child)
-
-
 def start_ray(run_spec: RunSpec) -> bool:
     """Connect to Ray for a run; see `connect`."""
     return connect(run_spec.experiment.engine)
 
 
-def connect(engine: Engine) -> bool:
+def connect(engine: Engine, stop: Callable[[], int] = lambda: 0) -> bool:
     """Connect to Ray, or start it here if no address is given. Returns whether it was started, and is ours to stop.
 
-    Raises ConfigError if the address cannot be joined or the workers do not fit.
+    stop: see `start_here`. Raises ConfigError if the address cannot be joined or the workers do not fit, and what
+    `start_here` raises.
     """
     end_unsuitable(engine)
     started = not ray.is_initialized()
@@ -207,7 +172,7 @@ def connect(engine: Engine) -> bool:
             if engine.address:
                 join(engine.address)
             else:
-                start_here(int(np.ceil(gpus_or_cpus(engine, "gpus"))) or None)
+                start_here(int(np.ceil(gpus_or_cpus(engine, "gpus"))) or None, stop)
     try:
         _fits(engine, ray.cluster_resources())
     except ConfigError:
@@ -215,41 +180,6 @@ def connect(engine: Engine) -> bool:
             disconnect()
         raise
     return started
-
-
-def start_here(gpus: int | None) -> None:
-    """Start Ray on this machine. gpus: the number that it announces; None: those that it finds.
-
-    Raises FedFleetError if its processes do not start, or not within the 30 seconds that Ray gives them.
-    """
-    before = set(below(os.getpid()))
-    try:
-        with fewer_processes(), fork_server.forked_processes():
-            ray.init("local", include_dashboard=False, num_gpus=gpus, object_store_memory=STORE_BYTES, **QUIET)
-    except FedFleetError:  # a signal
-        raise
-    except Exception as error:  # Ray raises bare exceptions here
-        shut_down(set(below(os.getpid())) - before)
-        raise FedFleetError(
-            f"Ray did not start on this machine ({type_and_first_line(error)}); the machine may be too busy, or short "
-            "of memory or of disk space: give the command again when it is not, look at "
-            "/tmp/ray/session_latest/logs, or choose engine.backend=local"
-        ) from None
-
-
-@contextmanager
-def fewer_processes() -> Iterator[None]:
-    """Ray starts without the processes that serve nobody here, see NEEDLESS. It has no argument for this, so that its
-    methods are replaced while it starts. A version of Ray that has no such methods starts all of its processes."""
-    node = getattr(sys.modules.get("ray._private.node"), "Node", None)
-    found = {name: getattr(node, name) for name in NEEDLESS if hasattr(node, name)}
-    for name in found:
-        setattr(node, name, lambda node, **options: None)
-    try:
-        yield
-    finally:
-        for name, method in found.items():
-            setattr(node, name, method)
 
 
 @contextmanager
