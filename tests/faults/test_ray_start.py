@@ -234,7 +234,8 @@ def on_a_machine_with_a_foreign_name(folder: Path) -> tuple[list[str], dict[str,
 def test_a_run_listens_on_loopback_only(odd: Surroundings, folder: Path) -> None:
     """All processes of Ray and of the run, on a machine where Ray by itself does not start."""
     command, variables = odd(folder)
-    told = output([*command, sys.executable, "-c", SCRIPT + LISTENING], folder, **variables)
+    (folder / ".ray").mkdir(mode=0o755)
+    told = output([*command, sys.executable, "-c", SCRIPT + LISTENING], folder, HOME=str(folder), **variables)
     rounds = [json.loads(line) for line in told.splitlines()]
     assert len(rounds) == 2
     names, addresses = zip(*rounds[-1], strict=True)
@@ -242,6 +243,8 @@ def test_a_run_listens_on_loopback_only(odd: Surroundings, folder: Path) -> None
     assert sum(name.startswith("ray::") for name in names) >= 3  # the driver and two workers
     outside = [(name, host) for name, (host, _) in zip(names, addresses, strict=True) if not is_loopback(host)]
     assert not outside
+    assert (folder / ".ray" / "auth_token").is_file()
+    assert (folder / ".ray").stat().st_mode & 0o077 == 0
 
 
 def is_loopback(host: str) -> bool:

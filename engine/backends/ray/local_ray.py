@@ -102,6 +102,7 @@ def start_here(gpus: int | None, stop: Callable[[], int] = lambda: 0) -> None:
     options: dict[str, Any] = {"num_gpus": gpus, "object_store_memory": STORE_BYTES, **QUIET}
     if folder != usual_folder():
         options["_temp_dir"] = str(folder)
+    close_token()
     before = set(below(os.getpid()))
     try:
         _start = Start(include_dashboard=False, **options)
@@ -109,6 +110,15 @@ def start_here(gpus: int | None, stop: Callable[[], int] = lambda: 0) -> None:
     except Exception as error:  # Ray raises bare exceptions here
         shut_down(set(below(os.getpid())) - before)
         raise error if isinstance(error, FedFleetError) else FedFleetError(why_not(error, folder, address)) from None
+
+
+def close_token() -> None:
+    """Close the folder of Ray's token to other users, to whom a usual umask opens it. With the token, they could
+    execute code as this one."""
+    with suppress(OSError, RuntimeError):  # no home folder, or not this user's
+        folder = Path.home() / ".ray"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
 
 
 @contextmanager
