@@ -17,6 +17,8 @@ from ..engine.runs.folder_kinds import MARKS
 from ..engine.storage.expanded import expanded
 from ..engine.storage.plain_files import read_text
 
+LONGEST_SHOWN = 200
+"""The number of characters of an override that a message shows."""
 LOCAL = ("steps", "epochs")
 EXCLUSIVE = {"federation.local": LOCAL, "experiment.federation.local": LOCAL}
 """Section of an experiment or of a study -> keys that exclude each other: an override of one removes the others that
@@ -136,4 +138,4 @@ def pair(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"{text} is not an override; write key=value, as in federation.rounds=100")
-    return key.split("."), parse(value, text)
+    return key.split("."), parse(value, text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…")

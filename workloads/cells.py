@@ -82,12 +82,23 @@ def whole(values: np.ndarray, faults: Faults, first: int = 0) -> np.ndarray:
     return values.astype(np.int64)
 
 
+def number_the_classes(label: Any) -> str:
+    """The remedy for labels that are texts; "" for other labels. label: one of them."""
+    if not isinstance(label, str):
+        return ""
+    return (
+        f" such as {label[:40]!r}; number the classes, in all files alike: names = sorted(set(labels)), and "
+        "names.index(label) in the place of each label"
+    )
+
+
 def labels_of(values: np.ndarray, classes: int, where: str, column: str = "label") -> np.ndarray:
     """values as labels, (n,) int64. Raises ValueError unless all of them are whole numbers from 0 to classes - 1."""
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iufb":
         raise ValueError(
-            f"{where} must have one whole number per row in column {column}, got {values.dtype} of shape {values.shape}"
+            f"{where} must have one whole number per row in column {column}, got {values.dtype} of shape "
+            f"{values.shape}{number_the_classes(next(iter(values.flat), None))}"
         )
     faults = Faults()
     labels = whole(values, faults)
@@ -128,7 +139,10 @@ class Labels(Column):
 
     def add(self, cells: Any, first: int, where: Path) -> None:
         if not is_number(cells.type):
-            raise ValueError(f"{where} must have whole numbers in column {self.name}, got {cells.type}")
+            shown = next(iter(cells[:1].to_pylist()), "")
+            raise ValueError(
+                f"{where} must have whole numbers in column {self.name}, got {cells.type}{number_the_classes(shown)}"
+            )
         self.parts.append(whole(as_numpy(cells), self.faults, first))
 
     def whole(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from ..errors import ConfigError, nearest
-from ..storage.expanded import expanded_address
+from ..storage.expanded import expanded_address, is_unicode
 from ..storage.secrets import redacted, without_secrets
 
 LARGEST_COUNT = 2**31 - 1
@@ -635,6 +635,15 @@ class Experiment(Section):
             tracking: Tracking | Mapping[str, Any] = Tracking(),
         ) -> None: ...
 
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_are_unicode(cls, values: Any) -> Any:
+        """Refuse texts that no file and no tracker can hold, before they are met in the middle of a run."""
+        for key, text in _texts(values):
+            if not is_unicode(text):
+                raise ValueError(f"{ascii(key)[1:-1]} must be valid UTF-8, got {text!a}; write other characters")
+        return values
+
     @field_validator("plugins", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
@@ -673,6 +682,20 @@ class Experiment(Section):
             value = getattr(self, key)
             data[key] = value if value is None or isinstance(value, str | dict) else repr(value)
         return data
+
+
+def _texts(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of all texts in nested mappings and lists; keys are texts, too."""
+    if isinstance(data, str):
+        yield path, data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            inner = f"{path}.{key}" if path else str(key)
+            yield inner, str(key)
+            yield from _texts(value, inner)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _texts(value, path)
 
 
 def name_or_mapping(value: Any) -> Any:
@@ -745,6 +768,8 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
     if error["type"] == "value_error":
         got = "" if isinstance(error["input"], dict) else f", got {redacted(repr(error['input']))}"
         return f"{key}: {message}{got}" if key else message
+    if error["type"] == "int_parsing_size":
+        message = f"must be at most {LARGEST_COUNT}"
     message = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys", message)
     return f"{key} {message}, got {error['input']!r}"
 

@@ -26,6 +26,7 @@ VALUES = [
     *(".inf", "-.inf", ".nan", "true", "false", "null", "''", "x", "'1'", "é☃", "a b", "[]", "{}", "[1, 2]", "['']"),
     *("{name: null}", "{name: x}", "{name: [1]}", "{x: 1}", "{schedule: cosine}", "{schedule: nosuch, start: 1}"),
     *("{schedule: cosine, start: x}", "{schedule: exponential, start: 1, decay: 1e300}", "[[[]]]", "2020-01-01"),
+    *("2026-02-30", "!!int x", "7" * 5000, r'"\ud800"', r'{name: "x\ud800"}', r'{"\ud800": 1}'),
 ]
 CASES = 400
 SECONDS = 20.0

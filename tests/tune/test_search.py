@@ -242,6 +242,16 @@ def test_values_that_exclude_each_other_in_mlflow(here: Path):
         assert len(client.search_runs([place])) == 5
 
 
+def test_a_search_over_seeds_says_that_it_chose_one(here: Path):
+    range_of_seeds = {"search": "grid", "values": [0, 1]}
+    data = spec({"name": "sgd", "lr": 0.1}, seed=range_of_seeds, search={**EXCESS, "concurrent": 1})
+    (here / "seeds.yaml").write_text(yaml.safe_dump(data))
+    done = invoke("search", "seeds.yaml", "--out", "found", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert "note: the search also chose a seed" in done.stdout
+    assert "the search also chose a seed" in (here / "found" / "report.html").read_text()
+
+
 def test_results_of_trials_that_shared_processes(tmp_path: Path):
     """The functions of Ray Tune's ResultGrid, on records that are given here."""
     made = plan(spec({"name": "sgd", "lr": GRID}, search=EXCESS))

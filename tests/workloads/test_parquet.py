@@ -248,7 +248,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("label", with_cells({20: 1.5}, FLOATS, 1.0), "1 row with numbers that are not whole, .* row 20 "),
     ("label", with_cells({20: float("nan")}, FLOATS, 1.0), "1 row with NaN or infinity, .* row 20 "),
     ("label", with_cells({20: None, 21: None}, pa.int64(), 1), "2 rows without a value, .* row 20 "),
-    ("label", with_cells({20: "b"}, pa.string(), "a"), "must have whole numbers in column label, got string"),
+    ("label", with_cells({20: "b"}, pa.string(), "a"), "got string such as 'a'; number the classes, in all files"),
     ("client", with_cells({25: None}, pa.string(), "anna"), "must have a client in .*1 row without a value, .* row 25"),
     ("client", with_cells({25: None}, pa.int64(), 3), "must have a client in every row of column client, got 1 row"),
     ("client", with_cells({25: float("nan")}, FLOATS, 3.0), "must have a client in .* 1 row with NaN"),

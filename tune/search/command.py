@@ -10,6 +10,7 @@ import yaml
 from ...engine.errors import ConfigError
 from ..leftovers import check_out
 from .api import SEARCHES, search
+from .plan import CHOSE_A_SEED
 from .run import Found
 from .trial_store import Trial
 
@@ -32,6 +33,8 @@ def text_of(found: Found) -> str:
     }
     lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
     lines += [row(trial, list(found.values)) for trial in found.front]
+    if any("seed" in trial.params for trial in found.front):
+        lines.append(f"note: {CHOSE_A_SEED}")
     return "\n".join([*lines, f"the best trial as an experiment file: {found.folder / 'best.yaml'}"])
 
 

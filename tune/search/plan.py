@@ -103,6 +103,11 @@ class Search(Section):
         return value
 
 
+CHOSE_A_SEED = (
+    "the search also chose a seed, so the best value is partly luck; leave the range of seed out, or compare settings "
+    "over several seeds in a study"
+)
+"""Said of a search with a range for `seed`."""
 TRIALS = 20
 """Number of trials if neither the settings nor a grid determine it."""
 

@@ -15,7 +15,7 @@ from ..page.content import NO_STYLE, Axis, Curve, Figure, Marks, Page, Section, 
 from ..page.html import render
 from ..quantities import is_share, shown
 from .importance import importances, may_have_importances
-from .plan import Plan
+from .plan import CHOSE_A_SEED, Plan
 from .space import Range, number
 from .trial_store import Trial, TrialStore
 
@@ -69,6 +69,7 @@ def facts(plan: Plan, trials: list[Trial]) -> list[str]:
         wanted,
         f"sampler {plan.sampler}{pruner}",
         f"{len(trials)} of {plan.trials} trials: {', '.join(counts) or 'none'}",
+        *([CHOSE_A_SEED] if any(one.key == "seed" for one in plan.ranges) else []),
     ]
 
 
