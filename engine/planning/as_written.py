@@ -35,8 +35,9 @@ from ..config.run_spec import RunSpec
 from ..errors import type_and_first_line
 from ..kernels.operators import kernels
 
-EXAMPLES = 8
-"""The number of examples in the larger batch of a block, if the batches of the run have so many."""
+FEWEST, MOST, COMPARED_NUMBERS = 4, 64, 1 << 21
+"""The number of examples in the larger batch of a block, if the batches of the run have so many: as many as that times
+the number of parameters is at most COMPARED_NUMBERS, between FEWEST and MOST."""
 MODELS = 3
 """Two forms differ if they do at each of so many models. At a kink of ReLU or at a tie of max pooling, which constant
 inputs have, a rounding error may change a gradient; an error of a form is there at all models."""
@@ -309,12 +310,13 @@ class BlockBatches(NamedTuple):
 
 
 def block_batches(run_spec: RunSpec, split: Split, ragged: bool) -> BlockBatches:
-    """Batches of the two clients with the most rows, of at most EXAMPLES examples. ragged: whether that of the second
+    """Batches of the two clients with the most rows, of a few examples. ragged: whether that of the second
     client is shorter and padded, as far as possible to half of the first one."""
     index, batch = split.client_index, run_spec.experiment.federation.local.batch
     clients = np.resize(np.argsort(-index.sizes, kind="stable")[:2], 2)
     sizes = index.sizes_of(clients)
-    most = min(batch, EXAMPLES, int(sizes[0]))
+    examples = COMPARED_NUMBERS // max(run_spec.initial_model().flat.numel(), 1)
+    most = min(batch, max(FEWEST, min(examples, MOST)), int(sizes[0]))
     counts = (most, min(most - 1, max(2, most // 2), int(sizes[1]))) if ragged else (min(most, int(sizes[1])),) * 2
     keys = counted.key(run_spec.experiment.seed, "as written", torch.arange(2))
     alone = []

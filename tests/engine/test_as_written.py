@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
+from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.errors import ConfigError
+from fedfleet.engine.planning.as_written import may_be_ragged, padded_to
+from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import (
     Batch,
@@ -337,6 +341,75 @@ def test_minimax(name: str):
     assert block[1].startswith(f"plan: blocks of {1 if name in COUPLED else 4} clients")
 
 
+# --- code that does not compute in float64 ----------------------------------------------------------------------------
+class InFloat32(nn.Module):
+    """Computes in float32, whatever it is given."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.middle = nn.Linear(6, 6), nn.Linear(6, 3), middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x.float(), self.first.weight.float(), self.first.bias.float())
+        return F.linear(self.middle(h).tanh(), self.last.weight.float(), self.last.bias.float())
+
+
+class NeedsFloat32(Net):
+    """Raises an exception for float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first.weight.dtype != torch.float32:
+            raise TypeError("float32 is needed")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("net", [InFloat32, NeedsFloat32])
+@pytest.mark.parametrize(("middle", "right"), [(nn.Identity, True), (lambda: lambda h: h - h.mean(0), False)])
+def test_code_that_computes_in_float32(net: Any, middle: Callable[[], Any], right: bool):
+    told = trained(tiny(lambda: net(middle())), block=4, dtype="float32")[1]
+    assert told.startswith(f"plan: blocks of {4 if right else 1} clients, torch kernels"), told
+
+
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize("name", ["nothing", "mean"])
+def test_other_kernels_train_as_a_plain_loop_does(name: str):
+    """In float32. A step adds errors of about 2^7 roundings of its sums, there are 9 steps, and the run moves the
+    weights by a tenth of their size: 2^7 * 9 * 10 * 2^-24 = 7e-4. The mistake in blocks is 0.01."""
+    make = COUPLED[name][0] if name in COUPLED else RIGHT[name]
+    workload = tiny(make)
+    begin, end = plainly(workload, of_module)
+    model, told = trained(workload, block=4, kernels="native", dtype="float32")
+    assert off_plain({n: value.double() for n, value in model.items()}, begin, end) < 7e-4
+    assert told.startswith(f"plan: blocks of {1 if name in COUPLED else 4} clients, native kernels"), told
+
+
+# --- which batches there are ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("sizes", [SIZES, EVEN, (5,) * 6, (9,) * 6, (8, 8, 8, 8, 8, 4), (1,) * 6])
+def test_runs_with_padding_are_known(sizes: tuple[int, ...]):
+    index = ClientIndex.of(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    found = set()
+    for visit in range(4):
+        drawn = stream(index, np.arange(6), np.full(6, visit), Local(epochs=1, batch=BATCH), 0)
+        rows = drawn.rows.shape[2] if drawn.weight is None else (drawn.weight > 0).sum(-1)
+        for client in range(6):
+            for step in range(int(drawn.steps[client])):
+                found.add(rows if isinstance(rows, int) else int(rows[client, step]))
+    assert may_be_ragged(index, BATCH) == (len(found) > 1)
+
+
+def test_padded_as_in_a_round():
+    """The batch with which blocks are compared is padded as those of a round are."""
+    workload = tiny(RIGHT["nothing"])
+    split = workload.split(0, len(SIZES))
+    drawn = stream(split.client_index, np.array([0, 2]), np.zeros(2), Local(steps=1, batch=BATCH), 0)
+    assert drawn.weight is not None
+    short = {"input": torch.from_numpy(split.train["input"][drawn.rows[1, 0, :5].numpy()]), "key": drawn.keys[1, 0]}
+    padded = padded_to(BATCH, short)
+    assert torch.equal(padded["weight"], drawn.weight[1, 0])
+    assert torch.equal(padded["input"], torch.from_numpy(split.train["input"][drawn.rows[1, 0].numpy()]))
+
+
+# --- modules that change ----------------------------------------------------------------------------------------------
 class Counts(nn.Module):
     """Changes what it computes after some calls, which a recording of its operations would never do."""
 
@@ -384,3 +457,32 @@ def test_a_module_that_changes_from_call_to_call_is_refused(make: Callable[[], n
 
 def test_a_module_may_keep_its_last_call():
     assert len(run(made(tiny(Caches), block=4)).rows) == ROUNDS
+
+
+def test_a_run_that_began_in_blocks_goes_on_right(tmp_path: Path):
+    """Its checkpoint says so, from a time when blocks were not compared."""
+    workload = tiny(COUPLED["mean"][0])
+    run_spec = RunSpec.of("run", made(workload), str(tmp_path), resume=True)
+    plan, how = in_blocks_or_alone(run_spec, run_spec.split(), ExecutionPlan(4, "torch"), "as the run began")
+    assert plan == (1, "torch")
+    assert how.startswith("as the run began; clients train one after the other, not in blocks of 4, which takes longer")
+
+
+def test_what_is_measured_has_no_blocks():
+    """A plan of a measurement is kept for all models of the same shapes, of which others may train in blocks."""
+    long = {"rounds": 10_000}
+    specs = []
+    for name in ("nothing", "mean"):
+        make = COUPLED[name][0] if name in COUPLED else RIGHT[name]
+        asked = made(tiny(make))
+        specs.append(
+            RunSpec.of("run", asked.model_copy(update={"federation": asked.federation.model_copy(update=long)}))
+        )
+    blocks, keys = [], []
+    for run_spec in specs:
+        split = run_spec.split()
+        blocks.append({plan.block for plan in candidates(run_spec, split)})
+        keys.append(measurement_key(run_spec, split))
+    assert len(blocks[0]) > 1
+    assert blocks[1] == {1}
+    assert keys[0] != keys[1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from fedfleet.engine.kernels.fused_chain import Chain, NotAChain, chain_from
 from fedfleet.engine.planning import execution_plan, kernel_proof
 from fedfleet.engine.state.row_files import StateLayout
 from fedfleet.workloads import counted
-from fedfleet.workloads.base import Batch, Chained, Classification, Model, Params
+from fedfleet.workloads.base import Batch, Chained, Classification, ClientIndex, Model, Params, Partition
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.partitions import Iid
 from fedfleet.workloads.recurrent import PackedTanh
@@ -343,6 +344,40 @@ def wrong_library(wrong_sources: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     library.library.cache_clear()
     yield
     library.library.cache_clear()
+
+
+def test_padding_is_proven_wherever_the_run_can_have_it(monkeypatch: pytest.MonkeyPatch):
+    """The batches of the clients that are compared are full, and only those of others are short."""
+
+    @dataclass(frozen=True)
+    class LastIsShort(Partition):
+        def deal(self, labels: np.ndarray, clients: int, seed: int) -> ClientIndex:
+            return ClientIndex.of(np.split(np.arange(16 * clients - 7), 16 * np.arange(1, clients)))
+
+    asked = {
+        "workload": Digits(Built(plain), LastIsShort()),
+        "method": "fedavg",
+        "federation": {"clients": 9, "cohort": 2, "rounds": 2, "local": {"steps": 1, "batch": 16}},
+        "engine": {"backend": "local", "block": 2, "kernels": "chain"},
+        "tracking": {"uri": "none"},
+    }
+    run_spec = RunSpec.of("run", schema.experiment(asked))
+    split = run_spec.split()
+    given = kernel_proof.ProofData(split.train, split.client_index)
+    proving = kernel_proof.Proof(run_spec, given, "chain")
+    assert proving.drawn.weight is None
+    kernel_proof.prove(run_spec, given, "chain")
+    real = Chain.gradient
+
+    def wrong(self: Chain, point: Tensor, batch: Batch, *more: Any) -> tuple[Tensor, Tensor]:
+        gradient, loss = real(self, point, batch, *more)
+        padded = "weight" in batch and not bool(batch["weight"].all())
+        return (1.01 * gradient if padded else gradient), loss
+
+    monkeypatch.setattr(Chain, "gradient", wrong)
+    with pytest.raises(kernel_proof.Disagreement, match=r"in a block .* off torch's"):
+        kernel_proof.prove(run_spec, given, "chain")
+    kernel_proof.prove(run_spec, given, "chain", blocks=False)
 
 
 def lenet_proof(kernels: str, method: str = "scaffold") -> tuple[RunSpec, kernel_proof.Proof]:
