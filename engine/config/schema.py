@@ -129,9 +129,10 @@ class Asynchronous(Section):
     0 or more (default 4). `c`: of threshold, 0 or more (default 0).
     `relative_to`: the number of updates at which the weight shall be 1, 0 or more (default 0).
     `divide`: what the sum of the results is divided by. `buffer`: the sum of the client weights, so that stale results
-    shorten the step; `weights`: the sum of the weights with which they are added; `none` (default buffer; fedasync:
-    none).
-    `mix`: what each result is multiplied by, more than 0: the alpha of FedAsync (default 1; fedasync: 0.6).
+    shorten the step; `weights`: the sum of the same times the weights of their staleness; `none` (default buffer;
+    fedasync: none).
+    `mix`: what each result is multiplied by, more than 0, a step size that no divisor has: the alpha of FedAsync
+    (default 1; fedasync: 0.6).
     `staleness`: results that more updates than this came before are discarded, 0 or more (default: none).
     `open`: how many of the C slots must be free before any is filled, 1 to C (default 1).
     `once`: whether a client is dispatched at most once from the same version of the model (default true).

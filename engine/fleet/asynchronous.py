@@ -42,11 +42,13 @@ class RememberedDevices(Devices):
 
 class Weight(NamedTuple):
     """Of one result in an update. own: that of its client, whose sum may be the divisor. stale: the same times the
-    weight of its staleness and `mix`, whose sum may be the divisor too. added: that with which the result is added,
-    which differs from `stale` for a method that weighs clients by their local steps."""
+    weight of its staleness, whose sum may be the divisor too. mixed: the same times `mix`, which is a step size and in
+    no divisor. added: that with which the result is added, which differs from `mixed` for a method that weighs clients
+    by their local steps."""
 
     own: float
     stale: float
+    mixed: float
     added: float
 
 
@@ -106,7 +108,7 @@ class AsynchronousPlanner(RoundPlanner):
             "comm/bytes_wasted": len(update.unused) * self.traffic.down + update.counts.discarded * self.traffic.up,
             "async/staleness": float(np.mean(staleness)),
             "async/staleness_max": float(max(staleness)),
-            "async/weight": sum(weight.stale for weight in weights) / sum(weight.own for weight in weights),
+            "async/weight": sum(weight.mixed for weight in weights) / sum(weight.own for weight in weights),
             "async/flight": float(update.flight),
             "async/versions": float(update.versions),
             "async/discarded": float(update.counts.discarded),
@@ -133,8 +135,9 @@ class AsynchronousPlanner(RoundPlanner):
             if self.federation.weights == "examples" and self.method.weighted:
                 own = sizes * (len(jobs) / float(sizes.sum()))
             added = own if self.method.local_norms(1) is None else self._by_steps(jobs, own, steps)
-            stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs]) * self.settings.mix
-            columns = zip(own.tolist(), (own * stale).tolist(), (added * stale).tolist(), strict=True)
+            stale = np.array([staleness_weight(self.settings, job.staleness) for job in jobs])
+            mixed = stale * self.settings.mix
+            columns = zip(*(each.tolist() for each in (own, own * stale, own * mixed, added * mixed)), strict=True)
             self.known[number] = {job: Weight(*weights) for job, weights in zip(jobs, columns, strict=True)}
         return self.known[number]
 
@@ -221,6 +224,7 @@ def check_asynchronous(run_spec: RunSpec, state_spec: StateSpec) -> None:
             raise ConfigError(f"{key} has no meaning in an asynchronous run: {why}; leave it or federation.pace out")
     Fleet.of(run_spec, state_spec, none_of(federation.clients))
     check_method(run_spec.method(), state_spec, pace)
+    check_weights(state_spec, pace)
     check_weights_by_steps(run_spec)
     if experiment.engine.pending is not None:
         check_pending(federation, state_spec, experiment.engine.pending)
@@ -269,6 +273,29 @@ def check_method(method: Algorithm, state_spec: StateSpec, pace: Asynchronous) -
                 "federation.pace.base: current mixes models, and the method's messages are no changes of a model; "
                 "choose download"
             ) from None
+
+
+def check_weights(state_spec: StateSpec, pace: Asynchronous) -> None:
+    """Raise ConfigError for weights of stale results that cancel, or by whose sum, which may be 0, something is
+    divided. state_spec: of the method."""
+    if pace.divide == "weights" and pace.buffer == 1 and pace.weight != "constant":
+        raise ConfigError(
+            f"federation.pace.weight: {pace.weight} has no effect with buffer: 1 and divide: weights, which divides "
+            "the weight of the only result by itself; choose divide: buffer, or weight: constant"
+        )
+    if pace.weight != "threshold" or pace.c > 0 or (pace.staleness is not None and pace.staleness <= pace.b):
+        return
+    for divided, what in (
+        (pace.divide == "weights", "divide: weights"),
+        ("averaged" in state_spec.parts, "a method that averages states"),
+        (state_spec.statistics > 0, "a model with running statistics"),
+    ):
+        if divided:
+            raise ConfigError(
+                f"federation.pace.c must be more than 0 with {what}, got 0: the results of an update may all be older "
+                f"than b={pace.b:g}, and a mean is divided by the sum of their weights; raise it, or discard such "
+                f"results by staleness: {pace.b:g}"
+            )
 
 
 def _name(spec: object) -> str:

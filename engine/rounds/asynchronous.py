@@ -202,17 +202,18 @@ class AsynchronousDriver(Driver):
         """(the sums of the update's messages, sums of facts by name with what the displacements are divided by)."""
         total = BlockSum([], [0.0] * len(FACTS))
         weights = {job: self.asynchronous.weights(number)[job] for job in used}
-        by_steps = any(weight.added != weight.stale for weight in weights.values())
+        by_steps = any(weight.added != weight.mixed for weight in weights.values())
         for version, blocks in sorted(self.waiting.sums[number].items()):
             own = add_sparse(blocks, BlockSum.add)
-            stale = sum(weight.stale for job, weight in weights.items() if job.version == version)
-            self._rebase(state_spec, own.leaves, version, stale if by_steps else own.facts[WEIGHT])
+            mixed = sum(weight.mixed for job, weight in weights.items() if job.version == version)
+            self._rebase(state_spec, own.leaves, version, mixed if by_steps else own.facts[WEIGHT])
             total = BlockSum.add(total, own)
         own, stale = (sum(getattr(weight, name) for weight in weights.values()) for name in ("own", "stale"))
         fresh = all(weight.own == weight.added for weight in weights.values())
+        in_order = all(weight.stale == weight.added for weight in weights.values())
         divisors = {
             "buffer": total.facts[WEIGHT] if fresh else own,  # if it is the same, added in the order of a round
-            "weights": stale if by_steps else total.facts[WEIGHT],
+            "weights": total.facts[WEIGHT] if in_order else stale,
             "none": 1.0,
         }
         facts = dict(zip(FACTS, total.facts, strict=True))

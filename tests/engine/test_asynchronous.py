@@ -193,12 +193,16 @@ def driver_of(made: Experiment) -> AsynchronousDriver:
     [
         ({"name": "buffered", "buffer": 3}, {}),
         ({"name": "buffered", "buffer": 2, "divide": "weights"}, {"divide": "weights"}),
+        ({"name": "buffered", "buffer": 2, "divide": "weights", "mix": 0.4}, {"divide": "weights", "mix": 0.4}),
+        ({"name": "buffered", "buffer": 2, "mix": 0.4}, {"mix": 0.4}),
+        ({"name": "fedasync", "buffer": 2, "divide": "weights", "weight": "polynomial"},
+         {"current": True, "divide": "weights", "mix": 0.6}),
         ({"name": "buffered", "buffer": 4, "once": False}, {}),
         ({"name": "buffered", "buffer": 1, "staleness": 1}, {}),
         ({"name": "fedasync", "weight": "polynomial"}, {"current": True, "divide": "none", "mix": 0.6}),
         ({"name": "fedasync", "buffer": 2, "mix": 1.0, "divide": "buffer"}, {"current": True}),
     ],
-)
+)  # fmt: skip
 def test_models_are_the_references(pace, options):
     """The reference goes through the same jobs one by one, in float64. The step size changes with the version."""
     rate = {"schedule": "exponential", "start": 0.5, "decay": 0.8}
@@ -222,6 +226,7 @@ def test_models_are_the_references(pace, options):
     [
         ({"name": "buffered", "buffer": 3}, {}),
         ({"name": "buffered", "buffer": 3, "divide": "weights"}, {"divide": "weights"}),
+        ({"name": "buffered", "buffer": 3, "divide": "weights", "mix": 0.4}, {"divide": "weights", "mix": 0.4}),
         ({"name": "fedasync", "buffer": 2, "weight": "polynomial"}, {"current": True, "divide": "none", "mix": 0.6}),
     ],
 )
@@ -462,6 +467,12 @@ BUFFERED = {"name": "buffered", "buffer": 3}
         ),
         ({"method": {"name": "fedmud", "layers": "all", "nearest": True}}, ["no asynchronous form"]),
         (
+            {"pace": {"name": "buffered", "buffer": 1, "divide": "weights"}},
+            ["federation.pace.weight: polynomial has no effect", "choose divide: buffer"],
+        ),
+        ({"pace": {**BUFFERED, "weight": "threshold", "divide": "weights"}}, ["federation.pace.c", "divide: weights"]),
+        ({"pace": {**BUFFERED, "weight": "threshold"}, "method": "stem"}, ["federation.pace.c", "averages states"]),
+        (
             {"engine": {"pending": 10**4}},  # 64 x 8 + 8 + 8 x 10 + 10 parameters and the squared norm, in float64
             ["engine.pending", "(6 clients in flight", "x 4,888 bytes of a message", "39,104", "got 10,000"],
         ),
@@ -473,6 +484,23 @@ def test_combinations_without_a_meaning_are_refused_in_one_sentence(changes, wor
         prepare(digits(**made), "refused")
     for word in words:
         assert word in str(error.value), str(error.value)
+
+
+def test_updates_without_any_weight_move_nothing():
+    """Results that are older than b = 0 have the weight 0: the model stays where no result is fresh."""
+    pace = {"name": "buffered", "buffer": 2, "weight": "threshold", "b": 0, "c": 0}
+    driver = driver_of(digits(pace, updates=8, systems=UNEQUAL))
+    try:
+        weights = []
+        for _ in range(8):
+            before = driver.model().flat.clone()
+            weights.append(driver.first_round()["async/weight"])
+            assert torch.equal(driver.model().flat, before) == (weights[-1] == 0)
+    finally:
+        driver.close()
+    assert 0 in weights
+    fresh = {**pace, "divide": "weights", "staleness": 0}  # what would have no weight is discarded
+    prepare(digits(fresh, systems=UNEQUAL), "fresh")
 
 
 def test_results_that_could_fill_the_memory_are_refused(monkeypatch):

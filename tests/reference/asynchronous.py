@@ -118,12 +118,13 @@ def scalar_descent(
             old = models[version]
             change = -lr(version) * (old - client)
             total += mix * weight(staleness) * (change + old - x if current else change)
-        models.append(x + total / divisor(divide, [mix * weight(job[2]) for job in jobs]))
+        models.append(x + total / divisor(divide, [weight(job[2]) for job in jobs]))
     return models[1:]
 
 
 def divisor(divide: str, weights: Sequence[float]) -> float:
-    """What the sum of an update is divided by. weights: of the results in the buffer."""
+    """What the sum of an update is divided by. weights: s(tau) of the results in the buffer, without `mix`, which is a
+    step size of the server: x <- x + mix sum of s g / Z."""
     return {"buffer": float(len(weights)), "weights": math.fsum(weights), "none": 1.0}[divide]
 
 
@@ -149,5 +150,5 @@ def scalar_fednova(
                 y -= lr * (y - client)
             change = tau * (y - models[version]) / steps
             total += mix * weight(staleness) * (change + models[version] - x if current else change)
-        models.append(x + total / divisor(divide, [mix * weight(job[2]) for job in jobs]))
+        models.append(x + total / divisor(divide, [weight(job[2]) for job in jobs]))
     return models[1:]
