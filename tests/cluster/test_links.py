@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfleet.engine.backends.ray.links import COUNT, SEPARATE, Address, Bell, Link, Listener, readable
+from fedfleet.engine.backends.ray.links import (
+    COUNT,
+    INTRODUCTION,
+    SEPARATE,
+    TOKEN,
+    Address,
+    Bell,
+    Link,
+    Listener,
+    readable,
+)
 from fedfleet.engine.errors import WorkersLost
 
 
@@ -102,6 +112,100 @@ def test_someone_without_the_token_is_sent_away_and_keeps_nobody_waiting(listene
     assert listener.link(2).socket.getpeername() == agent.socket.getsockname()
     assert not listener.links  # nobody was let in under the number 1
     agent.close()
+
+
+SILENT, GARBAGE, TOO_MUCH, HALF = b"", b"GET / HTTP/1.1\r\n\r\n".ljust(INTRODUCTION), b"x" * 10**6, b"x" * 40
+"""What strangers send."""
+
+
+def strangers(listener: Listener, sent: bytes, count: int = 1) -> list[socket.socket]:
+    """Connections that have the driver's challenge, have sent these bytes, and stay open."""
+    lines = [socket.create_connection(listener.address[:2]) for _ in range(count)]
+    for line in lines:
+        assert len(line.recv(TOKEN, socket.MSG_WAITALL)) == TOKEN
+        with suppress(OSError):
+            line.sendall(sent)
+    return lines
+
+
+def dismissed(line: socket.socket) -> bool:
+    """Whether the driver ends the connection without a word; waits for it."""
+    with suppress(ConnectionResetError):  # it had not read everything
+        return line.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize("sent", [SILENT, GARBAGE, TOO_MUCH, HALF], ids=["silent", "garbage", "too much", "half"])
+def test_strangers_keep_no_agent_waiting(sent: bytes, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent is let in while they are connected. Nothing of what they send is unpickled."""
+    monkeypatch.setattr("pickle.loads", None)
+    there = strangers(listener, sent, 10)
+    agent = Link.to(listener.address, 3)
+    assert listener.link(3).socket.getpeername() == agent.socket.getsockname()
+    if len(sent) >= INTRODUCTION:
+        assert all(map(dismissed, there))
+        assert list(listener.news()) == [
+            f"port {listener.address.port}: a connection from 127.0.0.1 is no agent of this run: it did not have the "
+            "run's token"
+        ]
+    for line in (*there, agent):
+        line.close()
+
+
+def test_who_says_too_little_is_sent_away_in_time(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfleet.engine.backends.ray.links.INTRODUCTION_SECONDS", 0.05)
+    there = strangers(listener, HALF, 3)
+    assert all(map(dismissed, there))
+    (line,) = listener.news()
+    assert "a connection from 127.0.0.1 is no agent of this run: it sent too little within" in line
+    for each in there:
+        each.close()
+
+
+def test_the_number_of_strangers_is_bounded(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of them makes room, for an agent too."""
+    monkeypatch.setattr("fedfleet.engine.backends.ray.links.MOST_STRANGERS", 3)
+    oldest, *others = strangers(listener, SILENT, 4)
+    assert dismissed(oldest)
+    agent = Link.to(listener.address, 3)
+    assert dismissed(others[0])
+    assert listener.link(3)
+    assert all("was one of 3" in line for line in listener.news())
+    for line in (oldest, *others, agent):
+        line.close()
+
+
+def test_the_log_has_few_lines_about_strangers(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfleet.engine.backends.ray.links.MOST_LINES", 1)
+    for sent in (GARBAGE, HALF, GARBAGE):
+        (line,) = strangers(listener, sent)
+        line.shutdown(socket.SHUT_WR)
+        assert dismissed(line)
+        line.close()
+    assert len(list(listener.news())) == 1
+
+
+@pytest.mark.parametrize("answer", ["nothing", "garbage", "the agent's own proof"])
+def test_an_agent_believes_no_other_program(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that listens at the driver's port, after the driver has ended for example, and could send pickles."""
+    monkeypatch.setattr("pickle.loads", None)
+    token = b"t" * TOKEN
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def impostor() -> None:
+            line, _ = server.accept()
+            with line:
+                line.sendall(bytes(TOKEN))
+                said = line.recv(INTRODUCTION, socket.MSG_WAITALL)
+                line.sendall({"nothing": b"", "garbage": b"x" * 1000}.get(answer, said[:TOKEN]))
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        with pytest.raises(
+            (EOFError, ConnectionError), match="has ended" if answer == "nothing" else "another program"
+        ):
+            Link.to(Address(*server.getsockname(), token), 1)
+        thread.join()
 
 
 def test_an_agent_that_has_not_connected_is_missed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:

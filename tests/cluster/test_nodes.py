@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,28 @@ def test_two_nodes_give_the_bits_of_one_process(method, start, tmp_path):
     result = ended(start(setting(faults, method, **ON_TWO, patience=60.0)))
     same(tmp_path / "out", result, run(small(faults, method)))
     assert "2 workers on 2 nodes" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_strangers_at_the_port_keep_no_agent_out(cluster, start, tmp_path):
+    """Some say nothing, and one sends something else; they are connected before the agents are."""
+    host = cluster.address.rpartition(":")[0]
+    with socket.create_server((host, 0)) as free:
+        port = free.getsockname()[1]
+    process = start(setting(tmp_path / "faults", rounds=2, **ON_TWO, port=port))
+
+    def connected() -> socket.socket | None:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection((host, port))
+        return None
+
+    silent = [until(connected, "the driver's port", 120) for _ in range(5)]
+    silent[0].sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    ended(process)
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "2 workers on 2 nodes" in log
+    assert f"port {port}: a connection from {host} is no agent of this run: it did not have the run's token" in log
+    for line in silent:
+        line.close()
 
 
 def test_an_asynchronous_run_on_two_nodes(start, tmp_path):

@@ -207,10 +207,12 @@ class ClusterPool(Pool):
     def _welcome(self, first: bool = False) -> None:
         """Let the agents whose workers have started take part. first: whether an agent that cannot start ends the
         run."""
+        assert self.listener is not None
+        for line in self.listener.news():
+            self.hooks.log(line)
         for agent in list(self.coming):
             if not ray.wait([agent.started], timeout=0)[0]:
                 continue
-            assert self.listener is not None
             self.coming.remove(agent)
             try:
                 ray.get(agent.started)

@@ -4,8 +4,9 @@ Messages of every round go through one socket for each agent. A call of Ray does
 of both processes and Ray's own processes: `benchmarks/links.py` has what each of them costs. Ray still starts the
 agents, says when one is dead, and carries what is not needed in every round.
 
-The driver listens at the address by which its node is known to Ray. An agent proves with a token, which it got through
-Ray, that it belongs to the run.
+The driver listens at the address by which its node is known to Ray. Agent and driver prove to each other, with a token
+that the agent got through Ray, that they belong to the run, before either of them reads anything else: messages are
+pickled, and whoever sends them could execute code. Strangers at the port keep no agent waiting, whatever they send.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -30,9 +33,19 @@ SEPARATE = 16 * 1024
 TOKEN = 32  # bytes
 INTRODUCTION_SECONDS = 20.0
 """The time in which an agent must have connected and proved that it belongs to the run."""
+MOST_STRANGERS = 256
+"""The most connections that may be without a proof at once; a further one ends the oldest of them."""
+MOST_LINES = 20
+"""The most lines for the log about strangers."""
+PAUSE_SECONDS = 0.1
+"""How long no connection is taken if the system has no room for another one."""
 ANSWER_SECONDS = 120.0
 """The time after which an agent that takes nothing, or stops in the middle of a message, counts as lost."""
 COUNT = struct.Struct("<Q")
+AGENT, DRIVER = b"agent", b"driver"
+"""Who makes a proof, which is part of it: nobody can send the other one's proof back."""
+INTRODUCTION = TOKEN + COUNT.size + TOKEN
+"""The bytes of an agent's introduction: its proof, its name and its challenge for the driver."""
 
 
 class Address(NamedTuple):
@@ -54,11 +67,17 @@ class Link:
 
     @staticmethod
     def to(address: Address, name: int) -> Link:
-        """Connect an agent with its driver. name: of the agent. Raises OSError."""
+        """Connect an agent with its driver. name: of the agent. Raises OSError and EOFError."""
         link = Link(socket.create_connection(address[:2], INTRODUCTION_SECONDS), INTRODUCTION_SECONDS)
-        challenge = link._read(TOKEN)
-        link.socket.sendall(proof(address.token, challenge) + COUNT.pack(name))
-        link.socket.settimeout(None)
+        try:
+            challenge, ours, packed = link._read(TOKEN), secrets.token_bytes(TOKEN), COUNT.pack(name)
+            link.socket.sendall(proof(address.token, AGENT, challenge, packed) + packed + ours)
+            if not hmac.compare_digest(link._read(TOKEN), proof(address.token, DRIVER, ours)):
+                raise ConnectionError("another program answers there")
+            link.socket.settimeout(None)
+        except (OSError, EOFError):
+            link.close()
+            raise
         return link
 
     def fileno(self) -> int:
@@ -104,8 +123,37 @@ class Link:
         self.socket.close()
 
 
+class Stranger:
+    """Who has connected and has not proved yet that it belongs to the run."""
+
+    def __init__(self, connected: socket.socket, host: str) -> None:
+        """Send a challenge. Raises OSError."""
+        connected.setblocking(False)
+        self.socket, self.host, self.received = connected, host, b""
+        self.challenge, self.end = secrets.token_bytes(TOKEN), time.monotonic() + INTRODUCTION_SECONDS
+        connected.sendall(self.challenge)
+
+    def introduced(self, token: bytes) -> int | None:
+        """Read what has come. Returns the name of the agent if it is one, which gets the driver's proof, or None if
+        something is missing. Raises OSError with the reason if it is none."""
+        try:
+            part = self.socket.recv(INTRODUCTION - len(self.received))
+        except BlockingIOError:
+            return None
+        if not part:
+            raise ConnectionError("left without a word" if not self.received else "broke off")
+        self.received += part
+        if len(self.received) < INTRODUCTION:
+            return None
+        answer, name, theirs = self.received[:TOKEN], self.received[TOKEN:-TOKEN], self.received[-TOKEN:]
+        if not hmac.compare_digest(answer, proof(token, AGENT, self.challenge, name)):
+            raise ConnectionError("did not have the run's token")
+        self.socket.sendall(proof(token, DRIVER, theirs))
+        return COUNT.unpack(name)[0]
+
+
 class Listener:
-    """The driver's side, where agents introduce themselves. A thread takes their connections."""
+    """The driver's side, where agents introduce themselves, all at once. A thread takes their connections."""
 
     def __init__(self, host: str, port: int = 0) -> None:
         """port: 0 for any. Raises OSError."""
@@ -113,8 +161,11 @@ class Listener:
         self.socket = socket.create_server((host, port), family=family)
         self.address = Address(host, self.socket.getsockname()[1], secrets.token_bytes(TOKEN))
         self.links: dict[int, Link] = {}  # by the agents' names
-        self.changed = threading.Condition()
-        threading.Thread(target=self._accept, name="agents", daemon=True).start()
+        self.changed, self.closed = threading.Condition(), threading.Event()
+        self.lines: deque[str] = deque()  # for the log
+        self.told: set[str] = set()
+        self.thread = threading.Thread(target=self._serve, name="agents", daemon=True)
+        self.thread.start()
 
     def link(self, name: int) -> Link:
         """The connection of the agent with this name, which says that it has connected. Raises WorkersLost."""
@@ -123,39 +174,80 @@ class Listener:
                 raise WorkersLost("the connection with the agent of a node is gone")
             return self.links.pop(name)
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # at the end, the socket is closed
-            while True:
-                link = Link(self.socket.accept()[0], INTRODUCTION_SECONDS)
-                try:
-                    self._introduce(link)
-                except (OSError, EOFError):  # a stranger
-                    link.close()
+    def news(self) -> Iterator[str]:
+        """Lines for the log about strangers, each once."""
+        while self.lines:
+            yield self.lines.popleft()
 
-    def _introduce(self, link: Link) -> None:
-        challenge = secrets.token_bytes(TOKEN)
-        link.socket.sendall(challenge)
-        expected = proof(self.address.token, challenge)
-        answer, name = link._read(len(expected)), link._read(COUNT.size)
-        if not hmac.compare_digest(answer, expected):
-            link.close()
+    def _serve(self) -> None:
+        strangers: dict[int, Stranger] = {}  # by the handles of their sockets, the oldest first
+        while not self.closed.is_set():
+            poll = select.poll()
+            for handle in (self.socket.fileno(), *strangers):
+                poll.register(handle, select.POLLIN)
+            first = min((stranger.end for stranger in strangers.values()), default=None)
+            ready = poll.poll(None if first is None else max(0.0, 1e3 * (first - time.monotonic())))
+            for handle, _ in ready:
+                if handle in strangers:
+                    self._hear(strangers, handle)
+            if any(handle == self.socket.fileno() for handle, _ in ready):
+                self._accept(strangers)
+            for handle, stranger in list(strangers.items()):
+                if time.monotonic() > stranger.end:
+                    self._dismiss(strangers, handle, f"sent too little within {INTRODUCTION_SECONDS:g} s")
+        for each in (self, *strangers.values()):
+            each.socket.close()
+
+    def _accept(self, strangers: dict[int, Stranger]) -> None:
+        if len(strangers) >= MOST_STRANGERS:
+            self._dismiss(strangers, next(iter(strangers)), f"was one of {MOST_STRANGERS} without a word")
+        connected = None
+        try:
+            connected, (host, *_) = self.socket.accept()
+            strangers[connected.fileno()] = Stranger(connected, host)
+        except OSError as error:
+            if connected is not None:  # it has gone already
+                connected.close()
+            elif not self.closed.is_set():
+                self._tell(f"no connection can be taken ({error.strerror})")
+                self.closed.wait(PAUSE_SECONDS)
+
+    def _hear(self, strangers: dict[int, Stranger], handle: int) -> None:
+        stranger = strangers[handle]
+        try:
+            name = stranger.introduced(self.address.token)
+        except OSError as error:
+            self._dismiss(strangers, handle, str(error))
             return
-        link.socket.settimeout(ANSWER_SECONDS)
-        with self.changed:
-            self.links[COUNT.unpack(name)[0]] = link
-            self.changed.notify_all()
+        if name is not None:
+            del strangers[handle]
+            with self.changed:
+                self.links[name] = Link(stranger.socket, ANSWER_SECONDS)
+                self.changed.notify_all()
+
+    def _dismiss(self, strangers: dict[int, Stranger], handle: int, why: str) -> None:
+        stranger = strangers.pop(handle)
+        stranger.socket.close()
+        self._tell(f"a connection from {stranger.host} is no agent of this run: it {why}")
+
+    def _tell(self, line: str) -> None:
+        """Put a line into the log, each line once and not more than MOST_LINES."""
+        if line not in self.told and len(self.told) < MOST_LINES:
+            self.told.add(line)
+            self.lines.append(f"port {self.address.port}: {line}")
 
     def close(self) -> None:
+        self.closed.set()
         with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # which ends the thread's `accept`
-        self.socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)  # which ends the thread's `poll`
+        self.thread.join(INTRODUCTION_SECONDS)
         for link in self.links.values():
             link.close()
 
 
-def proof(token: bytes, challenge: bytes | bytearray) -> bytes:
-    """The answer to a challenge of someone who has the token."""
-    return hmac.digest(token, bytes(challenge), "sha256")
+def proof(token: bytes, *parts: bytes | bytearray) -> bytes:
+    """TOKEN bytes that only someone who has the token can compute. parts: who makes it, and the challenge."""
+    return hmac.digest(token, b"".join(parts), "sha256")
 
 
 class Bell:
