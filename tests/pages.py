@@ -137,7 +137,7 @@ class Runner:
         words = [*arguments[:place], *local, *quiet, *arguments[place:]]
         if self.cluster:
             there = [word.replace(self.reason.split()[1], self.cluster) for word in words]
-            done = shell(Path.cwd(), *there, timeout=300)
+            done = shell(Path.cwd(), *there, timeout=500)
             assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
             return
         done = CliRunner().invoke(main, words)

@@ -90,7 +90,7 @@ def test_notebook(backend: str, tmp_path: Path):
     assert line.startswith("ConfigError: federation.clints is not a key; did you mean clients? valid: clients, ")
     assert outputs["rays"][-1].data["text/plain"] == str(backend == "ray")
     assert ("raylet" in client.family.values()) == (backend == "ray")
-    assert not psutil.wait_procs(client.family, timeout=30)[1]
+    assert not psutil.wait_procs(client.family, timeout=120)[1]
 
 
 def text(outputs: list[Any]) -> str:

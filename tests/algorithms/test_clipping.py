@@ -124,7 +124,8 @@ def test_clients_of_a_block_are_clipped_each_by_itself(method):
     for i, delta in enumerate(rows):
         alone = clipped.decode((), message(delta))
         assert float(torch.linalg.vector_norm(together.delta.flat[i].double())) <= 0.3
-        torch.testing.assert_close(together.delta.flat[i], alone.delta.flat, rtol=2e-7, atol=0)
+        # The norm, the factor and the products are rounded, and the factor may be a unit less: a few times 1.2e-7.
+        torch.testing.assert_close(together.delta.flat[i], alone.delta.flat, rtol=1e-6, atol=0)
         assert float(together.facts["clipped"][i]) == float(alone.facts["clipped"])
 
 

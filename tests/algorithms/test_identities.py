@@ -55,7 +55,8 @@ def test_matrices_by_name_take_the_vectors_rule(build):
     one, other = (run(build(0.05, 0.1, aux=aux, **unscaled), NOISY, *everyone(5, 1, 1)) for aux in (("W",), ()))
     if build is not fedmuon_ma:  # whose first step only estimates
         x, y = one.models()[0], other.models()[0]
-        assert [name for name in x if not torch.equal(x[name], y[name])] == ["W"]
+        far = {name: float((x[name] - y[name]).abs().max()) for name in x}  # products of one or two matrices at a time
+        assert far.pop("W") > 1e-3 > ROUNDING > max(far.values())
 
 
 def test_local_muon_is_fedavg_with_kept_muon():

@@ -18,7 +18,7 @@ from fedfleet.engine import run
 from fedfleet.engine.config.schema import experiment
 
 from ..faults.runs import CLIENTS, METHODS, STEPS, asynchronous, plan, processes, rule, setting, small, visitor
-from ..tune.commands import until
+from ..tune.commands import kill, until
 from .conftest import COMMAND, STORE, ended
 
 ON_TWO = {"backend": "ray", "workers": 2, "cpus": 1}
@@ -135,7 +135,7 @@ def test_all_workers_at_once_or_none(start, tmp_path):
     assert "they take 1 CPU, free 0;" in line
     third = start({**elsewhere, "engine": {**elsewhere["engine"], "wait": 240}}, "third")
     log = tmp_path / "third" / "run.log"
-    until(lambda: log.is_file() and "waits for room for 1 workers" in log.read_text(), "the third run to wait", 120)
+    until(lambda: log.is_file() and "waits for room for 1 workers" in log.read_text(), "the third run to wait")
     gates.open(0)
     expected = run(small(tmp_path / "none"))
     same(tmp_path / "first", ended(first), expected)
@@ -150,7 +150,7 @@ class Gates:
         plan(faults, *[gate(number) for number in rounds])
 
     def reached(self, number: int) -> None:
-        until((self.faults / f"at-{number}").exists, "the run at its gate", 180)
+        until((self.faults / f"at-{number}").exists, "the run at its gate")
 
     def open(self, number: int) -> None:
         (self.faults / f"open-{number}").touch()
@@ -187,9 +187,7 @@ def kill_node(cluster: Any, node: Any) -> None:
     calls from other nodes meanwhile."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     processes = [raylet, *raylet.children(recursive=True)]
-    for process in processes:
-        process.kill()
-    psutil.wait_procs(processes, timeout=60)
+    kill(processes)
     cluster.remove_node(node, allow_graceful=False)
 
 
@@ -210,7 +208,7 @@ def test_a_lost_node(case, cluster, start, tmp_path):
     process = start(setting(tmp_path / "faults", checkpoint=checkpoint, **ON_TWO))
     gates.reached(0)
     if last:
-        until((tmp_path / "out" / "checkpoints" / f"round-{last:06d}").exists, "the checkpoint", 120)
+        until((tmp_path / "out" / "checkpoints" / f"round-{last:06d}").exists, "the checkpoint")
     (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
     kill_node(cluster, second)
     gates.open(0)
@@ -229,7 +227,7 @@ def test_a_node_lost_in_an_asynchronous_run(cluster, start, tmp_path):
     faults = tmp_path / "faults"
     plan(faults, *(rule(client, "gate", STEPS + 1, 1) for client in range(CLIENTS)))
     process = start(asynchronous(faults, 12, checkpoint={"every": 2, "keep": 2}, **ON_TWO))
-    until(lambda: any(faults.glob("at-*")), "a client in its second visit", 180)
+    until(lambda: any(faults.glob("at-*")), "a client in its second visit")
     (second,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
     kill_node(cluster, second)
     for number in range(CLIENTS):
@@ -248,7 +246,7 @@ def test_a_node_that_joins_is_used(cluster, start, tmp_path):
     gates.open(0)
     log = tmp_path / "out" / "run.log"
     gates.reached(1)
-    until(lambda: len(workers_of(cluster)) == 3, "the third worker", 180)
+    until(lambda: len(workers_of(cluster)) == 3, "the third worker")
     gates.open(1)
     result = ended(process)
     assert "workers start on node" in log.read_text()

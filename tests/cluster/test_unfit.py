@@ -67,7 +67,7 @@ def test_workers_without_a_compiler(on_failure, unfit, cluster, start, tmp_path,
     log = logged(tmp_path / "out")
     assert log.count("is given up, it cannot run clients: NoKernels: no C++ compiler") == 2
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
-    said = shell(tmp_path, "doctor", "run.yaml", "--address", cluster.address, timeout=240)
+    said = shell(tmp_path, "doctor", "run.yaml", "--address", cluster.address, timeout=500)
     assert said.returncode == 1
     assert said.stdout.count("engine.kernels=native: no C++ compiler: none of /no/such/compiler is here; worker") == 2
     assert said.stdout.count("has kernels for its processor") == 1

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from fedfleet.engine.api import Result, run
 from fedfleet.engine.backends.local import LocalPool
 from fedfleet.engine.clients.worker import Data
 from fedfleet.engine.config.run_spec import RunSpec
@@ -50,6 +53,17 @@ def quadratic(method: Any, workload: dict[str, Any], plan: dict[str, Any], **eng
             "tracking": {"uri": "none"},
         }
     )
+
+
+def run_and_count(made: Experiment, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, int]:
+    """The result of a run, and how often it called the function `name` of `owner` in its second round, after all proofs
+    and trials. Two ways to the same result may round alike, so that their bits do not tell which one was taken."""
+    calls, until = [], []
+    found = getattr(owner, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *given: calls.append(name) or found(*given))
+        result = run(made, observers=[lambda record: until.append(len(calls))])
+    return result, until[1] - until[0]
 
 
 @contextmanager

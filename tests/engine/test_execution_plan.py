@@ -221,7 +221,7 @@ def test_of_two_processes_one_measures(cache: Path, monkeypatch: pytest.MonkeyPa
     def measure(block: int) -> Any:
         def one(*_):
             measured.append(block)
-            assert kept_out.wait(60)
+            assert kept_out.wait(300)
             return {ExecutionPlan(block, "torch"): 1.0}
 
         return one

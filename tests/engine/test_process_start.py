@@ -156,8 +156,8 @@ def test_nothing_is_left_when_the_process_that_started_ray_is_killed(tmp_path: P
     folder = Path(process.stdout.readline().strip())
     assert folder.is_dir()
     process.kill()
-    process.communicate(timeout=60)
-    assert not psutil.wait_procs(family, timeout=60)[1]
+    process.communicate(timeout=300)
+    assert not psutil.wait_procs(family, timeout=120)[1]
     assert not folder.exists()
 
 
@@ -195,9 +195,9 @@ def test_a_fork_of_the_process_leaves_the_server_to_it():
     assert status == 0
     assert server.is_running()
     process.kill()
-    process.wait(60)
+    process.wait(300)
     try:
-        assert not psutil.wait_procs([server], timeout=60)[1]
+        assert not psutil.wait_procs([server], timeout=120)[1]
         assert fork.is_running()
     finally:
         fork.kill()

@@ -119,7 +119,7 @@ def test_several_runs_share_one_ray(tmp_path: Path):
 def test_ray_starts_without_the_processes_that_serve_nobody(tmp_path: Path):
     """They take as long to import as workers. A Ray that the user starts has them all."""
     process = started(PROCESSES, tmp_path)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     ours, users = (set(json.loads(line)) for line in out.splitlines()[-2:])
     needless = {"monitor.py", "log_monitor.py", "dashboard.py"}
@@ -137,7 +137,7 @@ def test_nothing_is_left_when_the_process_ends(how: str, tmp_path: Path):
     family = [psutil.Process(number) for number in json.loads(line) if psutil.pid_exists(number)]
     if how == "interrupt":
         os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode == 0) == (how == "exit"), err
     assert ("KeyboardInterrupt" in err) == (how == "interrupt"), err
-    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert not psutil.wait_procs(family, timeout=120)[1]

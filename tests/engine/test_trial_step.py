@@ -501,8 +501,8 @@ def test_what_raises_by_itself_is_left_to_the_run():
 
 
 def test_it_takes_no_time():
-    """The trial step of LeNet takes about 0.07 s on two cores, as this test measured it once; a run of one round takes
-    some seconds."""
+    """The trial step of LeNet takes about 0.1 s of processor time, as this test measured it once; a run of one round
+    takes some seconds."""
     made = experiment(
         {
             "workload": {"name": "fashion_mnist", "stand_in": 200, "model": "lenet"},
@@ -515,9 +515,9 @@ def test_it_takes_no_time():
     run_spec = prepare(made, "test")
     split = run_spec.split()
     try_step(run_spec, split)
-    began = time.perf_counter()
+    began = time.process_time()
     try_step(run_spec, split)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_the_bits_are_those_of_a_run_without_it(monkeypatch: pytest.MonkeyPatch):

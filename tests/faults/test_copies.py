@@ -165,7 +165,7 @@ def test_by_the_command_line_and_without_a_trace_of_credentials(bucket, tmp_path
 
 
 def invoke_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -139,7 +139,7 @@ def test_a_search_that_cannot_begin(tmp_path):
 def test_ray_that_does_not_start(tmp_path, monkeypatch):
     """Here because the paths of its sockets are too long: one sentence and no traceback."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 25)))
-    done = shell(tmp_path, "study", written(tmp_path, tune={"together": False}), "--out", "out", timeout=300)
+    done = shell(tmp_path, "study", written(tmp_path, tune={"together": False}), "--out", "out", timeout=500)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: Ray cannot start on this machine: the paths of its")

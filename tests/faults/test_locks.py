@@ -24,7 +24,7 @@ from fedfleet.engine.errors import ConfigError, Interrupted, InUse
 from fedfleet.engine.runs.run_directory import LAUNCHER
 from fedfleet.engine.storage.lock import Lock, driver_lock, exclusive
 
-from ..tune.commands import COMMAND, error_in, invoke, until
+from ..tune.commands import COMMAND, error_in, invoke, kill, until
 from .faulty import ANYONE
 from .runs import Watch, interrupt, plan, rule, same, setting, small
 
@@ -73,7 +73,7 @@ def broken_off(tmp_path) -> Path:
 
 
 def at_the_gate(faults: Path) -> None:
-    until(lambda: (faults / "at-0").exists(), "a client at the gate", 120)
+    until(lambda: (faults / "at-0").exists(), "a client at the gate")
 
 
 def open_gate(faults: Path) -> None:
@@ -82,13 +82,12 @@ def open_gate(faults: Path) -> None:
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_of_many_resumes_at_once_one_goes_on(broken_off, tmp_path, expected):
     """The process that has the lock waits in a round until all others have ended."""
     plan(tmp_path, rule(ANYONE, "gate", 2, 1))
     going = [command(tmp_path, "resume", "out", "--json") for _ in range(MANY)]
     at_the_gate(tmp_path)
-    until(lambda: sum(process.poll() is None for process in going) == 1, "all but one to be refused", 200)
+    until(lambda: sum(process.poll() is None for process in going) == 1, "all but one to be refused")
     lost = [process for process in going if process.poll() is not None]
     for process in lost:
         _, stderr = process.communicate()
@@ -96,7 +95,7 @@ def test_of_many_resumes_at_once_one_goes_on(broken_off, tmp_path, expected):
         assert "is in use by process" in stderr
     open_gate(tmp_path)
     (winner,) = [process for process in going if process not in lost]
-    stdout, stderr = winner.communicate(timeout=120)
+    stdout, stderr = winner.communicate(timeout=300)
     assert winner.returncode == 0, stderr
     assert json.loads(stdout.splitlines()[-1])["model_sha256"] == expected.model_sha256
     assert (tmp_path / "out" / "run.log").read_text().count(" resumes\n") == 1
@@ -118,7 +117,7 @@ def test_a_run_that_goes_is_neither_resumed_nor_begun_again_and_nothing_of_it_is
         resume(small(tmp_path, checkpoint={"every": 1}), tmp_path / "out")
     assert content(tmp_path / "out") == before
     open_gate(tmp_path)
-    stdout, stderr = live.communicate(timeout=120)
+    stdout, stderr = live.communicate(timeout=300)
     assert live.returncode == 0, stderr
     assert json.loads(stdout.splitlines()[-1])["model_sha256"] == expected.model_sha256
     assert not [path for path in (tmp_path / "out").iterdir() if "lock" in path.name]
@@ -133,7 +132,7 @@ def test_of_two_runs_into_one_folder_one_begins(there, tmp_path, expected):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(setting(tmp_path)))
     going = [command(tmp_path, "run", "run.yaml", "--out", "out") for _ in range(3)]
     at_the_gate(tmp_path)
-    until(lambda: sum(process.poll() is None for process in going) == 1, "the others to be refused", 120)
+    until(lambda: sum(process.poll() is None for process in going) == 1, "the others to be refused")
     open_gate(tmp_path)
     outcomes = sorted(ended(going))
     assert [status for status, _ in outcomes] == [0, 2, 2], outcomes
@@ -166,13 +165,12 @@ def test_after_a_killed_launcher_resuming_works_at_once(backend, tmp_path, expec
     at_the_gate(tmp_path)
     family = psutil.Process(live.pid).children(recursive=True)
     live.kill()
-    live.wait(10)
+    live.wait(300)
     open_gate(tmp_path)
     try:
         same(resume(small(tmp_path, checkpoint={"every": 1}), tmp_path / "out"), expected)
     finally:
-        for process in psutil.wait_procs(family, timeout=2)[1]:  # processes of Ray, which no other process ends
-            process.kill()
+        kill(psutil.wait_procs(family, timeout=2)[1])  # processes of Ray, which no other process ends
 
 
 def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path, expected, monkeypatch):
@@ -190,11 +188,11 @@ def test_a_driver_that_outlives_its_launcher_is_waited_for(broken_off, tmp_path,
     def orphan() -> None:
         with driver_lock(broken_off):
             taken.set()
-            done.wait(30)
+            done.wait(300)
 
     thread = threading.Thread(target=orphan)
     thread.start()
-    assert taken.wait(30)
+    assert taken.wait(300)
     threading.Timer(0.5, done.set).start()
     same(resume(chosen, broken_off), expected)
     assert done.is_set()
@@ -263,7 +261,7 @@ def test_the_lock_is_free_once_its_holder_has_ended_in_any_way(way, tmp_path):
     assert lock.holder() == f"process {holder.pid} on {os.uname().nodename}"
     if way == "kill":
         holder.kill()
-    holder.communicate(timeout=30)
+    holder.communicate(timeout=300)
     assert lock.take()
     lock.release()
     assert not path.exists()
@@ -309,7 +307,7 @@ def test_never_two_at_once_where_the_folder_comes_and_goes(tmp_path):
     time."""
     arguments = [sys.executable, "-c", RACER, str(tmp_path / "a" / "b")]
     racers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    counts = [int(racer.communicate(timeout=120)[0]) for racer in racers]
+    counts = [int(racer.communicate(timeout=300)[0]) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4
     assert counts == [300] * 4
     assert not content(tmp_path)
@@ -334,7 +332,7 @@ def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch
     assert not folder.parent.exists()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_link_to_nothing_is_a_sentence(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="cannot be written to"), exclusive(tmp_path / "out", "lock"):

@@ -72,7 +72,7 @@ def limited(folder: Path, holes: int, mib: int, hidden: int, **engine: Any) -> s
     }
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", RUN, root, str(holes), str(mib), json.dumps(data)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_allocated(tmp_path):
     hidden = 5 * 10**7
     given = ("run", "digits", f"workload.model={{name: mlp, hidden: [{hidden}]}}", "engine.backend=local")
     command = [sys.executable, "-c", COMMAND, *given, "tracking.uri=none", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: workload: the model of digits cannot be allocated (")

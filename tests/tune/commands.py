@@ -6,15 +6,19 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from click.testing import CliRunner, Result
 
 from fedfleet.tune.cli import main
 
 LOCAL = ("engine.backend=local", "tracking.uri=none", "federation.rounds=2")
+HANGS = 300
+"""Seconds after which something hangs. Limits are for that, on a machine with much other work, and measure nothing."""
 COMMAND = (sys.executable, "-m", "fedfleet.tune.cli")
 
 T = TypeVar("T")
@@ -24,7 +28,7 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(main, args)
 
 
-def shell(folder: Path, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def shell(folder: Path, *args: str, timeout: float = HANGS) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *args], cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 
@@ -36,7 +40,7 @@ def error_in(stderr: str) -> str:
     return line
 
 
-def until(found: Callable[[], T | None], what: str, seconds: float = 60) -> T:
+def until(found: Callable[[], T | None], what: str, seconds: float = HANGS) -> T:
     """Call `found` until its answer is true, and return the answer; an error after so many seconds. what: for the
     message."""
     deadline = time.monotonic() + seconds
@@ -44,3 +48,11 @@ def until(found: Callable[[], T | None], what: str, seconds: float = 60) -> T:
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.02)
     return answer
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes, of which some may have ended meanwhile, and wait for the end of all."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=HANGS)

@@ -69,7 +69,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_any_value_for_any_key_of_the_configuration(here: Path):
     drawn = random.Random(29)
     pairs = [(key, value) for key in keys() for value in VALUES]
-    refused, began = 0, time.monotonic()
+    refused, began = 0, time.process_time()
     for key, value in drawn.sample(pairs, CASES):
         done = invoke("show", "digits", f"{key}={value}")
         one_sentence(done, f"{key}={value}")
@@ -77,7 +77,7 @@ def test_any_value_for_any_key_of_the_configuration(here: Path):
             refused += 1
             assert key.partition(".")[0] in done.stderr, f"{key}={value}: {done.stderr}"
     assert refused > CASES / 2
-    assert time.monotonic() - began < 10 * SECONDS  # some seconds on an idle machine
+    assert time.process_time() - began < 10 * SECONDS  # processor time; some seconds
     assert set(here.iterdir()) == set()
 
 
@@ -177,11 +177,12 @@ def test_a_model_that_fits(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("file", ["/proc/x.db", "/dev/null/x.db", "/dev/null"])
-def test_a_store_where_no_file_can_be_costs_no_minutes(file: str, here: Path):
+def test_a_store_where_no_file_can_be_costs_no_minutes(file: str, here: Path, monkeypatch: pytest.MonkeyPatch):
     tiny = ("federation.clients=4", "federation.cohort=2", "federation.rounds=1", "engine.backend=local")
     invoke("run", "digits", *tiny, "tracking.uri=sqlite:///warm.db")  # MLflow is imported
-    began = time.monotonic()
+    asked, sleep = [], time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: asked.append(seconds) or sleep(seconds))
     done = invoke("run", "digits", *tiny, f"tracking.uri=sqlite:///{file}")
-    assert time.monotonic() - began < 10.0
+    assert sum(asked) < 10, "MLflow waits for 100 s before its last attempt to open a file"
     assert done.exit_code == 0
     assert "warning: not tracked in MLflow: tracking.uri: " in done.stderr

@@ -61,7 +61,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     )
     until(lambda: list(tmp_path.glob("runs/demo-*/cells/*/run.log")), "a run that has begun")
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     (path,) = tmp_path.glob("runs/demo-*")
     assert process.returncode == 130
     assert stderr.endswith(f"interrupted; to go on: fedfleet study demo --out {path.relative_to(tmp_path)}\n")

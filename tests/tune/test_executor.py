@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +118,11 @@ def test_a_run_whose_process_is_killed_is_resumed_in_another(here: Path, ray_her
 @pytest.mark.long
 def test_runs_that_are_asked_to_end_leave_a_checkpoint(here: Path, ray_here: None):
     source = Listed([spec(here, name, 100_000) for name in ("one", "two", "three")])
-    began = time.monotonic()
     execute(source, lambda: len(source.heard) == 2)
     assert not source.ends
     assert [one.key for one in source.waiting] == ["three"]
     for name in ("one", "two"):
         assert list((here / name / "checkpoints").glob("round-*")), name
-    assert time.monotonic() - began < 120
 
 
 @pytest.mark.long

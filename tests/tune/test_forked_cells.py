@@ -64,7 +64,7 @@ def test_refusals(attack, more, why):
 @pytest.mark.long
 def test_cells_are_the_forks_and_their_parents_keep_nothing_when_all_is_over(tmp_path: Path):
     file = written(tmp_path, **PLAIN, axes={"attack": ATTACK}, seeds=[0])
-    done = shell(tmp_path, "study", file, "--out", "out", "--jobs", "2", timeout=300)
+    done = shell(tmp_path, "study", file, "--out", "out", "--jobs", "2", timeout=500)
     assert done.returncode == 0, done.stderr
     folder = Folder(tmp_path / "out")
     all_cells = cells(load(file))
@@ -80,5 +80,5 @@ def test_cells_are_the_forks_and_their_parents_keep_nothing_when_all_is_over(tmp
         summary = json.loads((place / "result.json").read_text())
         assert summary["model_sha256"] == fork.model_sha256 != parent.model_sha256
         break
-    again = shell(tmp_path, "study", file, "--out", "out", timeout=300)
+    again = shell(tmp_path, "study", file, "--out", "out", timeout=500)
     assert again.returncode == 0, again.stderr

@@ -30,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which a study with tuning and a store of MLflow was run, into the folder `out`."""
     folder = tmp_path_factory.mktemp("finished")
     file = written(folder, tune={"each": "cell"}, tracking={"uri": f"sqlite:///{folder / 'mlflow.db'}"})
-    done = shell(folder, "study", file, "--out", "out", timeout=300)
+    done = shell(folder, "study", file, "--out", "out", timeout=500)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -105,7 +105,7 @@ def test_a_study_goes_on_and_runs_nothing_twice(finished: Path, tmp_path: Path):
     dropped = json.loads(lines.pop())["key"]
     (folder / NAME).write_text("".join(f"{line}\n" for line in lines))
     store = f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
-    done = shell(tmp_path, "study", str(folder / "study.yaml"), store, "--out", "kept", timeout=300)
+    done = shell(tmp_path, "study", str(folder / "study.yaml"), store, "--out", "kept", timeout=500)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert [path.parent.name for path in folder.glob("cells/*/partition.json")] == [dropped]
@@ -130,7 +130,7 @@ def test_a_run_whose_folder_was_removed_is_run_again(finished: Path, tmp_path: P
     study = Folder(folder)
     gone = study.of(study.cells()[0])
     shutil.rmtree(gone)
-    done = shell(tmp_path, "study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept", timeout=300)
+    done = shell(tmp_path, "study", str(folder / "study.yaml"), "tracking.uri=none", "--out", "kept", timeout=500)
     assert done.returncode == 0, done.stderr
     assert (gone / "partition.json").is_file()
 

@@ -620,7 +620,7 @@ def chromium() -> str:
 def browse(chromium: str, page: Path, *more: str) -> subprocess.CompletedProcess[str]:
     profile = page.parent / "profile"
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={profile}")
-    return subprocess.run([chromium, *fixed, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
+    return subprocess.run([chromium, *fixed, *more, page.as_uri()], capture_output=True, text=True, timeout=500)
 
 
 WATCH = """<script>

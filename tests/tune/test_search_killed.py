@@ -66,9 +66,9 @@ def stopped(here: Path, number: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         folder = here / "s"
-        until(lambda: ended(folder) and under_way(folder), "one trial's end and another's rounds", 300)
+        until(lambda: ended(folder) and under_way(folder), "one trial's end and another's rounds")
         process.send_signal(number)
-        process.wait(120)
+        process.wait(300)
         return process
     finally:
         process.kill()

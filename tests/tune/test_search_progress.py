@@ -74,7 +74,7 @@ def test_on_a_terminal():
             break
         shown += part
     os.close(leader)
-    assert done.wait(60) == 0
+    assert done.wait(300) == 0
     text = shown.decode()
     assert "\x1b[" in text, "nothing was redrawn"
     assert "trial 0: eval/accuracy 87.6 %" in text

@@ -84,11 +84,11 @@ def server(here: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: answers(address), "the server", 180)
+        until(lambda: answers(address), "the server")
         yield address
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
 def answers(address: str) -> bool:

@@ -385,11 +385,10 @@ def test_optunas_dashboard_reads_the_storage(tmp_path: Path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             (study,) = until(lambda: answer(f"http://127.0.0.1:{port}/api/studies"), "the dashboard")["study_summaries"]
-            detail = answer(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}")
+            detail = until(lambda: answer(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}"), "its trials")
         finally:
             server.kill()
     assert study["study_name"] == "study"
-    assert detail is not None
     assert detail["objective_names"] == ["eval/loss"]
     trials = detail["trials"]
     assert [trial["state"] for trial in trials] == ["Complete"] * 4 + ["Fail"]

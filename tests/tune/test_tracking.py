@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ from fedfleet.tune.tracking.stores import KIND, PATIENCE, open_store, store
 from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.digits import Digits
 
-from .commands import COMMAND, invoke, shell, until
+from .commands import COMMAND, invoke, kill, shell, until
 
 RUN = ("run", "digits", "engine.backend=local", "federation.rounds=7", "seed=4", "--json", "--quiet", "--out", "mine")
 RUN += ("tracking.model=false",)  # exporting a model takes seconds; one test has it
@@ -317,7 +317,7 @@ def test_two_runs_at_once_into_a_fresh_file(here: Path):
         for seed in (1, 2)
     ]
     for process in both:
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=300)
         assert (process.returncode, stderr) == (0, "")
     from mlflow import MlflowClient
 
@@ -344,11 +344,33 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.fixture
+def mute() -> Iterator[tuple[str, list[int]]]:
+    """The address of a server that closes every connection without an answer, and a list of the connections."""
+    connections = []
+
+    class Close(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            connections.append(self.client_address[1])
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Close) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}", connections
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.long
-def test_an_absent_server_costs_a_warning_and_seconds(here: Path):
-    began = time.monotonic()
-    done = shell(here, *RUN, f"tracking.uri=http://bob:{SECRET}@127.0.0.1:{free_port()}")
-    assert time.monotonic() - began < 45
+def test_a_server_that_does_not_answer_costs_a_warning_and_few_tries(
+    mute: tuple[str, list[int]], here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """MLflow by itself tries eight times, and waits for minutes in between."""
+    for name in PATIENCE:
+        monkeypatch.delenv(name)
+    address, connections = mute
+    done = shell(here, *RUN, f"tracking.uri=http://bob:{SECRET}@{address}")
+    assert 1 <= len(connections) <= 4
     assert done.returncode == 0
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 7
     (line,) = done.stderr.splitlines()
@@ -382,9 +404,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for member in reversed(family):
-            member.kill()
-        psutil.wait_procs(family, timeout=10)
+        kill(family)
 
 
 @pytest.mark.long
@@ -665,7 +685,7 @@ def test_a_resumed_run_is_the_same_run_in_mlflow(here: Path, monkeypatch: pytest
             until(lambda seen=seen: log.read_text().count("\n") > seen + 20, "twenty rounds")
             until(lambda: list((here / "mine" / "checkpoints").glob("round-*")), "a checkpoint")
             process.send_signal(number)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM)

@@ -90,7 +90,7 @@ def test_two_processes_unpack_at_once(real, cache):
     code = "from pathlib import Path; from fedfleet.workloads.fashion_mnist import PUBLISHED; "
     code += f"PUBLISHED.unpack(Path({real!r}, {SET!r}))"
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [process.wait(60) for process in running] == [0, 0]
+    assert [process.wait(300) for process in running] == [0, 0]
     assert {path.name: path.stat().st_size for path in (cache / SET / RAW).iterdir()} == {
         name: file.size for name, file in FILES.items()
     }

@@ -449,7 +449,7 @@ def test_a_file_of_mnists_size_loads_quickly_in_little_memory(kind, tmp_path):
         put_large(tmp_path, pa.table({"input": cells, "label": np.arange(rows) % 10}), part)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     seconds, mebibytes, shape = done.stdout.split(" ", 2)
