@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -160,7 +161,9 @@ class Forms:
         self.x = x if dtype is None else x.to(dtype)
         self.dtype, self.layout = self.x.flat.dtype, self.x.layout
         self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, "torch")
-        self.as_written: AsWritten | None = AsWritten(run_spec.workload)
+        self.as_written: AsWritten | None = None
+        with suppress(Exception):  # what a user's workload holds may not be copied
+            self.as_written = AsWritten(run_spec.workload)
 
     def plain(self, point: Tensor, batch: Batch) -> Gradients:
         """By the module as it was written, on a batch without padding; by the engine's form where a loss calls the
@@ -412,10 +415,10 @@ def coupled_at(forms: Forms, point: Tensor, batches: BlockBatches) -> str:
     padded["weight"] = padded["weight"].to(forms.dtype)
     calls, losses = [], []
     for each in (batch, padded):
-        with Calls() as noted, kernels("torch"):
+        with Calls() as noted, kernels("torch"), suppress(Exception):
             losses.append(workload.losses(dict(Tree(point, forms.layout).items()), each))
         calls.append(noted.found)
-    if len(calls[0]) != len(calls[1]):
+    if len(losses) < 2 or len(calls[0]) != len(calls[1]):
         return ""
     for (module, given, output), (_, given_padded, output_padded) in zip(*calls, strict=True):
         if same_rows(given, given_padded, count) and not same_rows(output, output_padded, count):

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from fedfleet.algorithms.tree import Tree
 from fedfleet.engine import run
 from fedfleet.engine.clients.batches import stream
 from fedfleet.engine.config.run_spec import ExecutionPlan, RunSpec
 from fedfleet.engine.config.schema import Experiment, Local, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.planning.as_written import may_be_ragged, padded_to
+from fedfleet.engine.planning.as_written import Forms, may_be_ragged, padded_to
 from fedfleet.engine.planning.execution_plan import candidates, in_blocks_or_alone, measurement_key
 from fedfleet.workloads import counted
 from fedfleet.workloads.base import (
@@ -486,3 +487,72 @@ def test_what_is_measured_has_no_blocks():
     assert len(blocks[0]) > 1
     assert blocks[1] == {1}
     assert keys[0] != keys[1]
+
+
+# --- plain autograd on the module -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Twice(Tiny):
+    """Calls the network twice, with the same tensors."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return super().losses(p, batch) + super().losses(p, {**batch, "input": -batch["input"]})
+
+
+@dataclass(frozen=True)
+class Doubled(Tiny):
+    """Calls the network with tensors that it computes, beside a term of the tensors themselves."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        decay = sum(value.square().sum() for value in p.values())
+        return super().losses({name: 2 * value for name, value in p.items()}, batch) + 0.1 * decay
+
+
+@dataclass(frozen=True)
+class Moved(Tiny):
+    """Calls the network with several sets of tensors, as a module with parameters of its own cannot be called."""
+
+    def losses(self, p: Params, batch: Batch) -> Tensor:
+        return super().losses(p, batch) + super().losses({name: value + 0.1 for name, value in p.items()}, batch)
+
+
+def forms_of(workload: Tiny) -> tuple[Forms, Batch]:
+    split = workload.split(0, len(SIZES))
+    batch = {name: torch.from_numpy(column[:5]) for name, column in split.train.items()}
+    return Forms(RunSpec.of("run", made(workload))), {**batch, "key": counted.key(0, "batch")}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Tiny, True), (Twice, True), (Doubled, True), (Moved, False)])
+def test_gradients_of_the_module_reach_the_model(kind: type[Tiny], kept: bool):
+    """What a loss does around the network is differentiated too. Where a module as it was written has no such form, the
+    engine's form for one client is taken."""
+    forms, batch = forms_of(tiny(RIGHT["dropout"], kind))
+    point = forms.x.flat + 0.1
+    plain, own = forms.plain(point, batch), forms.alone(point, batch)
+    assert (forms.as_written is not None) == kept
+    assert float((plain[0] - own[0]).abs().max()) < 1e-12 * float(own[0].abs().max())  # the order of a few sums
+    assert float((plain[1] - own[1]).abs()) < 1e-12
+
+
+def test_hooks_of_parameters_and_sparse_gradients_are_those_of_the_module():
+    def make() -> nn.Module:
+        net = Tokens(sparse=True)
+        net.last.weight.register_hook(lambda g: 3 * g)
+        return net
+
+    forms, batch = forms_of(tiny(make))
+    usual, _ = forms_of(tiny(RIGHT["embedding"]))
+    hooked, expected = (Tree(f.plain(f.x.flat, batch)[0], f.layout)["last.weight"] for f in (forms, usual))
+    assert forms.as_written is not None
+    assert torch.equal(hooked, 3 * expected)
+    whole, other = (Tree(f.plain(f.x.flat, batch)[0], f.layout)["embedding.weight"] for f in (forms, usual))
+    assert float((whole - other).abs().max()) < 1e-15
+
+
+def test_a_workload_that_cannot_be_copied_is_compared_by_the_form_for_one_client():
+    @dataclass(frozen=True)
+    class Locked(Tiny):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("no copies")
+
+    for make, block in ((RIGHT["nothing"], 4), (COUPLED["mean"][0], 1)):
+        assert trained(tiny(make, Locked), block=4)[1].startswith(f"plan: blocks of {block} clients")
