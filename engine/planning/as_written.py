@@ -52,7 +52,7 @@ ROUNDINGS = 64 * 2.0**-23
 """The share of a tensor's largest entry that is always allowed to code that computes in float32, whatever it is given:
 so many roundings of terms of this size."""
 PERTURBATIONS, PERTURBATION_SIZE = 4, 2.0**-22
-"""The number of models at which the rounding error of code is found that cannot compute in float64, and their relative
+"""The number of models at which the rounding error of code that computes in float32 is found, and their relative
 distance: float32 rounds their weights to the same numbers or to their neighbours."""
 
 Gradients = tuple[Tensor, Tensor]
@@ -240,29 +240,34 @@ class Compared:
         if next(self._beyond(expected, found), None) is None:
             return None
         # Code may compute in float32 although it is given float64. Then both forms have the rounding errors of float32.
-        torchs = [self.forms.plain(point, batch) for batch in self.batches]
+        torchs, spread = [self.forms.plain(point, batch) for batch in self.batches], self._spread(self.wide, point)
 
         def rounding(which: int, client: int) -> Tensor:
-            return FACTOR * (torchs[client][which].double() - expected[client][which]).abs()
+            off = (torchs[client][which].double() - expected[client][which]).abs()
+            return FACTOR * torch.maximum(off, spread(which, client))
 
-        return max(self._beyond(expected, found, rounding, ROUNDINGS), key=lambda each: each.share, default=None)
+        return largest(self._beyond(expected, found, rounding, ROUNDINGS))
 
     def _at_without_float64(self, point: Tensor) -> Difference | None:
-        """In the dtype of the run. The rounding error is what nearby weights change."""
+        """In the dtype of the run."""
         expected = [self.forms.plain(point, batch) for batch in self.batches]
-        found = self.form(self.forms, point)
+        found, spread = self.form(self.forms, point), self._spread(self.forms, point)
+        return largest(self._beyond(expected, found, lambda which, client: FACTOR * spread(which, client), ROUNDINGS))
+
+    def _spread(self, forms: Forms, point: Tensor) -> Callable[[int, int], Tensor]:
+        """By how much nearby weights change each entry: (0 for gradients or 1 for losses, client) to changes."""
         draw = counted.generator(0, "perturbed")
-        moved = []
+        found = [[forms.plain(point, batch) for batch in self.batches]]
         for _ in range(PERTURBATIONS):
             xi = torch.rand(point.shape, generator=draw, dtype=torch.float64)
-            other = (point.double() * (1 + PERTURBATION_SIZE * (2 * xi - 1))).to(point.dtype)
-            moved.append([self.forms.plain(other, batch) for batch in self.batches])
+            other = point.double() * (1 + PERTURBATION_SIZE * (2 * xi - 1))
+            found.append([forms.plain(other, batch) for batch in self.batches])
 
-        def rounding(which: int, client: int) -> Tensor:
-            changes = [(of[client][which].double() - expected[client][which].double()).abs() for of in moved]
-            return FACTOR * torch.stack(changes).amax(0)
+        def changes(which: int, client: int) -> Tensor:
+            at, *others = (of[client][which].double() for of in found)
+            return torch.stack([(other - at).abs() for other in others]).amax(0)
 
-        return max(self._beyond(expected, found, rounding, ROUNDINGS), key=lambda each: each.share, default=None)
+        return changes
 
     def _beyond(
         self,
@@ -291,6 +296,11 @@ class Compared:
                     least = 1.0 if which else 0.01 * largest
                     if not float(off_.max()) <= share * max(float(size.max()), least) + float(allowed_.max()):
                         yield Difference(name, float(off_.max()) / max(float(size.max()), least, 1e-30))
+
+
+def largest(differences: Iterator[Difference]) -> Difference | None:
+    """The difference with the largest share."""
+    return max(differences, key=lambda each: each.share, default=None)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
