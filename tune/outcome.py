@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -78,9 +79,9 @@ def show_result(result: Any, as_json: bool) -> None:
 
 
 def text_of(result: Any) -> str:
-    """A run's result in three lines, and in one more if it is private."""
+    """A run's result in three lines, in one more if it is private, and in one more for each warning."""
     summary, spent = result.summary(), privacy_spent(result.directory) if result.directory else ""
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if not math.isnan(value))
     return "\n".join(
         [
             f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, the whole run in "
@@ -89,6 +90,7 @@ def text_of(result: Any) -> str:
             f"model sha256 {summary['model_sha256'][:16]}…",
             f"run {summary['run_id']} in {summary['directory']}",
             *([f"privacy: {spent}"] if spent else []),
+            *(f"warning: {sentence}" for sentence in summary["warnings"]),
         ]
     )
 

@@ -56,7 +56,8 @@ class Progress(Observer):
         self.task = self.bar.add_task("starting", total=self.rounds)
 
     def record(self, record: Record) -> None:
-        self.shown["loss"] = f"{record['train/loss']:.4f}"
+        if "train/loss" in record:
+            self.shown["loss"] = f"{record['train/loss']:.4f}"
         if "eval/accuracy" in record:
             self.shown["accuracy"] = f"{record['eval/accuracy']:.2%}"
         self.shown["clients/s"] = f"{record['client/count'] / record['time/seconds']:.0f}"

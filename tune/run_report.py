@@ -69,6 +69,7 @@ def facts(config: dict[str, Any], folder: Path, result: dict[str, Any]) -> list[
         made.append(f"fedfleet {packages['fedfleet']}, torch {packages['torch']}, Python {environment['python']}")
     if result:
         made.append(f"model sha256 {str(result.get('model_sha256', ''))[:16]}…")
+        made += [f"warning: {sentence}" for sentence in result.get("warnings", [])]
     return made
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...algorithms.aggregation.contract import Aggregator, Mean, in_proportion
 from ...algorithms.contract import Message
-from ..cohorts.sampling import cohort_sizes
+from ..cohorts.sampling import cohort_sizes, draws_somebody
 from ..config.run_spec import RunSpec
 from ..config.schema import Federation
 from ..errors import ConfigError
@@ -82,6 +84,7 @@ def check_stage(run_spec: RunSpec) -> None:
     """Raise ConfigError for a rule that cannot be used in this run."""
     stage, federation = run_spec.stage, run_spec.experiment.federation
     rule = stage.rule
+    check_somebody_trains(run_spec)
     if isinstance(rule.faults, str) and stage.attack is None:
         raise ConfigError(f"aggregate.f: {rule.faults} needs an attack, got none; give f as a number, or add attack")
     if stage.noise is not None and (stage.attack is not None or not isinstance(planned_rule(run_spec), Mean)):
@@ -120,6 +123,25 @@ def check_stage(run_spec: RunSpec) -> None:
     if isinstance(rule.faults, int):
         for size in sorted(round_sizes(run_spec) - {0}):  # the answer to no messages is 0 under every rule
             check_counts(rule, federation, size)
+
+
+def check_somebody_trains(run_spec: RunSpec) -> None:
+    """Raise ConfigError if it is known before the start that no client will take part in any round."""
+    federation, attack = run_spec.experiment.federation, run_spec.stage.attack
+    rounds = range(1, run_spec.last_round + 1)
+    if not draws_somebody(run_spec.experiment.seed, federation, run_spec.last_round):
+        raise ConfigError(
+            f"federation.sampling: {federation.sampling} draws no client in any of the {len(rounds)} rounds, with a "
+            f"mean of cohort={federation.cohort} clients and this seed; raise federation.cohort or federation.rounds"
+        )
+    if attack is None or not attack.silent or not all(map(attack.active, rounds)):
+        return
+    others = np.delete(~run_spec.byzantine, list(federation.without))
+    if not others.any():
+        raise ConfigError(
+            f"attack: {attack.called} has all clients send nothing in all rounds, got {run_spec.byzantine.sum()} "
+            f"Byzantine clients of {federation.clients}; lower attack.share, or name fewer clients"
+        )
 
 
 def check_counts(rule: Aggregator, federation: Federation, drawn: int) -> None:

@@ -84,6 +84,13 @@ def _cohort_sizes(seed: int, rounds: int, clients: int, cohort: int, sampling: s
     )
 
 
+def draws_somebody(seed: int, federation: Federation, rounds: int) -> bool:
+    """Whether any of these rounds has a client."""
+    return federation.sampling == "fixed" or any(
+        len(sample_cohort(seed, round, federation)) for round in range(1, rounds + 1)
+    )
+
+
 class CohortSampler:
     """The cohort of every round, cut into tasks.
 

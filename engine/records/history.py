@@ -14,6 +14,10 @@ Event = Record | str | list[Record]
 all rounds before."""
 
 
+UNTRAINED = "no client took part in any round, so nothing was learned from the clients' data"
+"""What is said of a run whose clients took no local step."""
+
+
 class Column(NamedTuple):
     values: np.ndarray  # (capacity,)
     there: np.ndarray  # (capacity,) bool: whether it was measured
@@ -84,6 +88,11 @@ class History(Sequence[Record]):
             return [self[i] for i in range(*at.indices(self.length))]
         i = range(self.length)[at]
         return {name: float(values[i]) for name, (values, measured) in self.columns.items() if measured[i]}
+
+    @property
+    def untrained(self) -> bool:
+        """Whether there are rounds, and no client has taken a local step in any of them."""
+        return "client/steps" in self.columns and not self.column("client/steps")[0].any()
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(values, whether they were measured), both (R,). Values that were not measured are 0."""

@@ -1,7 +1,8 @@
 """The record of a run as a table: one row per round, one column per number, empty if it was not measured.
 
 round                               1 … R
-train/loss                          the mean over the cohort of each client's mean loss over its local steps
+train/loss                          the mean over the cohort of each client's mean loss over its local steps; empty in
+                                    rounds without clients
 eval/…                              the workload's report on the test set, in rounds with an evaluation
 eval/clients/…, …_worst             with evaluate.fairness: each client's mean over its own training rows, averaged over
                                     all clients and over the tenth of the clients with the worst means

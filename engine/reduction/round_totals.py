@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -39,7 +38,7 @@ class RoundTotals(NamedTuple):
     def record(self, count: int, train: float, workers: int) -> dict[str, float]:
         """The columns of a round. `count`: the clients in the mean; `train`, `workers`: see `time_columns`."""
         return {
-            "train/loss": self.facts["loss"] / count if count else math.nan,
+            **({"train/loss": self.facts["loss"] / count} if count else {}),
             "client/count": count,
             "client/dropped": len(self.dropped),
             "client/steps": self.facts["steps"],

@@ -35,7 +35,7 @@ from ..fleet.planner import PlanState, RoundPlan, RoundPlanner
 from ..memory import available_memory
 from ..methods.state_spec import StateSpec, traffic_columns
 from ..planning.execution_plan import write_plan
-from ..records.history import Event, History, Record
+from ..records.history import UNTRAINED, Event, History, Record
 from ..records.lineage import lineage_of
 from ..records.per_client import write_clients
 from ..reduction.round_totals import RoundTotals, reduce_in_order
@@ -167,8 +167,8 @@ class Driver:
                 yield from self._new_lines()
                 yield record
             self._tell_privacy(self.round, "spent")
-            if not self.records.column("client/count")[0].any():
-                self.log("no client took part in any round, so the model is the initial one")
+            if self.records.untrained:
+                self.log(UNTRAINED)
             yield from self._new_lines(last=True)
         except Diverged:
             self.table.abort()

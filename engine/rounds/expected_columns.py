@@ -52,7 +52,7 @@ def _columns(made: Experiment) -> list[str] | None:
         driver = driver_of(run_spec, DataSummary(split.client_index, len(next(iter(split.test.values())))))
         data = Data.of(split.train, split.test, split.client_index)
         driver.start(lambda table: LocalPool(run_spec, data, table.layout, lambda: None))
-        return list(driver.first_round())
+        return list(dict.fromkeys([*driver.first_round(), "train/loss"]))  # the small round may have no client
     except FedFleetError:
         return None
     finally:

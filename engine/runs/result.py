@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..config.schema import Experiment
-from ..records.history import History
+from ..records.history import UNTRAINED, History
 from ..rounds.driver import Record
 from ..storage.expanded import expanded
 from ..storage.sha256 import sha256
@@ -111,6 +111,15 @@ class Result:
         """The metrics of the final evaluation, and the training loss of the last round."""
         return {key: value for key, value in self.rows[-1].items() if key.startswith(("eval/", "train/"))}
 
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the result doubtful, a sentence each: no client took a local step in any round; a metric of the
+        last evaluation is not a number."""
+        found = [UNTRAINED] if self.rows.untrained else []
+        if lost := [name for name, value in self.metrics.items() if math.isnan(value)]:
+            found.append(f"{', '.join(lost)}: not a number at the end, see the log of the run")
+        return found
+
     def summary(self) -> dict[str, Any]:
         """The summary that `--json` prints and result.json has."""
         return {
@@ -123,6 +132,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             "total_seconds": round(self.total_seconds, 3),
             "directory": str(self.directory) if self.directory else None,
+            "warnings": self.warnings,
         }
 
     def __repr__(self) -> str:

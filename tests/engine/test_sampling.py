@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import re
@@ -126,7 +125,7 @@ def test_a_round_without_clients_is_a_round():
     assert 0 in counts[1:]
     for before, row in pairwise(result.rows):
         if row["client/count"] == 0:
-            assert math.isnan(row["train/loss"])
+            assert "train/loss" not in row
             assert row["comm/bytes_up"] == row["client/steps"] == 0
             assert row["eval/loss"] == before["eval/loss"]
 
