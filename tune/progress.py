@@ -114,7 +114,13 @@ def place_of(run_spec: RunSpec) -> str:
         return "in this process"
     if engine.address is not None and engine.workers == "auto":
         return f"on the Ray cluster {engine.address}"
-    workers = f"{run_spec.workers} worker{'s' if run_spec.workers != 1 else ''}"
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():  # the workers follow what it has
+        from ..engine.backends.ray.connect import counted
+
+        engine = counted(engine)
+    count = engine.count_workers()
+    workers = f"{count} worker{'s' if count != 1 else ''}"
     return f"{workers} on {'Ray' if engine.address is None else f'the Ray cluster {engine.address}'}"
 
 

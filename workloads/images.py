@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import numpy as np
 from .base import Columns, Model, Partition
 from .cache import cached
 from .cells import Column, Inputs, Labels, read_columns
+from .processors import processors
 from .published import Published
 from .roots import Found, Layout, damaged, locate
 
@@ -111,7 +111,7 @@ def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, fi
     def one(row: int) -> None:
         out[row] = picture(encoded[row], shape, f"picture {first + row} of {where}")
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(8, processors())) as threads:
         for _ in threads.map(one, range(len(encoded)), chunksize=64):
             pass
     return out

@@ -27,7 +27,7 @@ from .limits import check_size
 from .memory_errors import building_model
 from .privacy_plan import PrivacyPlan
 from .registry import Plugin, Registry, find_plugin
-from .schema import Experiment
+from .schema import Engine, Experiment
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
@@ -232,7 +232,10 @@ class RunSpec:
 
     def on_cpu(self) -> RunSpec:
         """The same run for a worker without a GPU."""
-        engine = self.experiment.engine.model_copy(update={"device": "cpu"})
+        return self.with_engine(self.experiment.engine.model_copy(update={"device": "cpu"}))
+
+    def with_engine(self, engine: Engine) -> RunSpec:
+        """The same run with other settings of `engine`, which change no bit."""
         return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
 
     def with_gpus(self, gpus: float) -> RunSpec:
@@ -240,8 +243,7 @@ class RunSpec:
         engine = self.experiment.engine
         if engine.gpus == gpus:
             return self
-        engine = engine.model_copy(update={"gpus": gpus})
-        return replace(self, experiment=self.experiment.model_copy(update={"engine": engine}))
+        return self.with_engine(engine.model_copy(update={"gpus": gpus}))
 
     def block(self, parameters: int) -> int:
         """The number of clients in a block, for a model with `parameters` numbers."""

@@ -5,13 +5,13 @@ The docstring of each section lists its keys, with units, ranges and defaults. C
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
+from ...workloads.processors import processors
 from ..errors import ConfigError, nearest
 from ..storage.expanded import expanded_address, is_unicode
 from ..storage.secrets import redacted, without_secrets
@@ -330,8 +330,9 @@ class Engine(Section):
     `precision` within the rounding errors of bfloat16 or TF32.
 
     `backend`: `ray` (default) trains in worker processes on Ray; `local` trains in the calling process.
-    `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the CPUs of this machine or
-    of the cluster allow; or a list of groups of equal workers, see `WorkerGroup`.
+    `workers`: the number of worker processes, at least 1; or `auto` (default), as many as the processors allow that the
+    process may use (its affinity, and the quota of its container), or those of the Ray or the cluster it is connected
+    to; or a list of groups of equal workers, see `WorkerGroup`.
     `cpus`: the CPUs that each worker reserves, more than 0; may be a fraction (default 1).
     `gpus`: the GPUs that each worker reserves, 0 or more; may be a fraction (default 0).
     `block`: the number of clients that a worker trains at once, at least 1; or `auto` (default), which is measured once
@@ -416,10 +417,11 @@ class Engine(Section):
         return value
 
     def groups(self) -> tuple[WorkerGroup, ...]:
-        """The groups of workers to start: as given, or one group with as many as the CPUs of this machine allow."""
+        """The groups of workers to start: as given, or one group with as many as the processors allow that this process
+        may use."""
         if isinstance(self.workers, tuple):
             return tuple(group.model_copy(update={"cpus": group.cpus or self.cpus}) for group in self.workers)
-        count = max(1, int((os.cpu_count() or 1) / self.cpus)) if self.workers == "auto" else self.workers
+        count = workers_on(processors(), self.cpus) if self.workers == "auto" else self.workers
         return (WorkerGroup(count=count, cpus=self.cpus, gpus=self.gpus),)
 
     def count_workers(self) -> int:
@@ -429,6 +431,11 @@ class Engine(Section):
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""
         return any(group.gpus > 0 for group in self.groups())
+
+
+def workers_on(processors: float, cpus: float) -> int:
+    """The number of workers that reserve `cpus` of these processors, at least 1."""
+    return max(1, int(processors / cpus + 1e-9))
 
 
 class Evaluate(Section):

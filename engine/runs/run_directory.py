@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import yaml
 from torch import Tensor
 
+from ...workloads.processors import processors
 from ..config.run_spec import RUN_ID, RunSpec
 from ..config.schema import experiment
 from ..errors import ConfigError, FedFleetError, Interrupted, NotSaved, StoreFull, first_line, full_traceback
@@ -350,7 +351,7 @@ def environment() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": platform.machine(),
-        "cpus": os.cpu_count(),
+        "cpus": processors(),
         "packages": dict(versions()),
     }
 

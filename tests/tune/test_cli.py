@@ -348,16 +348,16 @@ def test_a_run_says_what_it_is_before_it_starts(here: Path, monkeypatch: pytest.
     with pytest.raises(
         FedFleetError, match=r"printed before: scaffold on digits: .*, 2 workers on Ray, in /.*/mine\n$"
     ):
-        run(load("digits", ["tracking.uri=none"]), "mine", shown(quiet=False))
+        run(load("digits", ["tracking.uri=none", "engine.workers=2"]), "mine", shown(quiet=False))
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ((), "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 2 workers on Ray"),
+        (("engine.workers=2",), "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 2 workers on Ray"),
         (("engine.workers=1",), "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 1 worker on Ray"),
         (
-            ("engine.address=head:6379",),
+            ("engine.address=head:6379", "engine.workers=2"),
             "scaffold on digits: 100 clients, cohorts of 20, 50 rounds, 2 workers on the Ray cluster head:6379",
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -422,7 +423,8 @@ def test_jobs_bound_the_searches(
         tune={"each": "once", "together": together},
     )
     asked: list[Any] = []
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("fedfleet.workloads.processors.affinity", lambda: 8)
+    monkeypatch.setattr("fedfleet.workloads.processors.quota", lambda: math.inf)
     monkeypatch.setattr("fedfleet.tune.search.search", lambda data, *_, **__: asked.append(plan(data)))
     assert run_searches(load(file), Folder(tmp_path / "out"), jobs, Stop()) == []
     (wanted,) = asked

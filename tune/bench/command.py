@@ -15,6 +15,7 @@ import torch
 from ...algorithms.table import METHODS
 from ...engine.config.schema import experiment
 from ...engine.errors import ConfigError, nearest
+from ...workloads.processors import processors
 from ..files import override
 from ..listing import columns
 from .measure import METHODS as OTHER_ARGUMENTS
@@ -118,7 +119,7 @@ def machine() -> str:
     """Versions, processors and load of this machine."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} processors "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {processors()} processors "
         f"({processor()}), load {load}"
     )
 

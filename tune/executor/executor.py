@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ...engine.config.schema import Engine
+from ...engine.config.schema import Engine, workers_on
 from ...engine.errors import ConfigError
+from ...workloads.processors import processors
 from ..streams import tell
 from .fork_server import not_needed
 from .jobs import Jobs
@@ -57,13 +57,13 @@ def check_together(key: str, wanted: WANTED, why_not: str) -> bool:
 
 
 def processes_here(engine: Engine) -> int:
-    """The number of runs that the processors of this machine can execute at the same time, at least 1."""
-    return max(1, int(len(os.sched_getaffinity(0)) / engine.cpus + 1e-9))
+    """The number of runs that the processors of this process can execute at the same time, at least 1."""
+    return workers_on(processors(), engine.cpus)
 
 
 def cpus_for(engine: Engine, processes: int) -> float:
     """The least `engine.cpus` with which `processes_here` is at most this number of processes."""
-    return max(engine.cpus, len(os.sched_getaffinity(0)) / processes)
+    return max(engine.cpus, processors() / processes)
 
 
 class Executor:

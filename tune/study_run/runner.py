@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from ...engine.runs.run_directory import clear
 from ...engine.state.checkpoint import name_of
 from ...engine.stopping import stopping
 from ...engine.storage.lock import exclusive
+from ...workloads.processors import processors
 from ..executor.executor import Executor, check_together, why_not_together
 from ..executor.jobs import Jobs
 from ..executor.source import DIED, Report, RunRequest, Source, remove_resume_files
@@ -60,7 +60,7 @@ def run_study(
 ) -> tuple[Outcome, str]:
     """Run the cells that are not over and write the report; returns the outcome and the report as text.
 
-    path: the study's folder. jobs: number of simultaneous cells; default: the number of processors of this machine, or
+    path: the study's folder. jobs: number of simultaneous cells; default: the processors that this process may use, or
     as many as fit into the cluster that `experiment.engine.address` names. keep_models: whether to keep the final
     models. quiet: whether to show no progress on standard error. A cell that fails or diverges is recorded, and the
     study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on SIGINT and
@@ -69,7 +69,7 @@ def run_study(
     check(study)
     refuse_other_kind(path, "study")
     folder, engine = Folder(path), Engine.model_validate(cells(study)[0].data["engine"])
-    jobs = jobs or (None if engine.address else os.cpu_count() or 1)
+    jobs = jobs or (None if engine.address else processors())
     together = check_together("tune.together", study.tune.together, why_not_together(engine))
     shared = Jobs(jobs or 1, CELLS_OF_PROCESS * (jobs or 1)) if together else nullcontext()
     with shared as processes, exclusive(path, ".study.lock"), stopping() as stop:

@@ -26,8 +26,9 @@ from ray.util.client import ray as client
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from ....workloads.processors import processors
 from ...config.run_spec import RunSpec
-from ...config.schema import Engine
+from ...config.schema import Engine, workers_on
 from ...errors import ConfigError, Interrupted
 from ...stopping import at_once
 from .local_ray import QUIET, below, disconnect, shut_down, start_here
@@ -143,7 +144,7 @@ def end_unsuitable(engine: Engine) -> None:
 def suffices(engine: Engine) -> bool:
     """Whether the Ray that this process is connected to has what the workers of a run reserve."""
     try:
-        _fits(engine, ray.cluster_resources())
+        _fits(counted(engine), ray.cluster_resources())
     except ConfigError:
         return False
     return True
@@ -164,7 +165,7 @@ def connect(engine: Engine, stop: Callable[[], int] = lambda: 0) -> bool:
     started = not ray.is_initialized()
     if started:
         if not engine.address:
-            _fits(engine, {"CPU": float(os.cpu_count() or 1), "GPU": gpus_or_cpus(engine, "gpus")})
+            _fits(engine, {"CPU": float(processors()), "GPU": gpus_or_cpus(engine, "gpus")})
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers do the work of the machine
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # a history of calls, which nobody reads
@@ -174,7 +175,7 @@ def connect(engine: Engine, stop: Callable[[], int] = lambda: 0) -> bool:
             else:
                 start_here(int(np.ceil(gpus_or_cpus(engine, "gpus"))) or None, stop)
     try:
-        _fits(engine, ray.cluster_resources())
+        _fits(counted(engine), ray.cluster_resources())
     except ConfigError:
         if started:
             disconnect()
@@ -333,6 +334,17 @@ def why_refused(address: str, message: str) -> str:
         f"something listens there, but this Ray ({ray.__version__}) was refused: if the cluster requires a token, "
         f"{TOKEN}; else compare `ray --version` on both sides"
     )
+
+
+def counted(engine: Engine) -> Engine:
+    """The engine with the number of its workers where it says `workers: auto`: as many as fit on this node of the Ray
+    that this process is connected to. That is the user's own, whatever they gave to `ray.init`, or was started here
+    with the processors of this process. A cluster, `engine.address`, is filled with workers by `placement.wanted`."""
+    if engine.workers != "auto" or engine.address or client.is_connected():
+        return engine
+    mine = ray.get_runtime_context().get_node_id()
+    (node,) = (node for node in ray.nodes() if node["NodeID"] == mine)
+    return engine.model_copy(update={"workers": workers_on(node["Resources"].get("CPU", 0.0), engine.cpus)})
 
 
 def _fits(engine: Engine, have: Mapping[str, float]) -> None:

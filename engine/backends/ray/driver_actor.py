@@ -35,7 +35,7 @@ from ...state.table import Table
 from ...storage.lock import driver_lock
 from ..base import Pool
 from .cluster_pool import ClusterPool
-from .connect import carried, here, ray_for
+from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
 from .placement import cluster, on_node, take
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
@@ -186,7 +186,7 @@ def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, d
     stop: returns the number of a signal that shall end the run, or 0.
     """
     with ray_for(run_spec.experiment.engine, stop):
-        return (yield from _play(run_spec, stop))
+        return (yield from _play(run_spec.with_engine(counted(run_spec.experiment.engine)), stop))
 
 
 def _play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:

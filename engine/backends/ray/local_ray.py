@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from ....workloads.processors import processors
 from ...errors import FedFleetError, Interrupted
 from .process_start import fork_server
 from .start_obstacles import obstacle, usable_folder, usual_folder, why_not
@@ -99,7 +100,8 @@ def start_here(gpus: int | None, stop: Callable[[], int] = lambda: 0) -> None:
         address = ray.util.get_node_ip_address()
     if found := lacks or obstacle(address):
         raise FedFleetError(f"Ray cannot start on this machine: {found}, or choose engine.backend=local")
-    options: dict[str, Any] = {"num_gpus": gpus, "object_store_memory": STORE_BYTES, **QUIET}
+    resources = {"num_cpus": processors(), "num_gpus": gpus, "object_store_memory": STORE_BYTES}
+    options: dict[str, Any] = {**resources, **QUIET}
     if folder != usual_folder():
         options["_temp_dir"] = str(folder)
     close_token()
