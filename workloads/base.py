@@ -208,8 +208,8 @@ class Workload(ABC):
     The engine calls the methods in this order. `check`, in the process that starts the run. `split`, in the process of
     the driver, whose columns are then shared with all workers. `init`, in the driver and in every worker. `losses`, in
     the workers, once for every gradient that the method asks for in a local step, for one client or vectorised over a
-    block of clients. `report`, in the workers, at every evaluation, on slices of the test rows; then `summary`, in the
-    driver, once for every evaluation.
+    block of clients, and where a sampler asks for the loss of a model, with modules in `eval()`. `report`, in the
+    workers, at every evaluation, on slices of the test rows; then `summary`, in the driver, once for every evaluation.
 
     Workloads are pickled and sent to the workers, so they must not hold data or tensors.
     """
@@ -370,8 +370,10 @@ class Stateless:
 
     def drift(self, p: Params) -> Tensor:
         """A term () of value 0 that gives every running statistic its gradient: the old value minus the one that the
-        last call computed. See `Workload.buffers`."""
-        moves = [(p[name], part.moved[leaf]) for name, part, leaf in self.running]
+        last call computed; without a gradient where the modules were in `eval()`. See `Workload.buffers`."""
+        moves = [(p[name], part.moved[leaf]) for name, part, leaf in self.running if part.training]
+        if not moves:
+            return next(iter(p.values())).new_zeros(())
         total = torch.stack([((old - new).detach() * old).sum() for old, new in moves]).sum()
         return total - total.detach()
 

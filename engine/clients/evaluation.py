@@ -57,8 +57,8 @@ class ClientGroup(NamedTuple):
 
 
 class LossProbe(NamedTuple):
-    """A task: the mean loss of the model on rows of each of some clients. rows: how many rows of each, drawn for this
-    round; None for all."""
+    """A task: the mean training loss of the model on rows of each of some clients. rows: how many rows of each, drawn
+    for this round; None for all."""
 
     index: int
     clients: np.ndarray  # (c,)
@@ -89,7 +89,7 @@ def probe_losses(
     workload: Workload, p: Params, train: Columns, client_index: ClientIndex, task: LossProbe, seed: int,
     device: torch.device,
 ) -> Metrics:  # fmt: skip
-    """The mean loss over the rows of each client, (c,), by the workload's report. seed: of the run."""
+    """F_i(x): the mean of the losses that each client trains on, (c,), over its rows. seed: of the run."""
     found = []
     for client in task.clients.tolist():
         rows = client_index.rows[client_index.offsets[client] : client_index.offsets[client + 1]]
@@ -97,10 +97,8 @@ def probe_losses(
             draw = counted.numpy_generator(seed, "probe", task.round, client)
             rows = np.sort(draw.choice(rows, task.rows, replace=False))
         batch = {name: column.index_select(0, torch.from_numpy(rows)).to(device) for name, column in train.items()}
-        report = workload.report(p, batch)
-        if "loss" not in report:
-            raise ValueError("the workload's report must have a loss for this sampler; choose loss: last")
-        found.append(float(report["loss"].mean(dtype=torch.float64)))
+        batch["key"] = counted.key(seed, "probe", task.round, client).to(device)
+        found.append(float(workload.losses(p, batch).mean(dtype=torch.float64)))
     return {}, {"loss": np.array(found)}
 
 

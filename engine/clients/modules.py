@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ...algorithms.tree import Tree
 from ...workloads import counted
-from ...workloads.base import Batch, Params, Split, Workload
+from ...workloads.base import Batch, Keyed, Params, Split, Workload
 from ..errors import ConfigError
 from .random_generators import generators, kept_generators, moved
 
@@ -42,7 +42,8 @@ def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Every module that is called in this context runs in eval() mode, wherever the workload keeps it.
+    """Every module that is called in this context runs in eval() mode, wherever the workload keeps it, and modules that
+    are random in training do not draw.
 
     `Classification` sets the mode of its network itself. This context is for workloads that call modules of their own,
     which torch builds in training mode. The modules are back in training mode when the context ends.
@@ -54,6 +55,9 @@ def evaluating() -> Iterator[None]:
         if any(part.training for part in module.modules()):
             changed.extend(part for part in module.modules() if part.training)
             module.eval()
+            for part in module.modules():
+                if isinstance(part, Keyed):
+                    part.key = None
 
     hook = register_module_forward_pre_hook(to_eval)
     try:

@@ -370,8 +370,8 @@ class PowerOfChoice(Sampler):
     """Of `d` candidates those S with the largest losses take part. The mean is plain, because the bias is the point.
 
     d: the number of candidates, from S to N; candidates: whether they are drawn `uniform` or in proportion to their
-    numbers of `examples`; loss: the loss of the model on `all` rows of a client, on a `batch` of `rows` of them, or the
-    training loss of its `last` visit, which costs no traffic; rows: of a batch.
+    numbers of `examples`; loss: the mean of the losses that a client trains on, of the model on `all` of its rows, on a
+    `batch` of `rows` of them, or in the steps of its `last` visit, which costs no traffic; rows: of a batch.
     """
 
     has_probabilities: ClassVar[bool] = False
