@@ -32,8 +32,9 @@ def run(
     out: a folder for the run's files (configuration, environment, rounds.parquet, model, log, checkpoints); None for a
     run without files, which cannot be resumed. observers: they receive every round and every line of the log; a
     function instead of an Observer is called with the record of every round. run_id: the run's name; a new one is made
-    if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it, SIGINT
-    and SIGTERM of this process end the run. initial_model: the model before round 1, name -> tensor or array, such as
+    if it is None. stop: called often, returns the number of a signal that shall end the run, or 0; without it, SIGINT,
+    SIGTERM, SIGHUP and SIGUSR1 of this process end the run, the last two unless the program handles or ignores them.
+    initial_model: the model before round 1, name -> tensor or array, such as
     the `model` of another result; None for the workload's own.
 
     On Ray, the runs of one process share the Ray that the first of them starts; see `fedfleet.shutdown`.

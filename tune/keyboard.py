@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C while a command starts and ends. It imports nothing large, so that Ctrl-C works at once."""
+"""Handling of signals while a command starts and ends. It imports nothing large, so that Ctrl-C works at once."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..engine.stopping import SIGNALS, exit_now
 from .streams import open_missing
 
 INTERRUPTED = 128
 """Exit status of a command that a signal ended, less the signal's number."""
 
 
-def exit_now(number: int, frame: Any) -> None:
-    """Signal handler that ends the process at once. It is for the time in which packages are imported, when there is
-    nothing to lose: an exception in the middle of an import of C++ code may abort the process, and an exception in a
-    destructor is lost."""
-    os.write(2, b"interrupted\n")
-    os._exit(INTERRUPTED + number)
-
-
 def arm() -> None:
-    """Make Ctrl-C end the process at once, until a run installs its own handler."""
-    signal.signal(signal.SIGINT, exit_now)
+    """Make Ctrl-C, and what else ends a run, end the process at once, until a run installs its own handler. `nohup`
+    has the process ignore SIGHUP, and so it does."""
+    for number in SIGNALS:
+        if number == signal.SIGINT or signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, exit_now)
 
 
 @contextmanager

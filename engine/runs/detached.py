@@ -18,6 +18,7 @@ from ..config.run_spec import RunSpec
 from ..errors import ConfigError, DriverDied, FedFleetError, NoRoom
 from ..records.event_log import EventLog
 from ..records.history import Record
+from ..stopping import on_signal
 from .launch import execute, notify
 from .observer import Observer
 from .result import Result
@@ -36,6 +37,7 @@ class Detached(Observer):
     def __init__(self, run_spec: RunSpec) -> None:
         self.run_spec, self.events = run_spec, EventLog(keep=True)
         self.signal = 0
+        on_signal(self.stop)
         self.outcome: Result | Exception | None = None
         self.begun = threading.Event()
         self.thread = threading.Thread(target=self._run, name="run", daemon=True)
@@ -87,7 +89,7 @@ class Detached(Observer):
         return self.events.since(seen)
 
     def stop(self, signal: int) -> None:
-        self.signal = signal
+        self.signal = self.signal or signal
 
     def ended(self) -> Result | Exception | None:
         return self.outcome

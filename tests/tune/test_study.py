@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -198,8 +199,9 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     workers = [child for child in below(process) if EXECUTES.search(" ".join(child.cmdline()))]
     assert workers, [child.cmdline() for child in below(process)]
     process.kill()
-    process.wait()
+    _, stderr = process.communicate(timeout=300)
     assert not psutil.wait_procs(workers, timeout=120)[1]
+    assert "Traceback" not in stderr
     before = results(tmp_path / "out")
     assert len(before) < len(results(undisturbed / "out"))
     done = shell(tmp_path, "study", file, "--out", "out", "--jobs", "2", timeout=500)
@@ -212,13 +214,16 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
 
 @pytest.mark.long
 def test_interrupted_and_gone_on_with(tmp_path: Path, undisturbed: Path):
+    """All processes get the signal twice, as batch systems send it."""
     file = written(tmp_path, tune={"each": "cell"})
     process = started(tmp_path, file)
     until(lambda: results(tmp_path / "out"), "a cell")
     workers = below(process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    for each in 2 * [*workers, psutil.Process(process.pid)]:
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
     _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == 128 + signal.SIGTERM
     assert stderr.splitlines()[-1].startswith("interrupted; to go on: give the same command again")
     assert "Traceback" not in stderr
     assert not psutil.wait_procs(workers, timeout=120)[1]

@@ -13,6 +13,8 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from ...engine.stopping import blocked_signals
+
 CODE = "import sys; sys.path[:] = sys.argv[2].splitlines(); from {module} import serve; serve(int(sys.argv[1]))"
 """What the process executes. It looks for modules where this process does, and not in its current folder."""
 
@@ -27,12 +29,13 @@ class ForkServer:
         self.control, other = socket.socketpair()
         with other:
             code = CODE.format(module=f"{__package__}.job")
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", code, str(other.fileno()), "\n".join(sys.path)],
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the driver, which asks the processes to stop
-            )
+            with blocked_signals():  # they are for the driver, which asks the processes to stop
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-c", code, str(other.fileno()), "\n".join(sys.path)],
+                    pass_fds=[other.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         atexit.register(self.close)
 
     def fork(self) -> Connection:

@@ -35,6 +35,7 @@ from ...engine.config.run_spec import RunSpec
 from ...engine.config.schema import experiment
 from ...engine.memory import available_memory
 from ...engine.runs.members import MemberHost, SharedHost
+from ...engine.stopping import on_signal
 from .jobs import Start
 from .requested_run import RequestedRun
 from .source import HEARTBEAT_SECONDS, Report, RunRequest
@@ -154,7 +155,6 @@ def serve(descriptor: int) -> None:
     This process computes nothing and has one thread, as threads of libraries are not there after a fork.
     """
     control = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when to stop
     # Imported objects live as long as this process. The collector would spend 6 % of the time on looking through them.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -174,6 +174,7 @@ def serve(descriptor: int) -> None:
 def main(descriptor: int) -> None:
     """Serve the driver at the other end of a connection, and exit."""
     try:
+        on_signal()  # the driver says when to stop
         connection = Connection(descriptor)
         start: Start = connection.recv()
         os.chdir(start.cwd)

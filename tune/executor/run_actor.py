@@ -11,6 +11,7 @@ from typing import Any
 
 from ray import tune
 
+from ...engine.stopping import on_signal
 from .requested_run import RequestedRun
 from .source import HEARTBEAT_SECONDS, Report, RunRequest
 
@@ -23,6 +24,7 @@ class RunActor(tune.Trainable):
     The run has a thread of its own, so that it can be asked to end in the middle of a round."""
 
     def setup(self, config: dict[str, Any]) -> None:
+        on_signal()  # the process that has started Tune says when to stop
         self.config, self.running = config, None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -40,8 +40,8 @@ def search(
     that a paper gives for the method; paper: the paper's name, which implies it. resume: continue the search in the
     folder `experiment`. address: of a Ray cluster. quiet: whether to show no progress on standard error.
 
-    Raises ConfigError for a search that cannot run as it is written, Interrupted on SIGINT and SIGTERM (`resume` then
-    loses no trial that has ended), FedFleetError if no trial finished.
+    Raises ConfigError for a search that cannot run as it is written, Interrupted on a signal that ends runs
+    (`resume` then loses no trial that has ended), FedFleetError if no trial finished.
     """
     changes = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     if address is not None:

@@ -142,11 +142,11 @@ def search(
     (see `plan.Search`). folder: for the search's files. resume: continue the search in the folder if there is one; a
     complete search returns at once, and `data` must be the same except for FREE and FREE_OF_TRIALS. progress: show the
     progress on standard error. parent: id of an MLflow run in which the search's run is nested. stop: the flag of the
-    caller that SIGINT and SIGTERM set, where the search is a part of something that they end too.
+    caller that signals set, where the search is a part of something that they end too.
 
     Connects to Ray or starts it, unless trials share processes. Raises ConfigError for a search that cannot run as it
-    is written, Interrupted on SIGINT and SIGTERM (`resume` then loses no trial that has ended), FedFleetError if no
-    trial finished.
+    is written, Interrupted on a signal (`resume` then loses no trial that has ended), FedFleetError if no trial
+    finished.
     """
     if folder == "":
         raise ConfigError("folder must name the search's folder, got an empty text; give a path")

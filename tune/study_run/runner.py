@@ -63,8 +63,8 @@ def run_study(
     path: the study's folder. jobs: number of simultaneous cells; default: the processors that this process may use, or
     as many as fit into the cluster that `experiment.engine.address` names. keep_models: whether to keep the final
     models. quiet: whether to show no progress on standard error. A cell that fails or diverges is recorded, and the
-    study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on SIGINT and
-    SIGTERM, after the cells under way have written checkpoints.
+    study continues. Raises ConfigError, before anything runs, for a study that cannot run; Interrupted on a
+    signal, after the cells under way have written checkpoints.
     """
     check(study)
     refuse_other_kind(path, "study")

@@ -32,6 +32,7 @@ from ...rounds.asynchronous import driver_of
 from ...rounds.driver import DataSummary, Event
 from ...state.retention import discard
 from ...state.table import Table
+from ...stopping import on_signal
 from ...storage.lock import driver_lock
 from ..base import Pool
 from .cluster_pool import ClusterPool
@@ -59,6 +60,7 @@ class DriverProcess:
         updates = isinstance(run_spec.experiment.federation.pace, Asynchronous)  # which may come in quick succession
         self.run_spec, self.events = run_spec, EventLog(gap=EVENT_SECONDS if updates else 0.0)
         self.signal = 0
+        on_signal(self.stop)  # on a cluster that a batch system ends, the launcher may be elsewhere
 
     def run(self) -> dict[str, Tensor]:
         """Run all rounds. Returns the final model's tensors."""
@@ -142,7 +144,7 @@ class DriverProcess:
         """Return once the actor has started."""
 
     def stop(self, signal: int) -> None:
-        self.signal = signal
+        self.signal = self.signal or signal
 
     def since(self, seen: int) -> tuple[list[Event], bool]:
         """(the events after the first `seen`, whether the run is over). Waits until there is an event or the end."""

@@ -17,6 +17,7 @@ import ray
 
 from ....workloads.processors import processors
 from ...errors import FedFleetError, Interrupted
+from ...stopping import SIGNALS
 from .process_start import fork_server
 from .start_obstacles import obstacle, usable_folder, usual_folder, why_not
 
@@ -43,6 +44,9 @@ class Start:
     Ray waits for its processes in code of C++, in which a signal is noticed only after half a minute; waiting for a
     thread can be ended at any time. The thread stays because Linux ends Ray's processes together with the thread that
     has started them (PR_SET_PDEATHSIG). For the same reason a start that was given up leaves no process.
+
+    Signals that end a run are blocked in the thread, and so in Ray's processes, which inherit it: a batch system that
+    ends a job must not end Ray before its run has a checkpoint.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -51,6 +55,7 @@ class Start:
         threading.Thread(target=self._run, args=(options,), name="Ray", daemon=True).start()
 
     def _run(self, options: dict[str, Any]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with fewer_processes(), short_waits(), on_loopback(), fork_server.forked_processes():
                 ray.init("local", **options)
@@ -59,7 +64,7 @@ class Start:
         with self.lock:
             self.done.set()
         if self.given_up:
-            ray.shutdown()
+            shut_down_ray()
         elif self.error is None:
             self.over.wait()
 
@@ -207,10 +212,20 @@ def shut_down(processes: set[int]) -> None:
 def disconnect() -> None:
     """Leave Ray, and end it if this process has started it. A start that is under way is given up."""
     if _start is None or not _start.give_up():
-        ray.shutdown()
+        shut_down_ray()
     if _start is not None:
         _start.over.set()
     fork_server.end()
+
+
+def shut_down_ray() -> None:
+    """`ray.shutdown`, which ends the processes that were started here by SIGKILL at once: SIGTERM is blocked in them,
+    and it would wait a second for the effect in each."""
+    node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
+    for infos in getattr(node, "all_processes", {}).values():
+        for info in infos:
+            info.process.terminate = info.process.kill
+    ray.shutdown()
 
 
 def below(process: int) -> Iterator[int]:

@@ -23,6 +23,7 @@ from ...config.run_spec import RunSpec
 from ...errors import WorkersLost, type_and_first_line
 from ...reduction.tree import Leaves, PartialSum, TaskResult, TreeReducer, TreeShape, add_leaves
 from ...state.row_files import RowFiles, StateLayout, make_files, remove_files, width
+from ...stopping import on_signal
 from ..base import Call, Failure
 from .links import Address, Link
 from .scheduler import AHEAD
@@ -91,6 +92,7 @@ class NodeAgent:
         what is wrong.
         """
         keep_freed_memory()
+        on_signal()  # what is to end is decided by the driver
         self.run_spec, self.data, self.layout, self.sizes, self.mine = run_spec, data, layout, sizes, make
         leaves = pytree.tree_leaves(sample)
         keeps_state = bool(layout.folder and leaves)

@@ -33,6 +33,7 @@ from ...planning.kernel_proof import prove_here
 from ...records.arrow_columns import from_arrow
 from ...reduction.tree import TaskResult
 from ...state.row_files import StateLayout
+from ...stopping import on_signal
 from ..base import Call, Failure, failure_of
 from .shared_memory import Address, SharedMemory, Spec
 from .wakeup import Ends, Listener
@@ -97,6 +98,7 @@ class WorkerProcess(Worker):
         def beat() -> None:
             beats[self.number] = time.monotonic()
 
+        on_signal()  # what is to end is decided by the driver
         self.listener, self.orders = Listener(signs.ends), os.open(signs.orders, os.O_RDONLY)
         self.stack = open(signs.stack, "w")  # noqa: SIM115 as long as the process
         faulthandler.register(signal.SIGUSR1, file=self.stack, all_threads=True)

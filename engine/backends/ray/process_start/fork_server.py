@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....stopping import blocked_signals
 from .start_worker import VARIABLE
 
 VERSIONS = ("2.60.",)
@@ -44,12 +45,13 @@ class ForkServer:
             listener.listen(WAITING)
             code = CODE.format(module=f"{__package__}.serving")
             sockets = listener.fileno(), theirs.fileno()
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", code, *map(str, sockets), "\n".join(sys.path)],
-                pass_fds=sockets,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which ends Ray
-            )
+            with blocked_signals():  # they are for this process, which ends Ray
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-c", code, *map(str, sockets), "\n".join(sys.path)],
+                    pass_fds=sockets,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         atexit.register(self.close)
 
     @property
