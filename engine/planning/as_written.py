@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -57,6 +57,21 @@ distance: float32 rounds their weights to the same numbers or to their neighbour
 
 Gradients = tuple[Tensor, Tensor]
 """(gradient (P,), loss ()) of one client's batch."""
+
+
+under_way = False
+"""True while something is tried before the rounds, for code that must tell these calls from those of a round."""
+
+
+@contextmanager
+def trying() -> Iterator[None]:
+    """A context in which `under_way` is true."""
+    global under_way
+    before, under_way = under_way, True
+    try:
+        yield
+    finally:
+        under_way = before
 
 
 class SeveralModels(Exception):

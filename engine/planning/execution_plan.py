@@ -35,7 +35,7 @@ from ..storage.atomic_write import write
 from ..storage.lock import Lock
 from ..storage.plain_files import read_text
 from ..storage.sha256 import sha256, sha256_of_json
-from .as_written import block_difference
+from .as_written import block_difference, trying
 from .convolutions import plan_with_products
 from .kernel_proof import Disagreement, ProofData, kernel_identity, prove
 
@@ -130,7 +130,8 @@ def in_blocks_or_alone(run_spec: RunSpec, split: Split, plan: ExecutionPlan, how
 def why_not_blocks(run_spec: RunSpec, split: Split) -> str:
     """Why a block does not compute what the module does for each client alone, "" if it does. It is found out once."""
     if BLOCKS_PROOF not in run_spec.proofs:
-        run_spec.proofs[BLOCKS_PROOF] = block_difference(run_spec, split)
+        with trying():
+            run_spec.proofs[BLOCKS_PROOF] = block_difference(run_spec, split)
     return run_spec.proofs[BLOCKS_PROOF]
 
 

@@ -33,7 +33,7 @@ from ..config.run_spec import RunSpec
 from ..config.schema import Local
 from ..errors import RAISED_BY_USERS, ConfigError, FedFleetError
 from ..user_code import Line, LineFinder, called_from_losses, is_user_file, user_lines
-from .as_written import gradient_difference
+from .as_written import gradient_difference, trying
 from .execution_plan import may_vectorise
 
 CLIENTS, EXAMPLES = 2, 8
@@ -42,9 +42,6 @@ ENTRIES = 10_000
 """The largest number of attributes that are compared."""
 COUNTED = "draw from oracle.key or batch['key'] with fedfleet.workloads.counted"
 RULES = "docs/howto/vectorised.md has the rules"
-
-under_way = False
-"""True while a step is tried, for code that must tell these calls from those of a round."""
 
 
 class CodeRaised(Exception):
@@ -57,11 +54,9 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
     The step runs on the CPU, on the first two clients of round 1 with at most eight examples each: twice for one client
     and, if the run may vectorise, once for both together. No result is kept, and the generators are restored.
     """
-    global under_way
     threads = torch.get_num_threads()
-    under_way = True
     try:
-        with torch.no_grad(), kept_generators():
+        with trying(), torch.no_grad(), kept_generators():
             torch.set_num_threads(run_spec.experiment.engine.threads)
             method = run_spec.method()
             for algorithm in (method.warm_start, method):
@@ -71,7 +66,6 @@ def try_step(run_spec: RunSpec, split: Split) -> None:
     except CodeRaised:
         return
     finally:
-        under_way = False
         torch.set_num_threads(threads)
 
 

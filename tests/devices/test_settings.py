@@ -16,7 +16,7 @@ from fedfleet.engine.devices.faults import is_device_lost
 from fedfleet.engine.errors import ConfigError, DeviceLost
 from fedfleet.engine.kernels.operators import method_kernels
 from fedfleet.engine.memory import is_device_full, is_out_of_memory
-from fedfleet.engine.planning import trial_step
+from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.execution_plan import can_measure, candidates
 from fedfleet.engine.runs.launch import prepare
 
@@ -84,7 +84,7 @@ def test_the_run_says_which_kernels_have_no_deterministic_form(monkeypatch):
 @dataclass(frozen=True)
 class Gone(Few):
     def losses(self, p, batch):
-        if not trial_step.under_way:
+        if not as_written.under_way:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return super().losses(p, batch)
 

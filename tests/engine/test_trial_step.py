@@ -23,7 +23,7 @@ from fedfleet.algorithms.tree import Tree
 from fedfleet.engine.api import run
 from fedfleet.engine.config.schema import Experiment, experiment
 from fedfleet.engine.errors import ConfigError
-from fedfleet.engine.planning import trial_step
+from fedfleet.engine.planning import as_written
 from fedfleet.engine.planning.trial_step import Trial, try_step
 from fedfleet.engine.runs.launch import prepare
 from fedfleet.workloads import counted
@@ -497,7 +497,7 @@ def test_what_raises_by_itself_is_left_to_the_run():
             raise RuntimeError("out of luck")
 
     try_step(run_spec := prepare(digits(local(Raises())), "test"), run_spec.split())
-    assert not trial_step.under_way
+    assert not as_written.under_way
 
 
 def test_it_takes_no_time():
