@@ -45,11 +45,23 @@ def read_table(run: Path) -> Any:
 
     path = run / "rounds.parquet"
     try:
-        return pq.read_table(path) if path.is_file() and not unusual_kind(path) else None
+        table = pq.read_table(path) if path.is_file() and not unusual_kind(path) else None
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"{path} is damaged ({type_and_first_line(error)}); remove the folder {run} to run it again"
         ) from None
+    last, rounds = last_round(table), read_json(run / "result.json").get("rounds")
+    if table is not None and rounds is not None and last != rounds:
+        raise ConfigError(
+            f"{path} is damaged (it ends with round {last} of {rounds}); remove the folder {run} to run it again"
+        )
+    return table
+
+
+def last_round(table: Any) -> int:
+    """The last round of a record, 0 if it has none."""
+    there = table is not None and table.num_rows and "round" in table.column_names
+    return int(table.column("round")[-1].as_py()) if there else 0
 
 
 def column_names(run: Path) -> list[str]:

@@ -4,6 +4,7 @@ and commits."""
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -74,7 +75,7 @@ class Driver:
     """
 
     def __init__(self, run_spec: RunSpec, data: DataSummary) -> None:
-        experiment = run_spec.experiment
+        experiment, self.process = run_spec.experiment, os.getpid()
         self.run_spec, self.data, self.federation = run_spec, data, experiment.federation
         self.last_round, self.workers = run_spec.last_round, run_spec.workers
         keep_freed_memory()
@@ -135,6 +136,8 @@ class Driver:
 
         A run can be resumed until its result is on the disk; then `discard` removes the states.
         """
+        if os.getpid() != self.process:  # a process that was forked meanwhile has only a copy of the run
+            return
         release_disk(self.run_spec, beside_launcher=False)
         if hasattr(self, "pool"):
             self.pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -234,8 +235,8 @@ def _play(
     if tracking.uri != "none":
         spec = {"name": tracking.name, "uri": tracking.uri, "experiment": tracking.experiment}
         observers.append(run_spec.registry.build("TRACKERS", {**spec, "directory": run_spec.directory}, "tracking"))
-    started, rows = time.perf_counter(), History()
-    begun: list[Observer] = []
+    started, rows, before = time.perf_counter(), History(), list[Record]()
+    begun, process = list[Observer](), os.getpid()
     try:
         for observer in observers:
             begun.append(observer)
@@ -244,17 +245,18 @@ def _play(
         if kept is not None:
             notify(kept.rows, observers)
             model = kept.model
+            before += kept.rows
             for row in kept.rows:
                 rows.replace(row)
         else:
             with memory_errors.memory_errors(run_spec):
-                model = yield from _play_rounds(run_spec, observers, rows, stop, host)
+                model = yield from _play_rounds(run_spec, observers, (rows, before), stop, host)
         result = Result(
             run_spec.run_id,
             run_spec.experiment,
             rows,
             model,
-            time.perf_counter() - started,
+            time.perf_counter() - started + sum(row["time/seconds"] for row in before),
             directory and directory.path,
         )
         for observer in observers:
@@ -262,18 +264,25 @@ def _play(
         discard(run_spec)
         return result
     except BaseException as error:
-        for observer in begun:
-            observer.failed(error)
+        if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run
+            for observer in begun:
+                observer.failed(error)
         raise
 
 
 def _play_rounds(
-    run_spec: RunSpec, observers: list[Observer], rows: History, stop: Callable[[], int], host: Host
+    run_spec: RunSpec,
+    observers: list[Observer],
+    records: tuple[History, list[Record]],
+    stop: Callable[[], int],
+    host: Host,
 ) -> Generator[Record, None, dict[str, Tensor]]:
-    """Run all rounds, collect their records in `rows`, report every event to the observers, and yield every record.
+    """Run all rounds, collect their records, report every event to the observers, and yield every record.
 
-    Returns the final model's tensors.
+    records: those of all rounds, and those of the rounds that an earlier process has run. Returns the final model's
+    tensors.
     """
+    rows, before = records
     on_ray = run_spec.experiment.engine.backend == "ray"
     events = _on_ray(run_spec, stop) if on_ray else in_process(run_spec, stop, host)
     with closing(events):  # end the run now if an observer raises, not when its exception is garbage-collected
@@ -282,6 +291,7 @@ def _play_rounds(
                 event = next(events)
             except StopIteration as end:
                 return end.value
+            before += event if isinstance(event, list) else []
             for row in event if isinstance(event, list) else [event]:
                 if not isinstance(row, str):
                     rows.replace(row)

@@ -33,7 +33,8 @@ class Result:
 
     `rows`: a dictionary for each round; `records`: the same as a table of Arrow. `model`: name -> tensor of the final
     model. `total_seconds`: from the call to its end, with everything around the rounds, such as the start of Ray; of a
-    run that was resumed, only its last part. `directory`: the run's folder, None for a run without files.
+    run that was resumed, and of a fork, with the seconds of the rounds before that. `directory`: the run's folder, None
+    for a run without files.
     """
 
     run_id: str

@@ -64,6 +64,8 @@ FILES = (
 FOLDERS = ("state", "checkpoints", "clients")
 OWN = (*FILES, *(f".{name}" for name in FILES), *FOLDERS, LAUNCHER, DRIVER, RESERVE)
 """Everything that a run may have in its folder."""
+PARTIAL = ".rounds.partial"
+"""What becomes rounds.parquet where a run ends without a result. A result may be kept under the temporary name."""
 RESULT = ("rounds.parquet", "model.safetensors", "result.json")
 """The files of a result, in the order in which they get their names: with result.json the run is complete."""
 
@@ -107,6 +109,7 @@ class RunDirectory(Observer):
         first round, the files that it has written are removed by name, so the folder is as it was.
         """
         with exclusive(self.path, LAUNCHER) as lock:
+            process = os.getpid()
             self.locked = lock.supported
             with driver_lock(self.path):
                 pass  # wait until no driver of an earlier launcher is left
@@ -121,11 +124,13 @@ class RunDirectory(Observer):
                     self._remove()
                 raise
             finally:
-                release(self.path)
+                if os.getpid() == process:  # a process that was forked meanwhile has only a copy of the run
+                    release(self.path)
 
     def _remove(self) -> None:
         """Remove what a run that could not begin has written. None of it was there before, see `refuse_run`."""
         with suppress(OSError):
+            (self.path / PARTIAL).unlink(missing_ok=True)
             for name in FILES:
                 for path in (self.path / name, temporary_path(self.path / name)):
                     path.unlink(missing_ok=True)
@@ -147,6 +152,8 @@ class RunDirectory(Observer):
         try:
             summary = json.loads(read_text(self.path / "result.json"))
             rows, model = History(read_rows(self.path / "rounds.parquet")), load_model(self.path / "model.safetensors")
+            if len(rows) != summary["rounds"]:
+                raise ValueError(f"rounds.parquet has {len(rows)} of {summary['rounds']} rounds")
             return Result(summary["run_id"], configuration, rows, model, summary["total_seconds"], self.path)
         except Exception as error:  # damage shows itself in any kind of error
             raise ConfigError(f"{self.path}: the result is damaged or incomplete ({first_line(error)})") from error
@@ -257,7 +264,8 @@ class RunDirectory(Observer):
             self._log(f"stopped: {error}" if stopped else f"failed: {type(error).__name__}: {error}{trace}")
             with suppress(Exception):  # there may be no memory left to write with, either
                 if self.rows:
-                    self._write_rounds(cleared(self.path / "rounds.parquet"))
+                    self._write_rounds(cleared(self.path / PARTIAL))
+                    (self.path / PARTIAL).replace(self.path / "rounds.parquet")
 
     def _write_rounds(self, path: Path) -> None:
         import pyarrow.parquet as pq

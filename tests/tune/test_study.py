@@ -20,6 +20,7 @@ import yaml
 from fedfleet.engine import run
 from fedfleet.engine.config.schema import Engine, experiment
 from fedfleet.engine.errors import Interrupted
+from fedfleet.engine.runs.run_directory import read_rows
 from fedfleet.engine.stopping import Stop
 from fedfleet.engine.storage.lock import exclusive
 from fedfleet.tune.executor.executor import processes_here
@@ -30,6 +31,7 @@ from fedfleet.tune.study.spec import load
 from fedfleet.tune.study_run.runner import run_study
 from fedfleet.tune.study_run.tracking import StudyTracker
 
+from ..faults.runs import untimed
 from .commands import COMMAND, invoke, shell, until
 from .small_study import STUDY, written
 from .test_tracking import commit_here
@@ -184,6 +186,11 @@ def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def records(folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Key -> the records of the cells that have finished, without times."""
+    return {key: untimed(read_rows(folder / "cells" / key / "rounds.parquet")) for key in results(folder)}
+
+
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Check that the cells and their models are the same."""
     assert {key: r["model_sha256"] for key, r in found.items()} == {k: r["model_sha256"] for k, r in expected.items()}
@@ -208,6 +215,7 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     assert done.returncode == 0, done.stderr
     after = results(tmp_path / "out")
     equal(after, results(undisturbed / "out"))
+    assert records(tmp_path / "out") == records(undisturbed / "out")
     assert {key: after[key]["run_id"] for key in before} == {key: r["run_id"] for key, r in before.items()}
     assert len(children(tmp_path, "out")) == 8
 
@@ -230,6 +238,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     done = shell(tmp_path, "study", file, "--out", "out", timeout=500)
     assert done.returncode == 0, done.stderr
     equal(results(tmp_path / "out"), results(undisturbed / "out"))
+    assert records(tmp_path / "out") == records(undisturbed / "out")
 
 
 BAD = """
