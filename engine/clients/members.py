@@ -154,6 +154,8 @@ def _train_blocks(blocks: Sequence[tuple[Part, slice]], trainers: Trainers) -> N
     counts = [block.stop - block.start for _, block in blocks]
     of_block = torch.arange(len(blocks)).repeat_interleave(torch.tensor(counts))  # (c,) the block of each client
     trainer, values = trainers.of([part.under_way.trainer for part, _ in blocks])
+    if trainer.tapes is not None:
+        trainer.tapes.begin_round(blocks[0][0].under_way.task.round)
     states = pytree.tree_map(
         lambda *leaves: torch.cat([leaf.expand(c, *leaf.shape) for c, leaf in zip(counts, leaves, strict=True)]),
         *(part.under_way.public for part, _ in blocks),

@@ -8,8 +8,9 @@ because the functions of a method and of a workload take no branch on a value.
 What is recorded must be what would have run. A function that reads the numbers of a tensor, which is what a branch on
 a value needs, is not recorded. Nor is one with an operation whose result has a shape that depends on numbers, such as
 `nonzero`: sizes that the function took from it would be those of the recording. The first calls with each recording are
-made both ways, and if the bits differ, nothing is replayed any more. Other inputs than those of the recording show
-whatever the function took from anywhere else than its arguments.
+made both ways, and so is the first one in each of the next rounds; if the bits differ, nothing is replayed any more.
+Other inputs than those of the recording, and another round, show whatever the function took from anywhere else than its
+arguments.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ MOST = 256
 """The largest number of recordings that are kept."""
 TRIES = 64
 """After so many recordings, each must have been replayed once on average; otherwise no further ones are made."""
-PROOFS = 2
-"""The number of calls with a recording that are made both ways."""
+PROOFS, MORE_ROUNDS = 2, 2
+"""The number of calls with a recording that are made both ways, and the number of rounds after that in each of which
+one more is."""
 READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
 """Methods that give away the numbers of a tensor and are no operations. (The others, such as `item`, are.)"""
 
@@ -175,11 +177,12 @@ SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.a
 @dataclass
 class Recording:
     """A recorded function for arguments of some shapes. form: what it gave beside its tensors. proofs: how many calls
-    with it were made both ways."""
+    are still to be made both ways; more_rounds: in how many rounds after this one there is to be another."""
 
     replay: Replay
     form: Any
-    proofs: int = 0
+    proofs: int = PROOFS
+    more_rounds: int = MORE_ROUNDS
 
 
 def shapes_of(leaves: Sequence[Tensor]) -> Hashable:
@@ -194,8 +197,17 @@ class Tapes:
         """most_bytes: what works on more memory is not recorded."""
         self.most_bytes = most_bytes
         self.kept: OrderedDict[Hashable, Recording] = OrderedDict()
-        self.recorded = self.replayed = 0
+        self.recorded = self.replayed = self.round = 0
         self.refused = ""  # why nothing is recorded any more
+
+    def begin_round(self, round: int) -> None:
+        """The calls that follow are of this round."""
+        if round == self.round:
+            return
+        self.round = round
+        for known in self.kept.values():
+            if known.more_rounds:
+                known.more_rounds, known.proofs = known.more_rounds - 1, known.proofs + 1
 
     def call(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
         """The result of a function. given: its arguments, trees of tensors. name: of the function, which must do the
@@ -219,7 +231,7 @@ class Tapes:
             return self._record(key, function, leaves)
         self.kept.move_to_end(key)
         self.replayed += 1
-        if known.proofs < PROOFS:
+        if known.proofs:
             return self._prove(known, function, leaves)
         return known.replay(*leaves), known.form
 
@@ -227,7 +239,7 @@ class Tapes:
         self, known: Recording, function: Callable[..., tuple[Sequence[Tensor], Any]], leaves: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Any]:
         """Call the function, and compare what it gives with what its recording gives."""
-        known.proofs += 1
+        known.proofs -= 1
         result, form = function(*leaves)
         try:
             found = known.replay(*leaves)

@@ -202,6 +202,8 @@ class Worker:
         trainer = self._trainer_for(task.round, task.warm_start)
         if trainer.recorder is not None:
             trainer.recorder.round = task.round
+        if trainer.tapes is not None:
+            trainer.tapes.begin_round(task.round)
         public = self._public_state(broadcast, trainer.algorithm, task)
         self.gather_seconds, began = 0.0, time.perf_counter()
         batches = TaskBatches.of(self.draw(task), self.columns)

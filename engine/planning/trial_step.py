@@ -90,8 +90,8 @@ PLAIN = (
 class Attributes:
     """A copy of the attributes of some objects, of the objects that they hold, and of their classes.
 
-    networks: whether those of networks are copied, too, without parameters and mode. A call may change them, but the
-    same call again must not.
+    networks: whether those of networks are copied, too, without parameters and mode, and the numbers and tensors of the
+    user's modules of Python. A call may change them, but the same call again must not.
     """
 
     def __init__(self, *roots: Any, networks: bool = False) -> None:
@@ -126,6 +126,7 @@ class Attributes:
         if isinstance(value, Stateless):
             self._walk(value.module, name, found, seen)
         elif isinstance(value, nn.Module):
+            self._globals(type(value), found)
             for key, inner in vars(value).items():
                 if key not in ("_parameters", "training"):
                     self._walk(inner, name if key == "_modules" else f"{type(value).__name__}.{key}", found, seen)
@@ -151,8 +152,17 @@ class Attributes:
         else:
             self._object(value, name, found, seen)
 
+    def _globals(self, kind: type, found: dict[str, Any]) -> None:
+        """Copy the numbers and tensors of the modules of Python in which a class and its bases are defined."""
+        for made in kind.__mro__ if self.networks else ():
+            if is_user_file(source_file(made)):
+                for key, own in vars(sys.modules[made.__module__]).items():
+                    if isinstance(own, int | float | Tensor | np.ndarray) and not key.startswith("__"):
+                        self._walk(own, f"{made.__module__.rpartition('.')[2]}.{key}", found, set())
+
     def _object(self, value: Any, name: str, found: dict[str, Any], seen: set[int]) -> None:
         kind = type(value)
+        self._globals(kind, found)
         cached = {
             key
             for made in kind.__mro__

@@ -423,6 +423,22 @@ class Counts(nn.Module):
         return self.last(x) if self.calls < 1000 else 2 * self.last(x)
 
 
+CALLS = 0
+
+
+class CountsOutside(nn.Module):
+    """Counts in a variable of its module of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return self.last(x) * (1 + CALLS // 1000)
+
+
 class Averages(nn.Module):
     """Keeps a mean of its inputs, which a later call may use."""
 
@@ -448,7 +464,14 @@ class Caches(nn.Module):
         return self.last(x)
 
 
-@pytest.mark.parametrize(("make", "attribute"), [(Counts, "Counts.calls"), (Averages, r"Averages._buffers\['mean'\]")])
+@pytest.mark.parametrize(
+    ("make", "attribute"),
+    [
+        (Counts, "Counts.calls"),
+        (CountsOutside, "test_as_written.CALLS"),
+        (Averages, r"Averages._buffers\['mean'\]"),
+    ],
+)
 def test_a_module_that_changes_from_call_to_call_is_refused(make: Callable[[], nn.Module], attribute: str):
     with pytest.raises(
         ConfigError, match=rf"^workload: losses change the attribute {attribute} \(.*, line \d+ in forward"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
@@ -18,7 +19,7 @@ from fedfleet.engine.clients import local_training, tape
 from fedfleet.engine.clients.local_training import LocalTrainer
 from fedfleet.engine.clients.members import MembersPublic, MembersTrainer
 from fedfleet.engine.clients.random_generators import equal
-from fedfleet.engine.clients.tape import PROOFS, Tapes
+from fedfleet.engine.clients.tape import MORE_ROUNDS, PROOFS, Tapes
 from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.methods.numbers import numbers
 from fedfleet.engine.runs.launch import prepare
@@ -195,6 +196,37 @@ def test_a_replay_that_fails_is_refused():
         x = torch.rand(2, 4, 3)
         assert torch.equal(tapes.call("f", function, x), function(x))
     assert tapes.refused
+
+
+@pytest.mark.parametrize("when", [2, 3])
+def test_a_constant_that_differs_by_round_is_found_in_the_first_call_of_a_round(when: int):
+    """As a schedule or a counter is that a function reads from elsewhere: in the first round all calls agree."""
+    tapes, factor = Tapes(), [1.0]
+
+    def scaled(x: Tensor) -> Tensor:
+        return x.sin() * factor[0]
+
+    for round in (1, 2, 3):
+        tapes.begin_round(round)
+        factor[0] = 2.0 if round >= when else 1.0
+        called(scaled, tapes=tapes)
+    assert tapes.refused == "a replay gave other bits"
+
+
+def test_later_rounds_cost_two_more_calls():
+    tapes, calls = Tapes(), []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.sin()
+
+    for round in range(1, 7):
+        for task in range(3):  # of one round
+            tapes.begin_round(round)
+            for i in range(4):
+                tapes.call("f", counted, torch.ones(3) + i + task)
+    assert len(calls) == 1 + PROOFS + MORE_ROUNDS
+    assert tapes.refused == ""
 
 
 def test_what_takes_much_memory_is_not_recorded():
