@@ -70,8 +70,8 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[None]:
-    """A context in which this process is connected to Ray, for one run.
+def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[bool]:
+    """A context in which this process is connected to Ray, for one run. Yields whether only this run uses that Ray.
 
     A Ray that was started here stays for the next run. A connection to a cluster, `engine.address`, ends with the
     context, unless it existed before. stop: returns the number of a signal that shall end the run, or 0. Raises
@@ -96,7 +96,7 @@ def ray_for(engine: Engine, stop: Callable[[], int]) -> Iterator[None]:
         if mine is not None:
             mine.users += 1
     try:
-        yield
+        yield mine is not None and mine.users == 1
     finally:
         if mine is not None:
             mine.users -= 1

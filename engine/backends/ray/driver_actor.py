@@ -38,7 +38,7 @@ from ..base import Pool
 from .cluster_pool import ClusterPool
 from .connect import carried, counted, here, ray_for
 from .metrics import RunMetrics
-from .placement import cluster, on_node, take
+from .placement import await_bundles, check_bundles, cluster, on_node, take
 from .worker_pool import START_SECONDS, Hooks, WorkerPool, WorkerRequest, last_error_line
 
 ABSENT = "fedfleet is not installed on the cluster; install it on every node, or have `fedfleet submit` bring it"
@@ -56,9 +56,10 @@ update itself."""
 class DriverProcess:
     """The driver's actor. One thread runs the rounds; calls in other threads read the events or stop the run."""
 
-    def __init__(self, run_spec: RunSpec) -> None:
+    def __init__(self, run_spec: RunSpec, alone: bool = False) -> None:
+        """alone: whether nobody else uses this Ray, so that there is room for the workers."""
         updates = isinstance(run_spec.experiment.federation.pace, Asynchronous)  # which may come in quick succession
-        self.run_spec, self.events = run_spec, EventLog(gap=EVENT_SECONDS if updates else 0.0)
+        self.run_spec, self.alone, self.events = run_spec, alone, EventLog(gap=EVENT_SECONDS if updates else 0.0)
         self.signal = 0
         on_signal(self.stop)  # on a cluster that a batch system ends, the launcher may be elsewhere
 
@@ -90,18 +91,22 @@ class DriverProcess:
     def _pool(self, data: list[Any], summary: DataSummary, table: Table, log: Callable[[str], None]) -> Pool:
         """The workers: those of this node alone where all of them are here, else those of a cluster's nodes.
 
-        On a cluster that existed before, the workers reserve their resources at once. A trial of a search has reserved
-        its resources already.
+        On a Ray that others use, the workers reserve their resources at once, or the run says within `engine.wait`
+        seconds that others hold them. A trial of a search has reserved its resources already.
         """
         engine, hooks = self.run_spec.experiment.engine, Hooks(self._check, log)
-        alike = len(engine.groups()) == 1
-        here_all = (alike and not engine.address) or get_current_placement_group() is not None
-        if here_all:
+        here_all = len(engine.groups()) == 1 and not engine.address
+        bundles = get_current_placement_group()
+        if bundles is not None:
+            await_bundles(engine, bundles, self._check)
+        if bundles is not None or (here_all and self.alone):
             worker_requests = [WorkerRequest(group, here()) for group in engine.groups() for _ in range(group.count)]
             return WorkerPool(self.run_spec, data, table.layout, hooks, worker_requests)
-        placement = take(engine, self._check, self.events.append)  # the log is written now, not at the end of a round
         mine = ray.get_runtime_context().get_node_id()
-        if alike and engine.workers != "auto" and all(spot.node == mine for spot in placement.spots):
+        log_now = self.events.append  # not at the end of a round
+        placement = take(engine, self._check, log_now, mine if here_all else None)
+        alike = len(engine.groups()) == 1 and engine.workers != "auto"
+        if here_all or (alike and all(spot.node == mine for spot in placement.spots)):
             worker_requests = [
                 WorkerRequest(spot.group, placement.of(bundle)) for bundle, spot in enumerate(placement.spots)
             ]
@@ -187,16 +192,18 @@ def play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, d
 
     stop: returns the number of a signal that shall end the run, or 0.
     """
-    with ray_for(run_spec.experiment.engine, stop):
-        return (yield from _play(run_spec.with_engine(counted(run_spec.experiment.engine)), stop))
+    with ray_for(run_spec.experiment.engine, stop) as alone:
+        engine = counted(run_spec.experiment.engine)
+        check_bundles(engine)
+        return (yield from _play(run_spec.with_engine(engine), stop, alone))
 
 
-def _play(run_spec: RunSpec, stop: Callable[[], int]) -> Generator[Event, None, dict[str, Tensor]]:
-    """The same, in a process that is connected to Ray."""
+def _play(run_spec: RunSpec, stop: Callable[[], int], alone: bool) -> Generator[Event, None, dict[str, Tensor]]:
+    """The same, in a process that is connected to Ray. alone: whether nobody else uses this Ray."""
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here()}
     options |= carried(run_spec.experiment.engine.address)
     actor: Any = ray.remote(**options)(DriverProcess)
-    driver = actor.remote(run_spec)
+    driver = actor.remote(run_spec, alone)
     final = driver.run.remote()
     try:
         started_within(START_SECONDS, driver.here.remote(), run_spec, stop)

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.util.client import ray as client
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ...config.schema import Engine, WorkerGroup
@@ -20,6 +25,8 @@ from ...errors import ConfigError, NoRoom
 
 TRY_SECONDS = 5.0
 """The time for which one placement is tried, before another one is planned with the resources that are free by then."""
+LOOK_SECONDS = 0.2
+"""How often the free resources of a placement group are looked at. A look costs some milliseconds."""
 NODE = "ray.io/node-id"
 
 
@@ -104,12 +111,14 @@ def placed(
     return spots, left
 
 
-def planned(engine: Engine) -> list[Spot]:
-    """Where the workers of a run go.
+def planned(engine: Engine, here: str | None = None) -> list[Spot]:
+    """Where the workers of a run go. here: Ray's id of the node where all of them must be, if they must.
 
     They go to the driver's node if it has room for all of them (unless engine.placement=spread), else to nodes with
     free resources, else to nodes where they have to wait. Raises ConfigError for a worker that fits on no node.
     """
+    if here is not None:
+        return [Spot(here, group) for group in wanted(engine, [])]
     nodes = cluster()
     workers = wanted(engine, nodes)
     if not workers:
@@ -149,8 +158,8 @@ class Placement:
         remove_placement_group(self.group)
 
 
-def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None]) -> Placement:
-    """Reserve the resources of all workers.
+def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None], here: str | None = None) -> Placement:
+    """Reserve the resources of all workers. here: see `planned`.
 
     check: called while waiting; it may raise an exception to stop the run. log: log callback. Raises ConfigError if a
     worker fits on no node, and NoRoom if the resources are not free within `engine.wait` seconds.
@@ -158,7 +167,7 @@ def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None]) 
     end = time.monotonic() + engine.wait
     waits = False
     while True:
-        placement = Placement(planned(engine))
+        placement = Placement(planned(engine, here))
         if placement.granted(max(0.0, min(TRY_SECONDS, end - time.monotonic()))):
             return placement
         lack = lacking(placement.spots)
@@ -167,11 +176,68 @@ def take(engine: Engine, check: Callable[[], None], log: Callable[[str], None]) 
         if time.monotonic() >= end:
             raise NoRoom(
                 f"engine.workers: no room for {len(placement.spots)} workers within {engine.wait:g} s (engine.wait); "
-                f"{lack}; lower engine.workers, or wait for what others hold"
+                f"{lack}; lower engine.workers, {'choose engine.backend=local, ' if here else ''}or wait for what "
+                "others hold"
             )
         if not waits:
             log(f"waits for room for {len(placement.spots)} workers: {lack}")
         waits = True
+
+
+def check_bundles(engine: Engine) -> None:
+    """Raise ConfigError if this process is in a placement group, as a trial of Ray Tune is, that has no room for the
+    workers beside what this process holds itself."""
+    group = get_current_placement_group()
+    if group is None:
+        return
+    held = ray.get_runtime_context().get_assigned_resources()
+    labels = {key: value for each in engine.groups() for key, value in each.labels.items()}  # known to Ray alone
+    room = [Node(str(index), "", dict(bundle), labels) for index, bundle in enumerate(group.bundle_specs)]
+    for node in room:
+        if all(node.room.get(name, 0.0) >= amount for name, amount in held.items()):
+            node.room.update({name: node.room[name] - amount for name, amount in held.items()})
+            break
+    workers = wanted(engine, room)
+    spots, left = placed(workers, room)
+    if left or not workers:
+        needs = ", ".join(f"{name!r}: {amount:g}" for name, amount in engine.groups()[0].needs().items())
+        raise ConfigError(
+            f"engine.workers: the placement group of this trial has room for {len(spots)} of {len(workers)} workers "
+            f"beside the trial itself; {remedy_in_trials(f' {{{needs}}}')}"
+        )
+
+
+def remedy_in_trials(bundle: str = "") -> str:
+    """What gives the workers of a run in a trial of Ray Tune their room, as a clause. bundle: what a worker needs."""
+    return (
+        f"choose engine.backend=local, or give the trial one more bundle{bundle} for each worker "
+        "(tune.with_resources, tune.PlacementGroupFactory)"
+    )
+
+
+def await_bundles(engine: Engine, group: PlacementGroup, check: Callable[[], None]) -> None:
+    """Return when a placement group has free resources for the workers. Raises NoRoom after `engine.wait` seconds.
+
+    check: called while waiting; it may raise an exception to stop the run.
+    """
+    asked: dict[str, float] = {}
+    for each in wanted(engine, []):
+        for name, amount in each.needs().items():
+            asked[name] = asked.get(name, 0.0) + amount
+    end = time.monotonic() + engine.wait
+    while True:
+        nodes = cluster(free=True)
+        free = {name: sum(node.room.get(f"{name}_group_{group.id.hex()}", 0.0) for node in nodes) for name in asked}
+        lack = [name for name, amount in asked.items() if free[name] < amount - 1e-9]
+        if not lack:
+            return
+        check()
+        if time.monotonic() > end:
+            raise NoRoom(
+                f"engine.workers: the workers take {asked[lack[0]]:g} {lack[0]}, of which the placement group of this "
+                f"trial has {free[lack[0]]:g} free after {engine.wait:g} s (engine.wait); {remedy_in_trials()}"
+            )
+        time.sleep(LOOK_SECONDS)
 
 
 def lacking(spots: list[Spot]) -> str:
