@@ -204,7 +204,7 @@ def test_an_agent_believes_no_other_program(answer: str, monkeypatch: pytest.Mon
         with pytest.raises(
             (EOFError, ConnectionError), match="has ended" if answer == "nothing" else "another program"
         ):
-            Link.to(Address(*server.getsockname(), token), 1)
+            Link.to(Address(server.getsockname()[0], server.getsockname()[1], token), 1)
         thread.join()
 
 
