@@ -34,7 +34,9 @@ class Mean(ServerRule):
 
     over = "cohort": the mean over the S sampled clients. over = "all": the mean over all N clients, where those that
     were not sampled count as not having moved. It is the mean over the cohort with lr * S / N (Takezawa et al. 2025,
-    for all its methods), or lr * D / N where the sampler divides by D.
+    for all its methods), or lr * D / N where a sampler has weights and divides by D, their sum if it normalises. Client
+    weights without such a sampler are scaled so that those of a cohort sum to S: with weights: examples the cohort
+    counts for S / N of all clients, whatever its share of the examples is (mean: unbiased counts this share).
     """
 
     lr: Number = 1.0

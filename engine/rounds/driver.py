@@ -68,6 +68,12 @@ class DataSummary(NamedTuple):
     test_rows: int  # in the test set
 
 
+def divided_by(weight: float, count: int) -> float | None:
+    """What the sum of displacements with a sampler's weights is divided by, if that is the sum of these weights; None
+    where it is the number of clients but for rounding."""
+    return None if math.isclose(weight, count, rel_tol=1e-12) else weight
+
+
 class Driver:
     """The state of the server and the table of client states, and the loop over the rounds.
 
@@ -333,7 +339,10 @@ class Driver:
             totals = totals._replace(facts={**totals.facts, "divisor": divisor})
         if "trusted" in self.stage.rule.reads:
             self._train_on_trusted(method, number)
-        round = self._round(number, len(sampled) - len(totals.dropped))._replace(divisor=given)
+        count = len(sampled) - len(totals.dropped)
+        if given is None and plan.weights is not None:
+            given = divided_by(totals.facts["weight"] if divisor is None else divisor, count)
+        round = self._round(number, count)._replace(divisor=given)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
         return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
 
