@@ -32,6 +32,20 @@ PASS_OVER: ContextVar[bool] = ContextVar("PASS_OVER", default=False)
 """Whether losses may pass over padded places of sequences, for which they branch on the values of a mask. The engine
 sets it for kernels that are proven on the data of the run."""
 
+_notes: list[str] = []
+
+
+def note(line: str) -> None:
+    """Add a line to the log of the run that loads its data now."""
+    _notes.append(line)
+
+
+def taken_notes() -> list[str]:
+    """The lines of `note` since the last call."""
+    lines, _notes[:] = list(_notes), []
+    return lines
+
+
 Columns = Mapping[str, np.ndarray]
 """name -> array of shape (n, ...); n is the same for all columns, and each row is one example."""
 

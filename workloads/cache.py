@@ -3,27 +3,36 @@
 An entry is a folder whose name is a digest of the source files and of the settings of decoding. It is written under
 another name and then renamed, so two processes may write the same entry at once, and a reader finds all of an entry or
 none of it. Nothing in the cache is a pickle.
+
+Whatever is read from the cache is compared with the digest that it had when it was written, each time, which takes less
+time than reading it. What differs is made again from the source files, and the log of the run says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from .base import Columns
+from .base import Columns, note
 
-VERSION = "1"
+VERSION = "2"
 """Part of every digest. Increase it when a change makes the same files decode to other columns."""
 
 MANY = 100
 """With more files than this, the digest is of their names, sizes and times and not of their contents: to read 100,000
 small images takes minutes."""
+
+DIGESTS = "digests.json"
+"""The file of an entry with the digests of its columns."""
 
 Splits = tuple[Columns, Columns]
 """The columns of (train, test)."""
@@ -55,8 +64,9 @@ def cached(name: str, settings: str, files: Iterable[Path], make: Callable[[], S
     folder = cache_folder() / name / digest(list(files), settings)
     if folder.is_dir():
         try:
-            return read(folder / "train"), read(folder / "test")
-        except (OSError, ValueError, EOFError):  # a damaged entry is written again
+            return read(folder)
+        except Exception as error:  # of whatever kind NumPy raises on damaged bytes
+            note(f"data: {folder} is damaged ({first_line(error)}); its files are decoded again")
             shutil.rmtree(folder, ignore_errors=True)
     splits = make()
     try:
@@ -84,12 +94,63 @@ def digest(files: list[Path], settings: str) -> str:
     return whole.hexdigest()
 
 
-def read(folder: Path) -> Columns:
-    """The columns in a folder of .npy files; ValueError if they are damaged."""
-    columns = {path.stem: np.load(path, allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
-    if "label" not in columns or len({len(column) for column in columns.values()}) != 1:
-        raise ValueError(f"{folder} must have columns of equal length, one of them label, got {sorted(columns)}")
+def read(folder: Path) -> Splits:
+    """The columns of (train, test) of an entry. Raises ValueError, or what NumPy raises, if it is damaged."""
+    digests = json.loads((folder / DIGESTS).read_text("utf-8"))
+    train, test = (read_part(folder / part, digests[part]) for part in ("train", "test"))
+    return train, test
+
+
+def read_part(folder: Path, digests: dict[str, str]) -> Columns:
+    """The columns in a folder of .npy files. digests: of each of them."""
+    columns = {}
+    for name, expected in digests.items():
+        path = folder / f"{name}.npy"
+        if not path.is_file():  # reading a FIFO would wait for ever
+            raise ValueError(f"{folder.name}/{path.name} is missing")
+        columns[name] = np.load(path, allow_pickle=False)
+        if digest_of(columns[name]) != expected:
+            raise ValueError(f"{folder.name}/{path.name} is not what was written")
     return columns
+
+
+def digest_of(column: np.ndarray) -> str:
+    """A text that depends on the type, the shape and the bytes of a column."""
+    content = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+    return f"{column.dtype.str} {column.shape} {xxhash.xxh3_128_hexdigest(content)}"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def write_sealed(target: Path, data: bytes) -> None:
+    """Write a file of the cache, and its digest before it."""
+    seal = seal_of(target)
+    seal.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(seal, xxhash.xxh3_128_hexdigest(data).encode())
+    write_whole(target, data)
+
+
+def read_sealed(target: Path) -> bytes | None:
+    """The content of a file that `write_sealed` has written; None if there is none, or if it is damaged."""
+    try:
+        expected = seal_of(target).read_bytes() if target.is_file() else None
+    except OSError:  # it was written by an earlier version
+        return None
+    if expected is None:
+        return None
+    data = target.read_bytes()
+    if xxhash.xxh3_128_hexdigest(data).encode() == expected:
+        return data
+    note(f"data: {target} is damaged; it is made again")
+    return None
+
+
+def seal_of(target: Path) -> Path:
+    """The file with the digest of a file in the cache."""
+    return cache_folder() / "digests" / target.relative_to(cache_folder())
 
 
 def keep(folder: Path, splits: Splits) -> None:
@@ -97,10 +158,13 @@ def keep(folder: Path, splits: Splits) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:
+        digests: dict[str, Any] = {}
         for part, columns in zip(("train", "test"), splits, strict=True):
             (beside / part).mkdir()
             for name, column in columns.items():
                 np.save(beside / part / f"{name}.npy", column, allow_pickle=False)
+            digests[part] = {name: digest_of(np.asarray(column)) for name, column in columns.items()}
+        (beside / DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
         try:
             os.replace(beside, folder)
         except OSError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import counted
-from .cache import cache_folder, digest, write_whole
+from .cache import cache_folder, digest, read_sealed, write_sealed
 from .roots import damaged
 
 PAD = 0
@@ -80,12 +80,13 @@ def read(path: Path, known: Callable[[], dict[str, int]], shape: tuple[int, int]
         raise damaged(path, error) from error
     settings = f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {shape} {of}"
     target = cache_folder() / "vectors" / f"{digest([], settings)}.npy"
-    if not target.is_file():
+    data = read_sealed(target)
+    if data is None:
         table = np.full(shape, np.nan, dtype=np.float32)
         for number, vector in vectors(path, known(), shape[1]):
             table[number] = vector
         whole = io.BytesIO()
         np.save(whole, table, allow_pickle=False)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, whole.getvalue())
-    return np.load(target, allow_pickle=False)
+        data = whole.getvalue()
+        write_sealed(target, data)
+    return np.load(io.BytesIO(data), allow_pickle=False)

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from .base import Columns
-from .cache import cache_folder, write_whole
+from .cache import cache_folder, read_sealed, write_sealed
 from .published import Published
 from .roots import damaged, given_root
 from .vision import torchvision_datasets
@@ -89,8 +89,8 @@ class IdxSet(NamedTuple):
             (cache / self.raw).mkdir(parents=True, exist_ok=True)
             for name, file in self.files.items():
                 target = cache / self.raw / name
-                if not target.is_file() or target.stat().st_size != file.size:
-                    write_whole(target, contents(place / self.raw / name))
+                if len(read_sealed(target) or b"") != file.size:
+                    write_sealed(target, contents(place / self.raw / name))
         except OSError as error:
             raise ValueError(
                 f"{cache} must be a folder that can be written to, got {error}; set FEDFLEET_CACHE to such a folder"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Tree
-from ...workloads.base import Classification, Workload
+from ...workloads.base import Classification, Workload, taken_notes
 from ..aggregation.planning import check_stage
 from ..clients.worker import Data
 from ..config import memory_errors
@@ -343,7 +343,8 @@ def _in_process(run_spec: RunSpec, stop: Callable[[], int], host: Host) -> Gener
     data = Data.of(split.train, split.test, split.client_index)
     summary = DataSummary(split.client_index, len(next(iter(split.test.values()))))
     driver = driver_of(run_spec, summary)
-    driver.log(plan_line)
+    for line in (plan_line, *taken_notes()):
+        driver.log(line)
     if run_spec.device.type == "cuda" and (clause := settings.workspace_clause()):
         driver.log(clause)
     if unused := unused_rows(split):

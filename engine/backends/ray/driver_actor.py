@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from torch import Tensor
 
-from ....workloads.base import Columns
+from ....workloads.base import Columns, taken_notes
 from ...cohorts.tasks import steps_of
 from ...config.held_out import unused_rows
 from ...config.run_spec import RunSpec
@@ -138,7 +138,7 @@ class DriverProcess:
         return (
             data,
             DataSummary(split.client_index, examples(split.test)),
-            [plan_line, *filter(None, [unused_rows(split)])],
+            [plan_line, *taken_notes(), *filter(None, [unused_rows(split)])],
         )
 
     def _check(self) -> None:
