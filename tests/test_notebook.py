@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,10 @@ class Keeping(NotebookClient):
     async def _async_cleanup_kernel(self) -> None:
         assert self.km is not None
         kernel = psutil.Process(self.km.provisioner.pid)  # type: ignore[attr-defined]
-        self.family = {process: process.name() for process in kernel.children(recursive=True)}
+        self.family = {}
+        for process in kernel.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                self.family[process] = process.name()
         await super()._async_cleanup_kernel()
 
 
@@ -70,7 +74,7 @@ def test_notebook(backend: str, tmp_path: Path):
     for cell, name in zip(cells, CELLS, strict=True):
         cell.metadata["tags"] = ["raises-exception"] if name in FAIL else []
     notebook = nbformat.v4.new_notebook(cells=cells)
-    client = Keeping(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client = Keeping(notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     outputs: dict[str, list[Any]] = dict(zip(CELLS, (cell.outputs for cell in notebook.cells), strict=True))
 

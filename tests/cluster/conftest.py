@@ -106,7 +106,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 240) -> dict[str, Any]:
+def ended(process: subprocess.Popen[str], seconds: float = 500) -> dict[str, Any]:
     """The object that `--json` printed, after the process has ended."""
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err

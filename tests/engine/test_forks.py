@@ -500,7 +500,7 @@ def test_a_fork_that_is_killed_is_resumed(parent, tmp_path):
         "fedfleet.fork(sys.argv[1], 3, out=sys.argv[2], observers=[kill])\n"
     )
     killed = [sys.executable, str(tmp_path / "killing.py"), str(parent.directory), str(tmp_path / "fork")]
-    assert subprocess.run(killed, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(killed, timeout=500).returncode == -signal.SIGKILL
     done = shell(tmp_path, "resume", "fork", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["model_sha256"] == parent.model_sha256

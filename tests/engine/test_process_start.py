@@ -13,6 +13,7 @@ import pytest
 from fedfleet.engine.backends.ray.process_start import fork_server
 from fedfleet.engine.backends.ray.process_start.start_worker import forked, is_plain
 
+from ..tune.commands import living
 from .test_shared_ray import started
 
 TOOLS = """
@@ -21,11 +22,10 @@ from fedfleet.engine.backends.ray.process_start import fork_server
 
 def parents():
     \"\"\"The names of the parents of Ray's processes that have a task: the fork server, or the node's process.\"\"\"
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        if process.name().startswith("ray::") and "Agent" not in process.name() and "IDLE" not in process.name():
-            found.append("server" if process.ppid() in fork_server.process() else process.parent().name())
-    return sorted(found)
+    family = [each for each in told("name", "ppid") if each["name"].startswith("ray::")]
+    working = [each for each in family if "Agent" not in each["name"] and "IDLE" not in each["name"]]
+    servers = fork_server.process()
+    return sorted("server" if each["ppid"] in servers else psutil.Process(each["ppid"]).name() for each in working)
 """
 
 OBSERVED = """
@@ -114,8 +114,7 @@ ENDS = (
 import signal
 
 fedfleet.run(experiment(workers=2))
-family = psutil.Process().children(recursive=True)
-print(json.dumps([process.pid for process in family if "Agent" not in process.name()]), flush=True)
+print(json.dumps([each["pid"] for each in told("name") if "Agent" not in each["name"]]), flush=True)
 print(fork_server._server.folder, flush=True)
 sys.stdin.read()
 """
@@ -152,7 +151,7 @@ def test_nothing_is_left_when_the_process_that_started_ray_is_killed(tmp_path: P
     """Except Ray's own agents, which take a minute to notice it."""
     process = started(ENDS, tmp_path)
     assert process.stdout is not None
-    family = [psutil.Process(number) for number in json.loads(process.stdout.readline()) if psutil.pid_exists(number)]
+    family = living(json.loads(process.stdout.readline()))
     folder = Path(process.stdout.readline().strip())
     assert folder.is_dir()
     process.kill()

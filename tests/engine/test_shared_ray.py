@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ..tune.commands import living
+
 SCRIPT = '''
 import json
 import os
@@ -35,10 +37,20 @@ def experiment(**engine):
     )
 
 
+def told(*names):
+    """What the processes below this one say of themselves, of which some end meanwhile: dictionaries of these facts."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found.append(process.as_dict(["pid", *names]))
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
 def raylet():
     """The number of the node's process, None if there is no Ray."""
-    family = psutil.Process().children(recursive=True)
-    return next((process.pid for process in family if "raylet" in process.name()), None)
+    return next((each["pid"] for each in told("name") if "raylet" in each["name"]), None)
 '''
 SEVERAL = """
 steps = {"before": raylet()}
@@ -81,9 +93,8 @@ if sys.argv[1:] == ["wait"]:
 
 PROCESSES = """
 def words():
-    family = psutil.Process().children(recursive=True)
-    living = [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
-    return [os.path.basename(word) for process in living for word in process.cmdline()]
+    family = [each for each in told("status", "cmdline") if each["status"] != psutil.STATUS_ZOMBIE]
+    return [os.path.basename(word) for each in family for word in each["cmdline"] or ()]
 
 
 fedfleet.run(experiment())
@@ -134,7 +145,7 @@ def test_nothing_is_left_when_the_process_ends(how: str, tmp_path: Path):
     process = started(KILLED, tmp_path, *(["wait"] if how == "interrupt" else []))
     assert process.stdout is not None
     line = process.stdout.readline()
-    family = [psutil.Process(number) for number in json.loads(line) if psutil.pid_exists(number)]
+    family = living(json.loads(line))
     if how == "interrupt":
         os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=300)

@@ -13,12 +13,12 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
     """Mounts a disk of `size` KiB."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, timeout=10).returncode:
+    if subprocess.run(command, capture_output=True, timeout=100).returncode:
         raise NoDisk("a small disk can only be mounted by root")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], timeout=10)
+        subprocess.run(["umount", "-l", str(folder)], timeout=100)
 
 
 class NoDisk(Exception):
@@ -26,7 +26,7 @@ class NoDisk(Exception):
 
 
 def enlarge(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True, timeout=100)
 
 
 def fill(folder: Path) -> None:

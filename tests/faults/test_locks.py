@@ -39,7 +39,7 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """(status, standard error) of each process."""
     with ThreadPoolExecutor(len(processes)) as pool:
-        said = list(pool.map(lambda process: process.communicate(timeout=240)[1], processes))
+        said = list(pool.map(lambda process: process.communicate(timeout=500)[1], processes))
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +48,24 @@ def until(found: Callable[[], T | None], what: str, seconds: float = HANGS) -> T
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.02)
     return answer
+
+
+def living(numbers: Iterable[int]) -> list[psutil.Process]:
+    """The processes with these numbers that have not ended yet."""
+    found = []
+    for number in numbers:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(number))
+    return found
+
+
+def below(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
+    """The processes that a process has started, and they in turn, with their command lines."""
+    found = {}
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[each] = " ".join(each.cmdline())
+    return found
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:

@@ -254,7 +254,7 @@ def test_the_json_line(finished: tuple[Path, Any]):
     assert set(result["metrics"]) == {"train/loss", "eval/loss", "eval/accuracy"}
     assert re.fullmatch("[0-9a-f]{64}", result["model_sha256"])
     assert result["run_id"]
-    assert 0 < result["seconds"] < result["total_seconds"] < 60
+    assert 0 < result["seconds"] < result["total_seconds"]
     assert result["directory"] == str(folder)
     assert json.loads((folder / "result.json").read_text()) == result
 

@@ -32,7 +32,7 @@ from fedfleet.tune.study_run.runner import run_study
 from fedfleet.tune.study_run.tracking import StudyTracker
 
 from ..faults.runs import untimed
-from .commands import COMMAND, invoke, shell, until
+from .commands import COMMAND, below, invoke, shell, until
 from .small_study import STUDY, written
 from .test_tracking import commit_here
 
@@ -182,10 +182,6 @@ EXECUTES = re.compile(r"tune\.executor\.job import serve")
 """What the command lines of processes contain that execute cells."""
 
 
-def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
 def records(folder: Path) -> dict[str, list[dict[str, float]]]:
     """Key -> the records of the cells that have finished, without times."""
     return {key: untimed(read_rows(folder / "cells" / key / "rounds.parquet")) for key in results(folder)}
@@ -203,8 +199,9 @@ def test_killed_and_gone_on_with(tmp_path: Path, undisturbed: Path):
     file = written(tmp_path, tune={"each": "cell"}, tracking={"uri": stored(tmp_path)})
     process = started(tmp_path, file)
     until(lambda: len(results(tmp_path / "out")) >= 3, "three cells")
-    workers = [child for child in below(process) if EXECUTES.search(" ".join(child.cmdline()))]
-    assert workers, [child.cmdline() for child in below(process)]
+    family = below(process)
+    workers = [child for child, words in family.items() if EXECUTES.search(words)]
+    assert workers, family
     process.kill()
     _, stderr = process.communicate(timeout=300)
     assert not psutil.wait_procs(workers, timeout=120)[1]
