@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from torch import Tensor
 
 from ..algorithms.contract import Algorithm
 from ..algorithms.parts.groups import is_dual
@@ -36,7 +37,13 @@ def describe(experiment: Experiment, everything: bool = True) -> str:
     x = run_spec.checked_initial_model()
     with plugin_errors("method", settings=experiment.method):
         state_spec = StateSpec(method, x)
-    tables = [parameters(x, buffers), "", *compression(method, state_spec), traffic(run_spec, x), data(run_spec)]
+    tables = [
+        parameters(x, buffers, run_spec.frozen),
+        "",
+        *compression(method, state_spec),
+        traffic(run_spec, x),
+        data(run_spec),
+    ]
     if run_spec.privacy is not None:
         tables += ["", run_spec.privacy.description(run_spec.last_round)]
     return "\n".join([configuration(experiment, everything), *tables])
@@ -76,10 +83,10 @@ def data(run_spec: RunSpec) -> str:
         return f"no data: {' '.join(str(error).split()).removeprefix('workload: ')}"
 
 
-def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
+def parameters(x: Tree, buffers: Sequence[str] = (), frozen: Mapping[str, Tensor] | None = None) -> str:
     """A table of tensors with their shapes, and whether Muon's rules treat them as matrices or as vectors.
 
-    buffers: names of running statistics, which share one row.
+    buffers: names of running statistics, which share one row. frozen: the frozen tensors, which share one row.
     """
     rows = [("tensor", "shape", "numbers", "kind")]
     x, apart = x.pick(set(x) - set(buffers)), sum(x[name].numel() for name in buffers)
@@ -90,7 +97,12 @@ def parameters(x: Tree, buffers: Sequence[str] = ()) -> str:
     if dual:
         rows += [("primal", "", f"{x.flat.numel() - dual:,}", "group"), ("dual", "", f"{dual:,}", "group")]
     rows.append(("total", "", f"{x.flat.numel():,}", ""))
-    return columns([*rows, ("and running statistics", "", f"{apart:,}", "averaged")] if apart else rows)
+    if apart:
+        rows.append(("and running statistics", "", f"{apart:,}", "averaged"))
+    if frozen:
+        constant = sum(leaf.numel() for leaf in frozen.values())
+        rows.append(("and frozen tensors", ", ".join(frozen), f"{constant:,}", "neither trained nor sent"))
+    return columns(rows)
 
 
 def compression(method: Algorithm, state_spec: StateSpec) -> list[str]:

@@ -50,7 +50,7 @@ Columns = Mapping[str, np.ndarray]
 """name -> array of shape (n, ...); n is the same for all columns, and each row is one example."""
 
 Params = Mapping[str, Tensor]
-"""name -> tensor: the parameters of the model and, where it has any, its running statistics."""
+"""name -> tensor: the parameters of the model, trained and frozen, and, where it has any, its running statistics."""
 
 Batch = Mapping[str, Tensor]
 """The columns of one batch, each (B, ...), under their names in `Columns`.
@@ -240,12 +240,22 @@ class Workload(ABC):
 
     @abstractmethod
     def init(self, seed: int) -> dict[str, Tensor]:
-        """The initial model, name -> tensor on the CPU. The same seed must give the same tensors in every process. The
-        engine converts them to the run's dtype."""
+        """The initial model, name -> tensor on the CPU, without its frozen tensors. The same seed must give the same
+        tensors in every process. The engine converts them to the run's dtype."""
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        """The frozen tensors of the model, name -> tensor on the CPU. They are constants of the run: they are neither
+        trained nor sent, methods do not see them, and no client has a copy of its own.
+
+        Their names are none of those of `init`. `losses`, `trial` and `report` get them beside the other tensors, in
+        the same dtype. The same seed must give the same tensors in every process.
+        """
+        return {}
 
     @abstractmethod
     def losses(self, p: Params, batch: Batch) -> Tensor:
-        """(B,): the loss of each example of a training batch of one client, with a gradient in the tensors of `p`.
+        """(B,): the loss of each example of a training batch of one client, with a gradient in the tensors of `p` that
+        `init` has.
 
         `p` is in the run's dtype; the columns of `batch` have the types of `Split.train`. The engine computes the mean,
         with the batch's weights where it has them.
@@ -258,7 +268,8 @@ class Workload(ABC):
 
     def trial(self, p: Params, batch: Batch) -> object:
         """One forward pass of training, on a batch with a "key". The engine runs it before round 1 and refuses modules
-        that draw from global generators. The result is not used."""
+        that draw from global generators. The result is not used. Raises UnfitOutput for a
+        network whose output does not fit."""
         return self.losses(p, batch)
 
     may_be_missing: tuple[str, ...] = ()
@@ -284,6 +295,9 @@ class Workload(ABC):
     """Set where `losses` is nothing but the cross-entropy of a network's logits; the engine may then compute the loss
     with a fused kernel."""
 
+    outline: nn.Module | None = None
+    """The network without its numbers, on the device "meta", where the workload has one."""
+
     lower: tuple[str, ...] = ("loss",)
     """Metrics of which lower values are better. This decides which clients count as the worst."""
 
@@ -294,6 +308,25 @@ class Workload(ABC):
         for all n test rows in their order.
         """
         return {}
+
+
+class UnfitOutput(ValueError):
+    """A network gives something that its loss cannot be computed from."""
+
+
+def check_logits(logits: object) -> object:
+    """The output of a network for a batch. Raises UnfitOutput unless it is one tensor."""
+    if isinstance(logits, Tensor):
+        return logits
+    got = type(logits).__name__
+    if isinstance(logits, tuple | list):
+        got += f" of {', '.join(type(part).__name__ for part in logits)}"
+    elif isinstance(logits, Mapping):
+        got += f" with {', '.join(map(str, logits))}"
+    raise UnfitOutput(
+        f"the network must return one tensor of logits, (B, classes), got a {got}; return the logits alone, or "
+        "override `logits` in the workload"
+    )
 
 
 NO_LABEL = -(1 << 63)
@@ -343,6 +376,19 @@ def buffers_of(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _, _ in statistics(module))
 
 
+def parameters_of(module: nn.Module) -> dict[str, tuple[nn.Parameter, list[tuple[dict[str, Any], str]]]]:
+    """name -> (parameter, the places in the modules that hold it, each a dictionary and a key). A parameter that is
+    tied to another one is there once, under the first of its names in the order of `named_parameters`."""
+    names: dict[nn.Parameter, str] = {}
+    found: dict[str, tuple[nn.Parameter, list[tuple[dict[str, Any], str]]]] = {}
+    for prefix, owner in module.named_modules():
+        for leaf, value in owner._parameters.items():
+            if value is not None:
+                name = names.setdefault(value, f"{prefix}.{leaf}" if prefix else leaf)
+                found.setdefault(name, (value, []))[1].append((owner._parameters, leaf))
+    return found
+
+
 def statistics(module: nn.Module) -> list[tuple[str, Running, str]]:
     """(full name, module that owns it, name in that module) of every running statistic."""
     owners = [(f"{name}." if name else "", part) for name, part in module.named_modules() if isinstance(part, Running)]
@@ -358,18 +404,14 @@ class Stateless:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.train()
-        self.slots = [
-            (f"{prefix}.{leaf}" if prefix else leaf, owner._parameters, leaf)
-            for prefix, owner in module.named_modules()
-            for leaf, value in owner._parameters.items()
-            if value is not None
-        ]
+        self.slots = [(name, *place) for name, (_, places) in parameters_of(module).items() for place in places]
         self.random = [part for part in module.modules() if isinstance(part, Keyed)]
         self.running = statistics(module)
         self.slots += [(name, owner._buffers, leaf) for name, owner, leaf in self.running]
 
     def __call__(self, p: Params, x: Tensor, key: Tensor | None = None, share: Tensor | None = None) -> Tensor:
-        """The module's output for inputs x, (B, ...). `p`: all parameters and running statistics by name. `key`: ()
+        """The module's output for inputs x, (B, ...). `p`: all parameters and running statistics by name; tied ones
+        have the first of their names. `key`: ()
         int64, source of randomness; given in training, None in evaluation, and it sets the module's mode, train() or
         eval(). `share`: (B,), see `Running`."""
         if self.module.training != (key is not None):
@@ -417,6 +459,11 @@ class Drawing(TorchDispatchMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch's compiler has to pass over this class, for which every process would load it."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -474,9 +521,18 @@ class Classification(Workload):
         _ = self.buffers
 
     @cached_property
-    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def outline(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
         with torch.device("meta"):
-            return buffers_of(self.build())
+            return self.build()
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return buffers_of(self.outline)
+
+    @cached_property
+    def frozen_names(self) -> tuple[str, ...]:
+        """The names of the parameters that need no gradient (`requires_grad_(False)`)."""
+        return tuple(name for name, (value, _) in parameters_of(self.outline).items() if not value.requires_grad)
 
     @abstractmethod
     def load(self) -> tuple[Columns, Columns]:
@@ -510,13 +566,20 @@ class Classification(Workload):
 
     def init(self, seed: int) -> dict[str, Tensor]:
         module = initial(self.build, seed)
+        trained = {name: value for name, (value, _) in parameters_of(module).items() if name not in self.frozen_names}
         buffers = {name: module.get_buffer(name) for name in self.buffers}
-        return {name: value.detach().clone() for name, value in [*module.named_parameters(), *buffers.items()]}
+        return {name: value.detach().clone() for name, value in {**trained, **buffers}.items()}
+
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        if not self.frozen_names:
+            return {}
+        parameters = parameters_of(initial(self.build, seed))
+        return {name: parameters[name][0].detach().clone() for name in self.frozen_names}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings without `network`: it keeps the tensors of its last call, and those of a vectorised call cannot
-        be pickled."""
-        return {name: value for name, value in self.__dict__.items() if name != "network"}
+        """The settings without the modules: `network` keeps the tensors of its last call, and those of a vectorised
+        call cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("network", "outline")}
 
     @cached_property
     def network(self) -> Stateless:
@@ -544,7 +607,8 @@ class Classification(Workload):
         return losses + self.network.drift(p) if self.buffers and "key" in batch else losses
 
     def trial(self, p: Params, batch: Batch) -> object:
-        return self.logits(p, batch, batch.get("key"))
+        logits = self.logits(p, batch, batch.get("key"))
+        return logits if "losses" in self.overridden else check_logits(logits)
 
     @property
     def overridden(self) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from .base import Batch, Classification, Params, Split, Workload
+from .base import Batch, Classification, Params, Split, Workload, check_logits
 
 PRIMAL, DUAL, NET = "primal.", "dual.", "primal.net."
 
@@ -61,6 +61,10 @@ class OverClassification(MinMax):
     def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(NET + name for name in self.base.buffers)
 
+    @property
+    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline
+
     def check(self) -> None:
         self.of.check()
 
@@ -77,12 +81,15 @@ class OverClassification(MinMax):
     def init(self, seed: int) -> dict[str, Tensor]:
         return {**{NET + name: value for name, value in self.of.init(seed).items()}, **self.others()}
 
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        return {NET + name: value for name, value in self.of.frozen(seed).items()}
+
     def logits(self, p: Params, batch: Batch) -> Tensor:
         """(B, classes): the logits of the network, in training mode if the batch has a key."""
         return self.base.logits(self._net(p), batch, batch.get("key"))
 
     def trial(self, p: Params, batch: Batch) -> object:
-        return self.logits(p, batch)
+        return check_logits(self.logits(p, batch))
 
     def losses(self, p: Params, batch: Batch) -> Tensor:
         losses = super().losses(p, batch)

@@ -93,15 +93,15 @@ class Tokens(FromFiles):
     def build(self) -> nn.Module:
         body = self.model.build((self.length, self.embedding), self.classes)
         trained = self.embeddings == "trained"
-        words = nn.Embedding(self.vocabulary, self.embedding) if trained else Fixed(self._frozen())
+        words = nn.Embedding(self.vocabulary, self.embedding) if trained else Fixed(self._fixed())
         return Embedded(words, body, masked=hasattr(body, "pool"))
 
-    def _frozen(self) -> Tensor:
+    def _fixed(self) -> Tensor:
         """The frozen vectors, or an empty tensor of their shape where only shapes are asked for (device "meta")."""
         only_shapes = torch.get_default_device().type == "meta"
-        return torch.empty(self.vocabulary, self.embedding) if only_shapes else self.frozen()
+        return torch.empty(self.vocabulary, self.embedding) if only_shapes else self.fixed_vectors()
 
-    def frozen(self) -> Tensor:
+    def fixed_vectors(self) -> Tensor:
         """(vocabulary, embedding): the frozen vectors."""
         return drawn(self.vocabulary, self.embedding)
 
@@ -163,8 +163,8 @@ class Text(Tokens):
         path, shape = Path(self.glove).expanduser(), (self.vocabulary, self.embedding)
         return read(path, self.known, shape, f"{self.settings()} {digest(self.found().files, '')}")
 
-    def frozen(self) -> Tensor:
-        return super().frozen() if self.glove is None else torch.from_numpy(self.given()).nan_to_num(0.0)
+    def fixed_vectors(self) -> Tensor:
+        return super().fixed_vectors() if self.glove is None else torch.from_numpy(self.given()).nan_to_num(0.0)
 
     def init(self, seed: int) -> dict[str, Tensor]:
         p = super().init(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import Batch, Columns, Params, Split, Workload
 
@@ -28,6 +28,9 @@ class Wrapped(Workload):
     def init(self, seed: int) -> dict[str, Tensor]:
         return self.of.init(seed)
 
+    def frozen(self, seed: int) -> dict[str, Tensor]:
+        return self.of.frozen(seed)
+
     def losses(self, p: Params, batch: Batch) -> Tensor:
         return self.of.losses(p, batch)
 
@@ -40,6 +43,10 @@ class Wrapped(Workload):
     @property
     def buffers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.of.buffers
+
+    @property
+    def outline(self) -> nn.Module | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of.outline
 
     @property
     def whole(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...algorithms.contract import Algorithm
 from ...algorithms.tree import Layout, Tree
-from ...workloads.base import Batch, Workload
+from ...workloads.base import Batch, Params, Workload
 from ..devices.transfer import number, to_device
 from ..kernels.channels_last import CHANNELS_LAST, channels_last
 from ..kernels.fused_chain import Chain, NotAChain, RowInputs, chain_from
@@ -216,11 +216,13 @@ class LocalTrainer:
         precision: torch.dtype | None = None,
         recorder: StepRecorder | None = None,
         with_rms: bool = False,
+        frozen: Params | None = None,
     ) -> None:
         """x: the initial model, for its shapes and its device. kernels: see `engine.kernels`.
 
         precision: the dtype in which losses and their gradients are computed; None for the dtype of x. recorder: of a
-        block's local steps; None to run each of them. with_rms: not with kernels="chain".
+        block's local steps; None to run each of them. with_rms: not with kernels="chain". frozen: the frozen tensors of
+        the model.
         """
         self.recorder, self.with_rms = recorder, with_rms
         self.algorithm, self.workload, self.kernels, self.precision = algorithm, workload, kernels, precision
@@ -228,14 +230,19 @@ class LocalTrainer:
         self.half = precision == torch.bfloat16 and self.device.type != "cpu"  # for Newton-Schulz iterations, too
         self.chain = _chain(workload, x.layout) if kernels == "chain" else None
         self.x, self.gradients = x, 0
+        dtype = x.flat.dtype if precision is None else precision
+        self.frozen = {
+            name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in (frozen or {}).items()
+        }
         self.tapes = Tapes(RECORDED_BYTES) if kernels == "torch" and self.device.type == "cpu" else None
 
     def loss(self, leaves: dict[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss (), over the examples of a batch; with `with_rms` (3,): the mean loss, the sum of the squared
-        losses of the examples, and the number of examples. leaves: the tensors of the model, in the dtype in which
-        losses are computed."""
+        losses of the examples, and the number of examples. leaves: the tensors of the model that are not frozen, in the
+        dtype in which losses are computed."""
         with kernels(self.kernels):
-            losses = self.workload.losses(leaves, batch)
+            losses = self.workload.losses({**leaves, **self.frozen}, batch)
         weight = batch.get("weight")
         mean = losses.mean() if weight is None else (losses * weight).sum()
         if not self.with_rms:

@@ -26,6 +26,7 @@ from ..devices.transfer import to_device
 from ..kernels.block_convolutions import parsed
 from ..methods.numbers import Path, differing, form, identity, numbers, with_numbers
 from ..reduction.tree import TaskResult
+from ..storage.sha256 import sha256_of_tensors
 from .batches import BlockForm
 from .evaluation import ClientGroup, Models, TestSlice
 from .local_training import Batch, BatchOracle, BlockBatches, Gradient, LocalResult, LocalTrainer
@@ -87,6 +88,7 @@ def taken_apart(trainer: LocalTrainer) -> TakenApart:
             trainer.x.layout,
             trainer.x.flat.dtype,
             str(trainer.device),
+            sha256_of_tensors(trainer.frozen),
         )
         KNOWN[trainer] = TakenApart((form(trainer.algorithm), workload, how), numbers(trainer.algorithm))
     return KNOWN[trainer]

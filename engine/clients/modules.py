@@ -7,6 +7,7 @@ cannot be vectorised over clients. A training run refuses them by name before it
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ...algorithms.tree import Tree
 from ...workloads import counted
-from ...workloads.base import Batch, Keyed, Params, Split, Workload
-from ..errors import ConfigError
+from ...workloads.base import Batch, Keyed, Params, Split, UnfitOutput, Workload
+from ..errors import ConfigError, first_line
 from .random_generators import generators, kept_generators, moved
 
 ROWS = 2
@@ -68,11 +68,12 @@ def evaluating() -> Iterator[None]:
             module.training = True
 
 
-def check_draws(workload: Workload, x: Tree, split: Split) -> None:
-    """Raise ConfigError where a module of the workload draws from a global generator while it is trained.
+def check_draws(workload: Workload, x: Params, split: Split) -> None:
+    """Raise ConfigError where a module of the workload draws from a global generator while it is trained, where the
+    output of a network does not fit, or where it does not compute in the run's dtype.
 
-    x: the model before round 1. One batch of the first client's rows goes through it. An exception of the workload's
-    own code is not reported here: the first round meets it again, and reports whose code raised it.
+    x: the tensors of the model before round 1. One batch of the first client's rows goes through it. Another exception
+    of the workload's own code is not reported here: the first round meets it again, and reports whose code raised it.
     """
     rows = split.client_index.rows[:ROWS]
     batch = {name: torch.from_numpy(np.ascontiguousarray(column[rows])) for name, column in split.train.items()}
@@ -89,15 +90,44 @@ def check_draws(workload: Workload, x: Tree, split: Split) -> None:
 def trial(workload: Workload, p: Params, batch: Batch) -> str:
     """An error sentence if a module draws from a global generator in one forward pass of training, else "".
 
-    Draws outside of modules are found by `trial_step`, which reports the line.
+    Draws outside of modules are found by `trial_step`, which reports the line. Raises ConfigError for an output that
+    does not fit, and for types that torch does not compute with.
     """
     recorder = DrawRecorder()
     try:
         with kept_generators(), recorder:
             workload.trial(p, batch)
-    except Exception:
+    except UnfitOutput as error:
+        raise ConfigError(f"workload: {error}") from error
+    except Exception as error:
+        if told := type_error(workload, next(iter(p.values())).dtype, error):
+            raise ConfigError(told) from error
         return ""
     return recorder.found
+
+
+def type_error(workload: Workload, dtype: torch.dtype, error: Exception) -> str:
+    """An error sentence if torch refuses to compute with a network's tensors because their types differ, else "".
+    dtype: of the run. error: what a forward pass raised."""
+    if workload.outline is None or not re.search(r"\bd?types?\b", str(error)):
+        return ""
+    other, wanted = in_another_type(workload.outline, dtype), str(dtype).removeprefix("torch.")
+    return other and (
+        f"workload: the network must compute in engine.dtype={wanted}, got {other}, and torch says "
+        f"{first_line(error)!r}; convert it in forward, as by .to(x.dtype), or change engine.dtype"
+    )
+
+
+def in_another_type(network: nn.Module, dtype: torch.dtype) -> str:
+    """The first parameter or buffer whose floats have another type, as in "the buffer scale in float64"; "" if none
+    has. Parameters are converted to the type of the run, buffers are not, so parameters in torch's usual type are not
+    meant."""
+    for kind, tensors in (("buffer", network.named_buffers()), ("parameter", network.named_parameters())):
+        for name, tensor in tensors:
+            usual = (dtype, torch.float32) if kind == "parameter" else (dtype,)
+            if tensor.is_floating_point() and tensor.dtype not in usual:
+                return f"the {kind} {name} in {str(tensor.dtype).removeprefix('torch.')}"
+    return ""
 
 
 class DrawRecorder:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,6 +95,8 @@ class Tape(TorchDispatchMode):
         reads: set[str] = set()
         given = [self._text(arg, reads) for arg in args]
         given += [f"{name}={self._text(arg, reads)}" for name, arg in (kwargs or {}).items()]
+        if func._schema.is_mutable and any(self.names[id(each)] in self.values for each in written(func, args, kwargs)):
+            raise NotRecordable(f"{func} writes into a tensor that no operation of the step made")
         result = func(*args, **(kwargs or {}))
         if func in SAME:
             self.seen.append(result)
@@ -159,6 +161,14 @@ class Tape(TorchDispatchMode):
         made: dict[str, Any] = dict(self.values)
         exec(source, made)  # the text has names of this class and whole numbers only
         return made["replay"]
+
+
+def written(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that an operation writes into, of its arguments."""
+    for number, argument in enumerate(func._schema.arguments):
+        given = args[number] if number < len(args) else (kwargs or {}).get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (each for each in pytree.tree_leaves(given) if isinstance(each, Tensor))
 
 
 def shape_depends_on_numbers(func: torch._ops.OpOverload, args: Sequence[Any]) -> bool:

@@ -159,6 +159,7 @@ class Worker:
         torch.set_num_threads(engine.threads)
         self.run_spec, self.data, self.device = run_spec, data, run_spec.device
         self.x = run_spec.initial_model().to(self.device)
+        self.frozen = {name: tensor.to(self.device) for name, tensor in run_spec.frozen.items()}
         self.columns = DeviceColumns(data.train, self.device, row_budget(self.device))
         self.state_spec = StateSpec(run_spec.method(), self.x)
         keeps_state = bool(layout.folder and pytree.tree_leaves(self.state_spec.client))
@@ -451,7 +452,9 @@ class Worker:
             recorder = StepRecorder(proofs=self.proofs) if graph else None
             workload, precision = self.run_spec.workload, self.run_spec.precision
             with_rms = self.with_rms and not warm_start
-            trainer = LocalTrainer(algorithm, workload, self.x, self.kernels, precision, recorder, with_rms)
+            trainer = LocalTrainer(
+                algorithm, workload, self.x, self.kernels, precision, recorder, with_rms, self.frozen
+            )
             while len(self.trainers) >= self.most_trainers:
                 self.trainers.pop(next(iter(self.trainers)))  # the oldest
             self.trainers[version] = trainer
@@ -479,8 +482,9 @@ class Worker:
         return TaskResult(task.index, [], *metrics)
 
     def parameters(self, broadcast: Broadcast) -> Params:
-        """The tensors of the model that was broadcast for an evaluation."""
-        return dict(Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout).items())
+        """The tensors of the model that was broadcast for an evaluation, and its frozen ones."""
+        broadcast_tree = Tree(torch.from_numpy(broadcast.leaves[0].copy()).to(self.device), self.x.layout)
+        return {**dict(broadcast_tree.items()), **self.frozen}
 
     def metrics(self, models: Models, task: TestSlice | ClientGroup) -> list[Metrics]:
         """The metrics of models of this run's workload, see `evaluate`."""

@@ -6,9 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-import torch
+from torch import nn
 
-from ...workloads.base import Classification, Workload
 from ..errors import ConfigError
 
 
@@ -17,16 +16,13 @@ def physical_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_size(workload: Workload) -> None:
-    """Raise ConfigError if the network of a classification does not fit into this machine's memory.
+def check_size(outline: nn.Module) -> None:
+    """Raise ConfigError if a network does not fit into this machine's memory. outline: see `Workload.outline`.
 
     The tensors are only measured here, not allocated. An allocation would succeed at first, since the kernel promises
     more memory than there is, and the process would be killed later.
     """
-    if not isinstance(workload, Classification):
-        return
-    with torch.device("meta"):
-        parameters = list(workload.build().parameters())
+    parameters = list(outline.parameters())
     count = sum(each.numel() for each in parameters)
     size, memory = sum(each.numel() * each.element_size() for each in parameters), physical_memory()
     if size > memory:

@@ -19,18 +19,24 @@ from ...algorithms.tree import Layout, Tree
 from ...workloads.base import Split, Workload, check_index
 from ..errors import ConfigError
 from ..methods.batch_norm import Buffered
+from ..storage.sha256 import sha256_of_tensors
 from ..user_code import plugin_errors
 from . import schedules
 from .finite import check_finite
 from .held_out import hold_out
 from .limits import check_size
 from .memory_errors import building_model
+from .network import check_network
 from .privacy_plan import PrivacyPlan
 from .registry import Plugin, Registry, find_plugin
 from .schema import Engine, Experiment
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Folders, actors and tags are named after the id of a run, so it must not be a path with several parts."""
+
+
+SHOWN_NAMES = 8
+"""The largest number of frozen tensors that a text names."""
 
 
 class ExecutionPlan(NamedTuple):
@@ -192,7 +198,9 @@ class RunSpec:
     def checked_initial_model(self) -> Tree:
         """`initial_model`, but raises ConfigError for a model that cannot be built or does not fit into memory."""
         with plugin_errors("workload", settings=self.experiment.workload):
-            check_size(self.workload)
+            if self.workload.outline is not None:
+                check_size(self.workload.outline)
+                check_network(self.workload.outline)
             return self.initial_model()
 
     @property
@@ -270,13 +278,47 @@ class RunSpec:
         return "torch" if wanted == "auto" else wanted
 
     def initial_model(self) -> Tree:
-        """The model before round 1. Its buffers, if it has any, are the last tensors."""
+        """The model before round 1, without its frozen tensors. Its buffers, if it has any, are the last tensors."""
         with building_model(self):
             tensors = self.workload.init(self.experiment.seed)
             tensors = {**tensors, **{name: tensors.pop(name) for name in self.buffers}}  # moves buffers to the end
             if self.given_model is not None:
-                tensors = like(tensors, self.given_model)
+                given = like({**tensors, **self.frozen}, self.given_model)
+                tensors = {name: given[name] for name in tensors}
             return Tree.of({name: value.to(self.dtype) for name, value in tensors.items()})
+
+    @cached_property
+    def frozen(self) -> dict[str, Tensor]:
+        """The frozen tensors of the model in the run's dtype, on the processor. They are constants of the run, of which
+        no round, row, message or checkpoint has a copy."""
+        with building_model(self), plugin_errors("workload", settings=self.experiment.workload):
+            tensors = self.workload.frozen(self.experiment.seed)
+            given = self.given_model or {}
+            return {name: floats_to(self.dtype, given.get(name, value)) for name, value in tensors.items()}
+
+    @cached_property
+    def frozen_facts(self) -> dict[str, Any]:
+        """What the record of a run says of its frozen tensors: their names, how many numbers and bytes they are, and
+        the digest of their names, types, shapes and numbers. {} without frozen tensors."""
+        if not self.frozen:
+            return {}
+        return {
+            "tensors": list(self.frozen),
+            "numbers": sum(value.numel() for value in self.frozen.values()),
+            "bytes": sum(value.numel() * value.element_size() for value in self.frozen.values()),
+            "dtype": self.experiment.engine.dtype,
+            "sha256": sha256_of_tensors(self.frozen),
+        }
+
+    @property
+    def frozen_text(self) -> str:
+        """The frozen tensors in words, for logs; "" without any."""
+        if not self.frozen:
+            return ""
+        names = list(self.frozen)
+        others = f" and {len(names) - SHOWN_NAMES} others" if len(names) > SHOWN_NAMES else ""
+        numbers = sum(value.numel() for value in self.frozen.values())
+        return f"{', '.join(names[:SHOWN_NAMES])}{others}, {numbers:,} numbers"
 
     def split(self) -> Split:
         """The data and the rows of every client. Raises ConfigError for data that the run cannot use."""
@@ -301,6 +343,11 @@ class RunSpec:
                 f"rows do not have; set it to {'false' if evaluate.fairness else 0}"
             )
         return split
+
+
+def floats_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The tensor in this type if it has floats; whole numbers and bits stay as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def tensors_of(model: Mapping[str, Any]) -> dict[str, Tensor]:

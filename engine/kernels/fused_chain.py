@@ -310,6 +310,8 @@ def parameter_offsets(
     for leaf, wanted in (("weight", shape), ("bias", None if part.bias is None else shape[:1])):
         begin, _, found = layout.spans.get(f"{prefix}{leaf}", (-1, 0, None))
         if found != wanted:  # a tensor that two modules share has the name of the first one only
-            raise NotAChain(f"{prefix}{leaf} is shared with another module, or has another shape than the module says")
+            raise NotAChain(
+                f"{prefix}{leaf} is frozen or shared with another module, or has another shape than the module says"
+            )
         begins.append(begin)
     return begins[0], begins[1]

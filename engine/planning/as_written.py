@@ -112,10 +112,11 @@ class OwnParameters(Stateless):
 
 
 class AsWritten:
-    """The workload of a run with its networks as they were written. It is a copy, of which the run uses nothing."""
+    """The workload of a run with its networks as they were written. It is a copy, of which the run uses nothing.
+    frozen: the frozen tensors of the model."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = copy.deepcopy(workload)
+    def __init__(self, workload: Workload, frozen: Params) -> None:
+        self.workload, self.frozen = copy.deepcopy(workload), frozen
         self.networks: list[OwnParameters] = []
 
     def _network(self, module: nn.Module) -> Stateless:
@@ -131,7 +132,7 @@ class AsWritten:
         token = NETWORK.set(self._network)
         try:
             with torch.enable_grad(), kernels("torch"):
-                loss = self.workload.losses(leaves, batch).mean()
+                loss = self.workload.losses({**leaves, **self.frozen}, batch).mean()
                 if loss.requires_grad:
                     loss.backward(retain_graph=True)
         finally:
@@ -175,10 +176,10 @@ class Forms:
         x = run_spec.initial_model()
         self.x = x if dtype is None else x.to(dtype)
         self.dtype, self.layout = self.x.flat.dtype, self.x.layout
-        self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, "torch")
+        self.trainer = LocalTrainer(run_spec.method(), run_spec.workload, self.x, "torch", frozen=run_spec.frozen)
         self.as_written: AsWritten | None = None
         with suppress(Exception):  # what a user's workload holds may not be copied
-            self.as_written = AsWritten(run_spec.workload)
+            self.as_written = AsWritten(run_spec.workload, self.trainer.frozen)
 
     def plain(self, point: Tensor, batch: Batch) -> Gradients:
         """By the module as it was written, on a batch without padding; by the engine's form where a loss calls the
@@ -441,7 +442,7 @@ def coupled_at(forms: Forms, point: Tensor, batches: BlockBatches) -> str:
     calls, losses = [], []
     for each in (batch, padded):
         with Calls() as noted, kernels("torch"), suppress(Exception):
-            losses.append(workload.losses(dict(Tree(point, forms.layout).items()), each))
+            losses.append(workload.losses({**dict(Tree(point, forms.layout).items()), **forms.trainer.frozen}, each))
         calls.append(noted.found)
     if len(losses) < 2 or len(calls[0]) != len(calls[1]):
         return ""

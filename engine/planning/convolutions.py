@@ -77,7 +77,7 @@ def convolutions(run_spec: RunSpec, split: Split, plan: ExecutionPlan) -> list[A
     points, recorded = worker.x.flat.expand(count, -1).clone(), Recorded()
 
     def loss(flat: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        return worker.run_spec.workload.losses(dict(Tree(flat, worker.x.layout).items()), batch)
+        return worker.run_spec.workload.losses({**dict(Tree(flat, worker.x.layout).items()), **worker.frozen}, batch)
 
     with recorded:
         vmap(loss)(points, batch)

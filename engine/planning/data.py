@@ -19,7 +19,7 @@ def checked_split(run_spec: RunSpec, split: Split | None = None) -> Split:
     """
     split = split or run_spec.split()
     keep_partition(run_spec, split)
-    check_draws(run_spec.workload, run_spec.checked_initial_model(), split)
+    check_draws(run_spec.workload, {**dict(run_spec.checked_initial_model().items()), **run_spec.frozen}, split)
     try_step(run_spec, split)
     return split
 

@@ -316,7 +316,8 @@ def own_kernels(run_spec: RunSpec, split: Split | None = None) -> list[str]:
 
 def may_convolve(run_spec: RunSpec) -> bool:
     """Whether the loss may convolve images, as the model has a tensor (O, I, k, l)."""
-    return any(len(shape) == 4 for shape in run_spec.layout.shapes)
+    frozen = (tensor.shape for tensor in run_spec.frozen.values())
+    return any(len(shape) == 4 for shape in (*run_spec.layout.shapes, *frozen))
 
 
 def why_no_chain(run_spec: RunSpec) -> str:
@@ -356,8 +357,9 @@ def measurement_key(run_spec: RunSpec, split: Split) -> dict[str, Any]:
     engine, federation = experiment.engine, experiment.federation
     alone = may_vectorise(run_spec, split) and why_not_blocks(run_spec, split) != ""
     layout, vectorise = run_spec.layout, engine.vectorise and not alone
+    frozen = {name: list(tensor.shape) for name, tensor in run_spec.frozen.items()}
     return {
-        "model": [list(layout.names), [list(shape) for shape in layout.shapes]],
+        "model": [list(layout.names), [list(shape) for shape in layout.shapes], *([frozen] if frozen else [])],
         "columns": {name: [str(c.dtype), list(c.shape[1:])] for name, c in split.train.items()},
         "workload": type(run_spec.workload).__name__,
         "method": without_numbers(experiment.method),

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ...algorithms.contract import Algorithm
 from ...algorithms.parts.orthogonal import FASTER, How, Part, newton_schulz_plainly
 from ...algorithms.tree import Layout, Tree
 from ...workloads import counted
@@ -151,9 +152,14 @@ class Proof:
                 chain_from(run_spec.workload, self.x.layout)
             except NotAChain as error:
                 raise Disagreement(str(error)) from error
-        self.torchs = LocalTrainer(method, run_spec.workload, self.x, "torch", run_spec.precision)
+        self.torchs = self.trainer(method, "torch")
         self.wide = Forms(run_spec, torch.float64)
-        self.own = LocalTrainer(method, run_spec.workload, self.x, kernels, run_spec.precision)
+        self.own = self.trainer(method, kernels)
+
+    def trainer(self, method: Algorithm, kernels: str) -> LocalTrainer:
+        """A trainer of the run's clients."""
+        spec = self.run_spec
+        return LocalTrainer(method, spec.workload, self.x, kernels, spec.precision, frozen=spec.frozen)
 
     def run(self) -> None:
         if self.kernels in COMPILED:
@@ -426,7 +432,8 @@ class Proof:
 
         def report(point: Tensor, own: bool = False) -> dict[str, Tensor]:
             with kernels(self.kernels if own else "torch"), evaluating():
-                return workload.report(dict(Tree(point, self.x.layout).items()), batch)
+                frozen = (self.wide.trainer if point.dtype == torch.float64 else self.own).frozen
+                return workload.report({**dict(Tree(point, self.x.layout).items()), **frozen}, batch)
 
         for point in self.points():
             try:
@@ -495,7 +502,7 @@ class Proof:
     def trial(self, round: int, batch: Batch, asked_for: AskedFor) -> None:
         """One step of a client with torch's kernels. `asked_for`: what other kernels are asked for."""
         method = self.run_spec.method(round)
-        trainer = LocalTrainer(method, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
+        trainer = self.trainer(method, "torch")
         public = method.unpack(method.broadcast(method.server_init(self.x)))
         token = FASTER.set(asked_for)
         try:

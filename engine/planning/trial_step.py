@@ -293,6 +293,7 @@ class Trial:
         """Raise ConfigError if the losses of a client's batch are not one number per example: the padding of a block's
         shorter batches would count. batch: columns (b, …)."""
         point = dict((self.x if trainer.precision is None else self.x.to(trainer.precision)).items())
+        point |= trainer.frozen
         losses = self.call("losses", self.run_spec.workload.losses, (point, copy_state(batch)))
         examples, shape = len(next(c for name, c in batch.items() if name != "key")), tuple(losses.shape)
         if shape != (examples,):
@@ -335,7 +336,8 @@ class Trial:
     def trainer(self) -> LocalTrainer:
         """What runs the local steps of clients, with torch's kernels."""
         try:
-            return LocalTrainer(self.algorithm, self.run_spec.workload, self.x, "torch", self.run_spec.precision)
+            spec = self.run_spec
+            return LocalTrainer(self.algorithm, spec.workload, self.x, "torch", spec.precision, frozen=spec.frozen)
         except RAISED_BY_USERS as error:
             raise CodeRaised from error
 
@@ -367,6 +369,9 @@ class Trial:
                 self.refuse_write(name, what, function, given)
         networks = Attributes(self.run_spec.workload, networks=True) if name == "client_step" else None
         again = self.call(name, function, copy_state(tuple(given.values())))
+        if networks is not None and (attribute := networks.changed()):
+            run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
+            self.refuse_attribute(name, attribute, run, networks=True)
         if not all(map(equal, leaves_of(result), leaves_of(again))):
             run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
             self.refuse(
@@ -374,9 +379,6 @@ class Trial:
                 self.returned(run),
                 f"{COUNTED}, and let the result depend on the arguments alone",
             )
-        if networks is not None and (attribute := networks.changed()):
-            run = lambda: function(*copy_state(tuple(given.values())))  # noqa: E731
-            self.refuse_attribute(name, attribute, run, networks=True)
         return result
 
     def call(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -418,12 +420,15 @@ class Trial:
         roots = Attributes(*self.attributes.roots, networks=networks)
         finder = LineFinder(lambda: bool(roots.changed()))
         finder.run(run)
+        in_losses = networks or finder.in_losses
+        remedy = "return what changes as a state, and use functools.cached_property for what follows from settings"
+        if networks:
+            remedy = "running statistics belong into a subclass of fedfleet.workloads.base.Running; leave others out"
         self.refuse(
-            f"{'losses change' if finder.in_losses else f'{name} changes'} the attribute {attribute}",
+            f"{'losses change' if in_losses else f'{name} changes'} the attribute {attribute}",
             [finder.found] if finder.found else [],
-            "an object holds settings only: return what changes as a state, and use functools.cached_property for what "
-            "follows from settings",
-            workload=finder.in_losses,
+            f"an object holds settings only: {remedy}",
+            workload=in_losses,
         )
 
     def refuse_write(self, name: str, what: str, function: Callable[..., Any], given: dict[str, Any]) -> None:

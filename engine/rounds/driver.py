@@ -97,6 +97,8 @@ class Driver:
         self.version = 0  # of the last broadcast
         self.notes: set[str] = set()  # of workers, that the log has
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
+        if run_spec.frozen:
+            self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
         self.consistent = True  # False in the middle of a commit
         self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
         if self.stage.collects:
@@ -443,7 +445,8 @@ class Driver:
         return self.method.model(self.server)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: leaf.detach().clone() for name, leaf in self.model().items()}
+        """The tensors of the model, the frozen ones last."""
+        return {name: leaf.detach().clone() for name, leaf in [*self.model().items(), *self.run_spec.frozen.items()]}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
     def _checkpoint(self) -> None:
@@ -489,7 +492,8 @@ class Driver:
         leaves += self._leaves_in_flight()
         table = (self.table.row.copy(), self.table.digest.copy(), self.visits.copy())
         config, plan = self.run_spec.experiment.plain(), self.run_spec.plan_for_checkpoint()
-        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan)
+        frozen = self.run_spec.frozen_facts
+        snapshot = Snapshot(self.round, leaves, *table, self.records.frozen(), config, plan, frozen)
         self.checkpoints.save(snapshot)
         self.last_checkpoint = time.monotonic()
 

@@ -32,12 +32,21 @@ from ..records.lineage import Lineage, lineage_of, write_lineage
 from ..rounds.aggregation import StageRunner
 from ..rounds.defence import StageState
 from ..state.checkpoint import Snapshot, mark_forked, name_of, read, write, written
-from ..state.retention import state_folder
+from ..state.retention import check_frozen, state_folder
 from ..state.row_files import remove_files, width
 from ..state.sharing import Shared, share_rows
 from ..storage.plain_files import refuse_unusual
 from .launch import new_run_id, prepare
-from .run_directory import INITIAL, OWN, RunDirectory, log_line, read_run_id, refuse_run
+from .run_directory import (
+    FROZEN,
+    INITIAL,
+    OWN,
+    RunDirectory,
+    json_of_frozen,
+    log_line,
+    read_run_id,
+    refuse_run,
+)
 
 
 class States(NamedTuple):
@@ -81,6 +90,7 @@ def fork_of(
         raise ConfigError(f"federation.rounds > {number} must hold to go on after it, got {rounds}; set it higher")
     run_spec = prepare(experiment, run_id, out.resolve(), resume=True, initial_model=origin.initial_model())
     check_rounds(snapshot, run_spec)
+    check_frozen(snapshot, run_spec)
     fork, fresh = converted(snapshot, run_spec) if changes else (snapshot.server, [])
     snapshot = snapshot._replace(server=fork, config=experiment.plain())
     write_folder(origin, snapshot, run_spec, lineage, fresh, unsafe)
@@ -167,7 +177,9 @@ def write_folder(
 
 def beside(run_spec: RunSpec, plan: dict[str, Any]) -> dict[str, str]:
     """The small files that a folder needs to be resumed, by name. plan: the execution plan of the checkpoint."""
+    frozen = {FROZEN: json_of_frozen(run_spec)} if run_spec.frozen else {}
     return {
+        **frozen,
         "plan.json": json.dumps({**plan, "how": "that of the run it is a fork of"}) + "\n",
         "config.yaml": yaml.safe_dump(run_spec.experiment.plain(), sort_keys=False),
         "run.json": f'{{"run_id": "{run_spec.run_id}"}}\n',
@@ -261,7 +273,7 @@ def check_workload(parent: RunSpec, run_spec: RunSpec) -> None:
     """Raise ConfigError if the fork's workload has another model, or other rows of clients."""
     if parent.experiment.workload == run_spec.experiment.workload:
         return
-    if parent.initial_model().layout != run_spec.initial_model().layout:
+    if (parent.initial_model().layout, [*parent.frozen]) != (run_spec.initial_model().layout, [*run_spec.frozen]):
         raise ConfigError(
             "workload: the model must keep its tensors in a fork, got another model; undo this, or start a new run"
         )

@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -46,12 +46,15 @@ PACKAGES = ("fedfleet", "torch", "numpy", "ray", "pyarrow", "optuna", "mlflow")
 
 INITIAL = "initial.safetensors"
 """The model before round 1, if the caller gave one."""
+FROZEN = "frozen.json"
+"""Names, size and digest of the model's frozen tensors, if it has any."""
 FILES = (
     "config.yaml",
     "environment.json",
     "run.json",
     "run.log",
     "plan.json",
+    FROZEN,
     "partition.json",
     "partition.arrow",
     INITIAL,
@@ -85,6 +88,7 @@ class RunDirectory(Observer):
         self.path, self.run_id, self.lineage = path.resolve(), run_id, lineage
         self.rows = History()
         self.locked = True  # False if the file system has no locks
+        self.frozen: tuple[str, ...] = ()  # names of tensors
 
     @staticmethod
     def new(path: Path) -> RunDirectory:
@@ -176,7 +180,9 @@ class RunDirectory(Observer):
             write_lineage(self.path, self.lineage)
         if run_spec.given_model is not None and not run_spec.resume:
             save_model(run_spec.given_model, cleared(self.path / INITIAL))
-        self.run_id = run_spec.run_id
+        self.run_id, self.frozen = run_spec.run_id, tuple(run_spec.frozen)
+        if run_spec.frozen and not run_spec.resume:
+            write(self.path / FROZEN, json_of_frozen(run_spec))
         self._log(f"run {run_spec.run_id} {'resumes' if run_spec.resume else 'begins'}")
         if not self.locked:
             self._log("the file system of this folder has no locks: nothing keeps a second process out of it")
@@ -209,7 +215,7 @@ class RunDirectory(Observer):
 
     def _put(self, folder: Path, result: Result) -> None:
         self._write_rounds(cleared(temporary_path(folder / "rounds.parquet")))
-        save_model(result.model, cleared(temporary_path(folder / "model.safetensors")))
+        save_model(result.model, cleared(temporary_path(folder / "model.safetensors")), self.frozen)
         write(temporary_path(folder / "result.json"), json.dumps(result.summary(), indent=2) + "\n")
 
     def _keep(self, result: Result, error: Exception) -> str:
@@ -294,10 +300,18 @@ def is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def save_model(model: dict[str, Tensor], path: Path) -> None:
+def json_of_frozen(run_spec: RunSpec) -> str:
+    """The content of frozen.json."""
+    return json.dumps(run_spec.frozen_facts, indent=2) + "\n"
+
+
+def save_model(model: dict[str, Tensor], path: Path, frozen: Sequence[str] = ()) -> None:
+    """Write the tensors of a model. The file's metadata `frozen` has the names of the frozen ones, separated by
+    commas, if there are any."""
     from safetensors.torch import save_file
 
-    save_file({name: value.contiguous() for name, value in model.items()}, path)
+    metadata = {"frozen": ",".join(frozen)} if frozen else None
+    save_file({name: value.contiguous() for name, value in model.items()}, path, metadata)
 
 
 def load_model(path: Path) -> dict[str, Tensor]:

@@ -14,10 +14,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +51,8 @@ class Snapshot(NamedTuple):
     config: dict[str, Any]
     plan: dict[str, Any]
     """The execution plan: what the bits depend on besides the configuration (clients in a block, and kernels)."""
+    frozen: Mapping[str, Any] = MappingProxyType({})
+    """Names and digest of the model's frozen tensors, see `RunSpec.frozen_facts`; their numbers are not in it."""
 
 
 Loaded = tuple[Snapshot | None, list[str]]
@@ -262,6 +265,8 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     manifest = {"format": FORMAT, "round": snapshot.round, "config": snapshot.config, "files": files}
     manifest["columns"] = list(snapshot.records.columns)
     manifest["plan"] = snapshot.plan
+    if snapshot.frozen:
+        manifest["frozen"] = dict(snapshot.frozen)
     manifest["digest"] = sha256_of_json(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in folder.iterdir():
@@ -316,6 +321,7 @@ def _read(folder: Path, manifest: dict[str, Any]) -> Snapshot:
         History.of(manifest["columns"], [load_arrays(folder / segment(at)) for at in range(0, rounds, SEGMENT)]),
         manifest["config"],
         manifest["plan"],
+        manifest.get("frozen", {}),
     )
 
 

@@ -163,6 +163,7 @@ def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]
             f"the checkpoint is of a run with {describe_plan(snapshot.plan)}, this run has {describe_plan(plan)}; "
             "start the run anew"
         )
+    check_frozen(snapshot, run_spec)
     before = snapshot.config["federation"]["rounds"]
     if rounds_change_method(run_spec, before):
         raise ConfigError(
@@ -177,6 +178,20 @@ def check_usable(snapshot: Snapshot | None, run_spec: RunSpec, events: list[str]
     if snapshot.round >= rounds:
         raise ConfigError(f"federation.rounds > {snapshot.round} must hold to resume, got {rounds}; set it higher")
     return snapshot
+
+
+def check_frozen(snapshot: Snapshot, run_spec: RunSpec) -> None:
+    """Raise ConfigError if the frozen tensors of the model are not those that the rounds of a checkpoint had."""
+    before, now = snapshot.frozen, run_spec.frozen_facts
+    if before.get("tensors", []) != now.get("tensors", []):
+        got = f"{', '.join(now.get('tensors', [])) or 'none'} after {', '.join(before.get('tensors', [])) or 'none'}"
+        raise ConfigError(f"workload: the same tensors must be frozen as in the checkpoint, got {got}; undo this")
+    if before.get("sha256") != now.get("sha256"):
+        raise ConfigError(
+            f"workload: the frozen tensors must have the numbers that they had in the checkpoint, got others for "
+            f"{run_spec.frozen_text}; build the model as it was built then, or put "
+            "the initial.safetensors of the run into its folder"
+        )
 
 
 def describe_plan(plan: dict[str, Any]) -> str:

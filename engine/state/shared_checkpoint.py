@@ -86,6 +86,8 @@ class Copies:
         manifest["beside"] = small_files(self.directory)
         manifest["columns"] = list(snapshot.records.columns)
         manifest["plan"] = snapshot.plan
+        if snapshot.frozen:
+            manifest["frozen"] = dict(snapshot.frozen)
         manifest["digest"] = sha256_of_json(manifest)
         self.folder.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
         self.index, self.packs[snapshot.round] = index, {name for name, _ in index.packs}
@@ -194,8 +196,8 @@ class Copies:
         visits = load_arrays(files["table.safetensors"])["visits"]
         leaves = [server[f"leaf{i}"] for i in range(len(server))]
         records = History.of(manifest["columns"], segments)
-        config, plan = manifest["config"], manifest["plan"]
-        return Snapshot(manifest["round"], leaves, row, index.digest, visits, records, config, plan)
+        config, plan, frozen = manifest["config"], manifest["plan"], manifest.get("frozen", {})
+        return Snapshot(manifest["round"], leaves, row, index.digest, visits, records, config, plan, frozen)
 
     def _unpack(self, name: str, positions: np.ndarray, rows: np.ndarray) -> None:
         """Copy the states at these positions of a pack into `rows` of the store. Raises Damaged."""

@@ -70,6 +70,20 @@ def test_replays_change_no_bit(method, recorders):
 
 
 @dataclass(frozen=True)
+class WithFrozenLayer(Few):
+    def build(self):
+        network = super().build()
+        next(part for part in network.children() if isinstance(part, torch.nn.Linear)).requires_grad_(False)
+        return network
+
+
+def test_replays_have_the_frozen_tensors(recorders):
+    found = run(graphs("scaffold", WithFrozenLayer()))
+    same(found, run(few("scaffold", WithFrozenLayer(), rounds=3)))
+    assert any(recorder.kept for recorder in recorders)
+
+
+@dataclass(frozen=True)
 class Unrecordable(Few):
     def losses(self, p, batch):
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:

@@ -127,6 +127,8 @@ def test_several_results_and_arguments_that_are_one_tensor():
         (lambda x: x + torch.tensor(x.tolist()), "tolist reads the numbers"),
         (lambda x: x + torch.from_dlpack(torch._C._to_dlpack(x)), "that no operation made"),
         (lambda x: x + float(repr(x)[8]), "other bits"),
+        (lambda x: x + torch.tensor(1.0).add_(1), "writes into a tensor that no operation"),
+        (lambda x: torch.add(x, 1, out=torch.from_numpy(np.zeros(4, np.float32))), "writes into a tensor that no"),
     ],
 )
 def test_what_a_replay_would_not_do_again_is_refused(function: Any, why: str):

@@ -170,10 +170,10 @@ def test_folders_are_tried_without_a_trace(here: Path):
 def test_a_model_that_fits(monkeypatch: pytest.MonkeyPatch):
     workload = Digits(model=Mlp((100,)))  # 7,510 parameters
     monkeypatch.setattr("fedfleet.engine.config.limits.physical_memory", lambda: 4 * 7510)
-    check_size(workload)
+    check_size(workload.outline)
     monkeypatch.setattr("fedfleet.engine.config.limits.physical_memory", lambda: 4 * 7510 - 1)
     with pytest.raises(ConfigError, match="got 7,510 parameters"):
-        check_size(workload)
+        check_size(workload.outline)
 
 
 @pytest.mark.parametrize("file", ["/proc/x.db", "/dev/null/x.db", "/dev/null"])

@@ -44,6 +44,7 @@ def header_of(run_spec: RunSpec, name: str, folder: Path | None, **tags: str) ->
         "seed": str(made.seed),
         "fedfleet.run_id": run_spec.run_id,
         "fedfleet.version": version(),
+        "fedfleet.frozen": run_spec.frozen_text,
         **fork_tags(folder),
         **origin(run_spec.plugins),
         **tags,
