@@ -43,8 +43,8 @@ WARM_UPS = 3
 
 @functools.cache
 def recording_stream(device: int) -> torch.cuda.Stream:
-    """The stream on which all graphs of a device are recorded. cuBLAS keeps a workspace (32 MiB) for each stream on
-    which it has run, as long as the process lives, so that there should be one such stream and not one a recording."""
+    """The stream on which all graphs of a device are recorded. cuBLAS and cuBLASLt keep a workspace (32 MiB each) for
+    every stream on which they have run, as long as the process lives, so that there is not one stream a recording."""
     return torch.cuda.Stream(device)
 
 
