@@ -152,7 +152,7 @@ class Decision(NamedTuple):
     weights: (S,), or (S + 1,) where the rule has a further row; the answer is the sum of the rows with these weights.
     None for a rule by columns. chosen: the positions of the rows whose columns are read, None for all. scale: what the
     columns' answer is multiplied by. state: of the rule, for the next round. columns: numbers for the round's record,
-    named without their prefix `robust/`.
+    named without their prefix `robust/`. note: a sentence for the log, which has it once.
     """
 
     weights: np.ndarray | None = None
@@ -160,6 +160,7 @@ class Decision(NamedTuple):
     scale: float = 1.0
     state: Any = ()
     columns: dict[str, float] = {}  # noqa: RUF012 never written to
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

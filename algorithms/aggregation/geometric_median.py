@@ -46,7 +46,13 @@ class GeometricMedian(Aggregator):
 
     def decide(self, rows: Rows, state: Any) -> Decision:
         weights, residual = geometric_median(rows, self.tol, self.iterations, self.floor)
-        return Decision(weights, columns={"residual": residual})
+        note = ""
+        if residual > self.tol:
+            note = (
+                f"the geometric median was not found in {self.iterations:,} iterations, its residual was "
+                f"{residual:.3g} (column robust/residual); raise aggregate.iterations, or aggregate.tol={self.tol:g}"
+            )
+        return Decision(weights, columns={"residual": residual}, note=note)
 
 
 def geometric_median(rows: Rows, tol: float, iterations: int, floor: float) -> tuple[np.ndarray, float]:

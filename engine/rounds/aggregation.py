@@ -54,11 +54,12 @@ rounding errors, the order of the distances."""
 
 
 class Aggregated(NamedTuple):
-    """The result of the stage in a round. columns: for the record."""
+    """The result of the stage in a round. columns: for the record. notes: sentences for the log."""
 
     mean: Message
     state: StageState
     columns: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
 class StageRunner:
@@ -323,7 +324,8 @@ class Collected:
             state = state._replace(last=spans_of(self.vectors, [leaf.detach().cpu().reshape(-1) for leaf in leaves]))
         record = {**self._columns(apart, honest, of[0].weights), **told}
         record |= {f"robust/{name}": value for name, value in decided[0].decision.columns.items()}
-        return Aggregated(with_vector_leaves(self.state_spec.message, leaves), state, record)
+        notes = tuple(each.decision.note for each in decided.values() if each.decision.note)
+        return Aggregated(with_vector_leaves(self.state_spec.message, leaves), state, record, notes[:1])
 
     def _statistics(self, number: int, decided: Decided) -> np.ndarray | None:
         """The weights of the rows for the running statistics of a vector; None where the rule's columns serve them."""

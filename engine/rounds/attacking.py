@@ -179,6 +179,7 @@ class Search:
         )  # (whether it is forged, else which)
         self.weights = cohort.weights[everyone[order]]
         self.count = len(known)
+        self.broken = len(cohort.clients) - len(everyone) if honest else 0  # messages that the rule will leave out
 
     def error(self, sent: np.ndarray) -> float:
         """|F - mean of the known rows| if every Byzantine client sends the sum with these weights of the rows that the
@@ -208,7 +209,8 @@ class Search:
     def _rows(self, gram: np.ndarray) -> Rows:
         vector: Vector = self.forgery.vectors[self.number]
         count = len(self.sender[0])
-        f = number_of_faults(self.runner.run_spec, count, self.forgery.cohort.drawn, self.forgery.byzantine)
+        of = (count + self.broken, self.forgery.cohort.drawn, self.forgery.byzantine)
+        f = max(0, number_of_faults(self.runner.run_spec, *of) - self.broken)
         norms2 = np.maximum(np.diagonal(gram)[:count], 0.0)
         return self.runner.rows(vector, self.weights, f, norms2, self.forgery.round, gram)
 

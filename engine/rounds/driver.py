@@ -346,7 +346,10 @@ class Driver:
             given = divided_by(totals.facts["weight"] if divisor is None else divisor, count)
         round = self._round(number, count)._replace(divisor=given)
         state = self.stage.init(state_spec) if number == 0 else self.stage_state
-        return self.stage.aggregate(state_spec, state, round, sampled, weights, totals), totals, round
+        aggregated = self.stage.aggregate(state_spec, state, round, sampled, weights, totals)
+        for note in aggregated.notes:
+            self._tell_once(number, note, "aggregate")
+        return aggregated, totals, round
 
     def _weights(self, plan: RoundPlan) -> tuple[np.ndarray, float | None]:
         """((S,) the weights of the clients of a plan in the mean, what the weighted sum is divided by; None for the sum
@@ -381,9 +384,13 @@ class Driver:
     def _tell_notes(self, number: int, facts: Mapping[str, float]) -> None:
         """Log what workers found on their devices, each sentence once. facts: of a task or of a round."""
         for note in notes_in(facts):
-            if note not in self.notes:
-                self.notes.add(note)
-                self.log(f"round {number}: {note}")
+            self._tell_once(number, note, note)
+
+    def _tell_once(self, number: int, note: str, kind: str) -> None:
+        """Log a sentence on a round, unless the log has one of this kind."""
+        if kind not in self.notes:
+            self.notes.add(kind)
+            self.log(f"round {number}: {note}")
 
     def _train_on_trusted(self, method: Algorithm, number: int) -> None:
         """Have a worker train on the server's trusted examples, as client number N without a state. Its message becomes

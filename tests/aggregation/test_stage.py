@@ -10,6 +10,7 @@ at 1e-12. 1e-9 leaves three digits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fedfleet.workloads.base import Model
 from fedfleet.workloads.digits import Digits
 from fedfleet.workloads.norms import BatchNorm
 from tests.engine.test_client_weights import Few, whole_batches
+from tests.reference import byzantine, robust_rules
 from tests.reference import stage as reference
 
 torch.set_num_threads(1)
@@ -280,6 +282,23 @@ def test_centred_clipping_begins_where_it_ended(vectors: str, tmp_path: Path):
         np.testing.assert_allclose(found["statistics"], statistics, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("rule", ["multi_krum", "mda"])
+@pytest.mark.parametrize("name", ["optimal_ipm", "optimal_alie"])
+def test_an_attack_searches_against_the_rule_as_it_will_be(name: str, rule: str, tmp_path: Path):
+    """An honest message is not finite: the rule will leave it out and lower its f by one, and the attacker knows."""
+    attack = {"name": name, "clients": [0]}
+    made = spec({"name": rule, "f": 2}, tmp_path, attack=attack, federation={"weights": "uniform"})
+    stage = Stage(made, np.ones(S))
+    stage.leaves[0][3].view(-1)[0] = torch.inf
+    honest = np.delete(stage.fields(stage.leaves)["delta"], [0, 3], axis=0)
+    stage.answer()
+    search, defence = getattr(byzantine, name), getattr(robust_rules, rule)
+    factor = {f: search(honest, 1, partial(defence, f=f))[1] for f in (1, 2)}
+    assert factor[1] != pytest.approx(factor[2])
+    assert stage.columns["attack/factor"] == pytest.approx(factor[1])
+    assert stage.columns["robust/broken"] == 1
+
+
 # --- whole runs -------------------------------------------------------------------------------------------------------
 ENGINE = {"engine": {"block": 2}}
 IDLE: dict[str, dict[str, Any]] = {
@@ -316,3 +335,12 @@ def test_votes_of_signs_leave_variances_positive(before: list[Any]):
     result = run(spec(rule, None, method={"name": "fedavg"}, **more))
     assert np.isfinite(result.metrics["eval/loss"])
     assert float(result.model["2.running_var"].min()) > 0
+
+
+def test_a_geometric_median_that_was_not_found_is_told_once(tmp_path: Path):
+    rule = {"name": "geometric_median", "iterations": 2}
+    made = spec(rule, None, method={"name": "fedavg"}, federation={"rounds": 3, "local": {"steps": 1, "batch": 8}})
+    result = run(made, tmp_path / "run")
+    assert all(row["robust/residual"] > 1e-8 for row in result.rows)
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert log.count("the geometric median was not found in 2 iterations, its residual was ") == 1
