@@ -60,8 +60,9 @@ def read_table(run: Path) -> Any:
 
 def last_round(table: Any) -> int:
     """The last round of a record, 0 if it has none."""
-    there = table is not None and table.num_rows and "round" in table.column_names
-    return int(table.column("round")[-1].as_py()) if there else 0
+    if table is None or not table.num_rows or "round" not in table.column_names:
+        return 0
+    return int(table.column("round")[-1].as_py())
 
 
 def column_names(run: Path) -> list[str]:

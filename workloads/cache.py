@@ -117,7 +117,7 @@ def read_part(folder: Path, digests: dict[str, str]) -> Columns:
 def digest_of(column: np.ndarray) -> str:
     """A text that depends on the type, the shape and the bytes of a column."""
     content = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
-    return f"{column.dtype.str} {column.shape} {xxhash.xxh3_128_hexdigest(content)}"
+    return f"{column.dtype.str} {column.shape} {xxhash.xxh3_128_hexdigest(content.data)}"
 
 
 def first_line(error: Exception) -> str:

@@ -222,14 +222,15 @@ class Texts(Column):
 class Inputs(Column):
     """A column of numbers, of (nested) lists of numbers, or of encoded pictures, each row as an array of `shape`.
 
-    Unsigned bytes and pictures become uint8, other numbers float32. A list may be flat or nested as `shape` is; in an
-    image whose channels come last, they are moved to the front.
+    Unsigned bytes and pictures become uint8, other numbers and pictures with 16 bits float32. A list may be flat or
+    nested as `shape` is; in an image whose channels come last, they are moved to the front.
     """
 
     wants = "finite numbers"
 
     def __init__(self, name: str, shape: tuple[int, ...], decode: Callable[..., np.ndarray]) -> None:
-        """decode: function (encoded pictures, shape, where, row number of the first one) -> (n, *shape) uint8."""
+        """decode: function (encoded pictures, shape, where, row number of the first one) -> (n, *shape), uint8,
+        or float32 in [0, 1] for pictures with 16 bits."""
         super().__init__(name)
         self.shape, self.decode = shape, decode
         self.out: np.ndarray | None = None  # has space for all rows: two copies of a large set may not fit into memory

@@ -22,6 +22,9 @@ from .roots import Found, Layout, damaged, locate
 CHUNK = 2000
 """Encoded pictures that are in memory at once."""
 
+BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")
+"""The modes of Pillow that become bytes, of brightness or of RGB, without loss if all pixels are opaque."""
+
 
 @dataclass(frozen=True)
 class FromFiles(Published):
@@ -104,32 +107,83 @@ def columns_of(paths: Sequence[Path], columns: Sequence[Column], rows: int = 1 <
 
 
 def pictures(encoded: Sequence[bytes], shape: tuple[int, ...], where: object, first: int = 0) -> np.ndarray:
-    """(n, *shape) uint8 from n encoded pictures (WebP, PNG or JPEG) of exactly that shape. where: their file, first:
-    the row number of the first one, both for messages."""
-    out = np.empty((len(encoded), *shape), dtype=np.uint8)
+    """(n, *shape) from n encoded pictures (WebP, PNG or JPEG) of exactly that shape: uint8, or float32 in [0, 1] if
+    they have 16 bits. where: their file, first: the row number of the first one, both for messages."""
 
-    def one(row: int) -> None:
-        out[row] = picture(encoded[row], shape, f"picture {first + row} of {where}")
+    def one(row: int) -> np.ndarray:
+        return picture(encoded[row], shape, f"picture {first + row} of {where}")
 
+    def put(row: int) -> None:
+        pixels = one(row)
+        if pixels.dtype != out.dtype:
+            raise ValueError(
+                f"picture {first + row} of {where} must have as many bits as picture {first}, 8 or 16; save all with 16"
+            )
+        out[row] = pixels
+
+    if not encoded:
+        return np.empty((0, *shape), dtype=np.uint8)
+    out = np.empty((len(encoded), *shape), dtype=one(0).dtype)
     with ThreadPoolExecutor(min(8, processors())) as threads:
-        for _ in threads.map(one, range(len(encoded)), chunksize=64):
+        for _ in threads.map(put, range(len(encoded)), chunksize=64):
             pass
     return out
 
 
 def picture(encoded: bytes, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """(channels, height, width) uint8 from one encoded picture: grey for one channel, RGB for three."""
+    """(channels, height, width) from one encoded picture: for one channel its brightness, for three RGB. Grey pictures
+    with 16 bits become float32 in [0, 1], all others uint8. Raises ValueError for a picture that cannot be read without
+    loss, such as one with transparent pixels."""
     from PIL import Image
 
+    pixels = np.empty(0)
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image.convert("L" if shape[0] == 1 else "RGB"))
+            if not (loss := what_is_lost(image)):
+                pixels = pixels_of(image, shape[0])
     except Exception as error:  # Pillow raises exceptions of many types on damaged bytes
         raise ValueError(f"{where} cannot be decoded ({error}); fetch its file again") from error
-    pixels = pixels[None] if shape[0] == 1 else pixels.transpose(2, 0, 1)
+    if loss:
+        raise ValueError(f"{where} {loss}")
     if pixels.shape != shape:
         raise ValueError(f"{where} must have shape {shape}, got {pixels.shape}")
     return pixels
+
+
+def what_is_lost(image: Any) -> str:
+    """Why an open picture cannot be read without loss, and what to do; "" if it can."""
+    mode = image.mode
+    if mode not in BYTES and not is_grey_of_16_bits(image):
+        return f"has the mode {mode}, which cannot be read without loss; save it as grey or RGB with 8 bits"
+    if mode in BYTES and any(";16" in str(tile[3]) for tile in image.tile):  # Pillow drops half of the bits
+        return f"has 16 bits in each channel of the mode {mode}; save it with 8 bits, or as grey with 16"
+    if is_transparent(image):
+        return f"has transparent pixels (mode {mode}), and networks get no transparency; lay it on a background"
+    return ""
+
+
+def is_grey_of_16_bits(image: Any) -> bool:
+    return image.mode.startswith("I;16") or (image.mode == "I" and any("I;16" in str(tile[3]) for tile in image.tile))
+
+
+def is_transparent(image: Any) -> bool:
+    """Whether a pixel of an open picture is not opaque."""
+    if image.mode not in ("LA", "PA", "RGBA") and "transparency" not in image.info:
+        return False
+    if image.mode not in BYTES:
+        return bool((np.asarray(image) == image.info["transparency"]).any())
+    return image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+
+
+def pixels_of(image: Any, channels: int) -> np.ndarray:
+    """(channels, height, width): the pixels of an open picture, see `picture`."""
+    if image.mode not in BYTES:
+        grey = np.asarray(image).astype(np.float32) / 65535
+        return np.repeat(grey[None], channels, 0)
+    if "transparency" in image.info:  # all pixels are opaque
+        image = image.convert("RGBA")
+    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def read_pictures(paths: list[Path], shape: tuple[int, ...]) -> Columns:

@@ -2,8 +2,10 @@
 
 The input is one column or several. One column holds numbers, lists of numbers (of equal length, flat, nested or of
 fixed size) or encoded pictures (PNG, JPEG, WebP), as bytes or as Hugging Face's structs {bytes, path}. Unsigned 8-bit
-numbers and pictures are scaled to [0, 1]; other numbers become float32 without scaling. Several columns hold one number
-each, which becomes float32 without scaling.
+numbers and pictures are scaled to [0, 1], grey pictures with 16 bits from their own range; other numbers become float32
+without scaling. A picture that cannot be read without loss is refused, such as one with transparent pixels; with shape
+(1, height, width), colours become their brightness. Several columns hold one number each, which becomes float32 without
+scaling.
 
 Test rows are in separate files, test*.parquet beside train*.parquet. Or they are among the rows of all files, where the
 column `split_column` marks them or the fraction `test_fraction` of all rows is drawn. The column `held_out` marks rows

@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def splits():
+def splits() -> Any:
     random = np.random.default_rng(0)
     return tuple(
         {
