@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import ray
 
-from fedfleet.engine.backends.ray.connect import is_head, join, own_cluster, speaks_http2
+from fedfleet.engine.backends.ray.connect import clusters_here, is_head, join, own_cluster, speaks_http2
 from fedfleet.engine.errors import ConfigError
 from fedfleet.tune.cluster.submit import client
 
@@ -108,3 +108,22 @@ def test_a_ray_is_one(ray_here):
     asked = ray.remote(num_cpus=0)(own_cluster).remote()
     assert ray.get(asked) == head
     assert own_cluster() is None
+    assert head in clusters_here()
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ([], r"no cluster runs on this machine \(a run that has started a Ray for itself is none\); start one by"),
+        (["10.0.0.1:1", "10.0.0.1:2"], r"2 clusters run on this machine; give the HOST:PORT of one: 10\.0\.0\.1:1, 10"),
+    ],
+    ids=["none", "two"],
+)
+def test_auto_where_there_is_not_one_cluster(there, told, monkeypatch):
+    """It is told at once, also by `attach`, and Ray does not choose one."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("fedfleet.engine.backends.ray.connect.clusters_here", lambda: there)
+    with pytest.raises(ConfigError, match=told):
+        join("auto")
+    done = invoke("attach")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)

@@ -141,14 +141,20 @@ def test_a_detached_run_is_stopped(head, tmp_path):
     assert json.loads(resumed.stdout.splitlines()[-1])["run_id"] == run_id
 
 
-@pytest.mark.parametrize("token", ["", "f" * 32], ids=["none", "another"])
-def test_without_the_token(token, head, tmp_path):
-    env = {"RAY_AUTH_TOKEN": token}
+@pytest.mark.parametrize(
+    ("mode", "token", "got"),
+    [("token", "", "none"), ("token", "f" * 32, "another one"), ("disabled", "", "none")],
+    ids=["none", "another", "no mode"],
+)
+def test_without_the_token(mode, token, got, head, tmp_path):
+    """The head says so at once; Ray itself would ask for 20 seconds."""
+    env = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": token}
     for command in (("run", "digits", "--address", head.address), ("submit", "digits", "--address", head.dashboard)):
         done = head(tmp_path, *command, **env)
         assert done.returncode == 2, done.stderr
         line = done.stderr.splitlines()[-1]
         assert "token" in line
+        assert command[0] != "run" or f"the cluster requires a token, got {got}; " in line
         assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token" in line
 
 

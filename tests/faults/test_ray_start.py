@@ -43,6 +43,7 @@ LISTENING = """
 import contextlib
 
 from fedfleet import Observer
+from fedfleet.engine.backends.ray.connect import clusters_here
 
 
 class Listening(Observer):
@@ -52,13 +53,14 @@ class Listening(Observer):
             with contextlib.suppress(psutil.NoSuchProcess):
                 lines = [line.laddr for line in process.net_connections() if line.status == psutil.CONN_LISTEN]
                 found += [(process.name(), address) for address in lines]
-        print(json.dumps(found))
+        print(json.dumps([found, ray.get_runtime_context().gcs_address in clusters_here()]))
 
 
 groups = [{"count": 1, "cpus": 0.5}, {"count": 1, "cpus": 0.25}]  # which the driver's own sockets serve
 fedfleet.run(experiment(workers=groups, cpus=1), observers=[Listening()])
 """
-"""Runs, and prints the sockets at which a process of the run listens after each round."""
+"""Runs, and prints the sockets at which a process of the run listens after each round, and whether its Ray counts as a
+cluster."""
 
 GIVEN_UP = """
 import psutil
@@ -238,11 +240,13 @@ def test_a_run_listens_on_loopback_only(odd: Surroundings, folder: Path) -> None
     told = output([*command, sys.executable, "-c", SCRIPT + LISTENING], folder, HOME=str(folder), **variables)
     rounds = [json.loads(line) for line in told.splitlines()]
     assert len(rounds) == 2
-    names, addresses = zip(*rounds[-1], strict=True)
+    listening, is_cluster = rounds[-1]
+    names, addresses = zip(*listening, strict=True)
     assert {"gcs_server", "raylet"} <= set(names)
     assert sum(name.startswith("ray::") for name in names) >= 3  # the driver and two workers
     outside = [(name, host) for name, (host, _) in zip(names, addresses, strict=True) if not is_loopback(host)]
     assert not outside
+    assert not is_cluster  # others, such as `fedfleet attach`, do not take it for one
     assert (folder / ".ray" / "auth_token").is_file()
     assert (folder / ".ray").stat().st_mode & 0o077 == 0
 

@@ -7,6 +7,8 @@ ends with the process, or by `shutdown`.
 from __future__ import annotations
 
 import atexit
+import json
+import logging
 import os
 import signal
 import socket
@@ -31,7 +33,7 @@ from ...config.run_spec import RunSpec
 from ...config.schema import Engine, workers_on
 from ...errors import ConfigError, Interrupted
 from ...stopping import at_once
-from .local_ray import QUIET, below, disconnect, shut_down, start_here
+from .local_ray import FOR_A_RUN, QUIET, below, disconnect, shut_down, start_here
 from .process_start import fork_server
 
 ANSWER_SECONDS = 5.0
@@ -194,18 +196,45 @@ def same_sigterm() -> Iterator[None]:
 
 def join(address: str) -> None:
     """Connect to a running cluster. address: auto, HOST:PORT or ray://HOST:PORT. Raises ConfigError with the reason."""
-    found = own_cluster() or newest_cluster() if address == "auto" else address
-    if found is not None:
-        check_listening(found, address)
-        check_is_ray(found, address)
+    found = address
+    if address == "auto":
+        found = found_cluster()
+        use_token()
+    check_listening(found, address)
+    check_is_ray(found, address)
     try:
-        ray.init(address=found or address, **QUIET)
+        ray.init(address=found, **QUIET)
     except AuthenticationError:
-        raise ConfigError(f"engine.address={address}: the cluster requires a token, got none; {TOKEN}") from None
+        raise ConfigError(f"engine.address={address}: {no_token()}") from None
     except RuntimeError as error:
         raise ConfigError(f"engine.address={address}: {version_mismatch(str(error))}") from None
-    except (ConnectionError, SystemExit) as error:
-        raise ConfigError(f"engine.address={address}: {why_refused(address, str(error))}") from None
+    except (ConnectionError, SystemExit):
+        raise ConfigError(f"engine.address={address}: {refused()}") from None
+
+
+def found_cluster() -> str:
+    """HOST:PORT of the cluster that `auto` means: that of which this process is a job, else RAY_ADDRESS, else the only
+    one with a node on this machine or, among several, the last that `ray start` has started. Raises ConfigError."""
+    given = own_cluster() or os.environ.get("RAY_ADDRESS", "")
+    if given not in ("", "auto"):
+        return given
+    found = clusters_here()
+    if len(found) > 1:
+        with suppress(OSError, ImportError):
+            from ray._private.utils import read_ray_address
+
+            found = [each for each in found if each == read_ray_address()] or found
+    if len(found) > 1:
+        raise ConfigError(
+            f"engine.address=auto: {len(found)} clusters run on this machine; give the HOST:PORT of one: "
+            f"{', '.join(sorted(found))}"
+        )
+    if not found:
+        raise ConfigError(
+            "engine.address=auto: no cluster runs on this machine (a run that has started a Ray for itself is none); "
+            "start one by `ray start --head`, or give its HOST:PORT"
+        )
+    return found[0]
 
 
 def own_cluster() -> str | None:
@@ -215,24 +244,36 @@ def own_cluster() -> str | None:
     inherits, was started with the right address.
     """
     raylet = os.environ.get("RAY_RAYLET_PID", "")
+    return head_of(Path("/proc", raylet)) if raylet.isdecimal() else None
+
+
+def clusters_here() -> list[str]:
+    """HOST:PORT of each cluster with a node on this machine. A Ray that a run has started for itself is none."""
+    found = [head_of(process) for process in Path("/proc").glob("[0-9]*")]
+    return [*dict.fromkeys(filter(None, found))]
+
+
+def head_of(raylet: Path) -> str | None:
+    """HOST:PORT of the cluster to which a node's own process belongs; None if the process is none, or if its Ray is for
+    one run alone. raylet: the folder of the process in /proc."""
     try:
-        words = Path(f"/proc/{int(raylet)}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
+        words = (raylet / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
         return None
-    found = [
-        word.partition(b"=")[2].decode() for word in words if word.startswith((b"--gcs-address=", b"--gcs_address="))
-    ]
+    if Path(words[0]).name != "raylet" or f"--labels={json.dumps(FOR_A_RUN)}" in words:
+        return None
+    found = [word.partition("=")[2] for word in words if word.startswith(("--gcs-address=", "--gcs_address="))]
     return found[0] if found else None
 
 
-def newest_cluster() -> str | None:
-    """HOST:PORT that Ray takes for `auto`; None if it finds none."""
-    from ray._private import services
+def use_token() -> None:
+    """Use this user's token, if there is one and no variable says otherwise, for a cluster that was found on this
+    machine, as Ray does. A cluster at an address that the user gives gets no token unasked."""
+    with suppress(ImportError):  # a version of Ray without tokens
+        from ray._private.authentication import authentication_token_setup as setup
 
-    try:
-        return services.canonicalize_bootstrap_address("auto")
-    except Exception:  # `ray.init` reports the same
-        return None
+        setup.logger.setLevel(logging.ERROR)
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -266,7 +307,10 @@ def check_is_ray(address: str, given: str) -> None:
             f"engine.address={given}: something answers there, but it is no Ray; give the port that `ray start --head` "
             "printed (by default 6379; 8265 is the dashboard's, for `fedfleet submit`)"
         )
-    if not address.startswith("ray://") and not is_head(address):
+    known = True if address.startswith("ray://") else is_head(address)
+    if known is None:
+        raise ConfigError(f"engine.address={given}: {no_token()}")
+    if not known:
         raise ConfigError(
             f"engine.address={given}: something answers there, but it is not the head of a Ray cluster; give the port "
             "that `ray start --head` printed, or ray://HOST:PORT for a port of Ray Client"
@@ -293,8 +337,9 @@ def first_bytes(address: str, question: bytes, count: int) -> bytes:
     return answer
 
 
-def is_head(address: str) -> bool:
-    """Whether a server of gRPC knows the call that asks for a cluster's id, even if it refuses the answer."""
+def is_head(address: str) -> bool | None:
+    """Whether a server of gRPC knows the call that asks for a cluster's id; None if it does, but asks for a token, or
+    for another one than this process uses."""
     try:
         import grpc
     except ImportError:
@@ -302,11 +347,31 @@ def is_head(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(CLUSTER_ID, request_serializer=bytes, response_deserializer=bytes)
         try:
-            ask(b"", timeout=ANSWER_SECONDS)
+            ask(b"", timeout=ANSWER_SECONDS, metadata=token_header())
         except grpc.RpcError as error:
             known: Any = error
+            if known.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return None
             return known.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
     return True
+
+
+def token_header() -> tuple[tuple[str, str], ...]:
+    """What a call of gRPC carries for this process's token; empty if it uses none."""
+    if not token_found():
+        return ()
+    import ray._raylet as raylet
+
+    loader: Any = getattr(raylet, "AuthenticationTokenLoader")  # noqa: B009 - it has no types
+    with suppress(AuthenticationError):  # there is none
+        return tuple((name.lower(), value) for name, value in loader.instance().get_token_for_http_header().items())
+    return ()
+
+
+def no_token() -> str:
+    """A clause for a cluster that wants a token, which this process does not have."""
+    got = "another one" if token_header() else "none"
+    return f"the cluster requires a token, got {got}; {TOKEN}"
 
 
 def token_found() -> bool:
@@ -326,10 +391,8 @@ def version_mismatch(message: str) -> str:
     return f"versions differ: the cluster has {theirs}, here is {ours}; install the cluster's here, or use another"
 
 
-def why_refused(address: str, message: str) -> str:
-    """Why the connection failed, and the remedy. message: Ray's."""
-    if address == "auto" or "Could not find any running Ray instance" in message:
-        return "no cluster runs on this machine; start one by `ray start --head`, or give its HOST:PORT"
+def refused() -> str:
+    """A clause for a cluster that Ray could not connect to, although its head answers."""
     return (
         f"something listens there, but this Ray ({ray.__version__}) was refused: if the cluster requires a token, "
         f"{TOKEN}; else compare `ray --version` on both sides"

@@ -23,6 +23,8 @@ from .start_obstacles import obstacle, usable_folder, usual_folder, why_not
 
 STORE_BYTES = 2 * 2**30
 """Size of the object store. It holds the data sets; Ray writes what does not fit to the disk."""
+FOR_A_RUN = {"fedfleet": "run"}
+"""The label of a Ray that a run starts for itself: no cluster for others, because it ends with the run's process."""
 LIMIT_SECONDS = 60.0
 """The time in which Ray must have started. It takes 3 seconds on a machine that is not busy."""
 LOOK_SECONDS = 0.1
