@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
@@ -76,3 +77,18 @@ def extent(value: Tensor) -> tuple[int, int]:
     begin, size = int(value.storage_offset()), value.element_size()
     last = sum((count - 1) * stride for count, stride in zip(value.shape, value.stride(), strict=True))
     return begin * size, (begin + last + 1) * size if value.numel() else begin * size
+
+
+def wider_than(dtype: torch.dtype, network: nn.Module) -> str:
+    """Which parameters have more digits than the type of a run, as in "out.weight and 3 others, in float64"; "" if none
+    has."""
+    least = torch.finfo(dtype).eps
+    wider = [
+        (name, value.dtype)
+        for name, value in network.named_parameters()
+        if value.is_floating_point() and torch.finfo(value.dtype).eps < least
+    ]
+    if not wider:
+        return ""
+    others = f" and {len(wider) - 1} others" if len(wider) > 1 else ""
+    return f"{wider[0][0]}{others}, in {str(wider[0][1]).removeprefix('torch.')}"

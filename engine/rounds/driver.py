@@ -28,6 +28,7 @@ from ..clients.worker import keep_freed_memory
 from ..cohorts.samplers import norm_weights
 from ..cohorts.tasks import Broadcast, ClientTask, TrainingTask, steps_of, tree_shape
 from ..config.memory_errors import memory_remedy
+from ..config.network import wider_than
 from ..config.run_spec import ExecutionPlan, RunSpec
 from ..devices.notes import notes_in
 from ..errors import BlockTooLarge, ClientFailed, ConfigError, Diverged, FedFleetError, MethodFailed, RowsLost
@@ -99,6 +100,8 @@ class Driver:
         self.log_lines: list[str] = []  # that `rounds` has not yielded yet
         if run_spec.frozen:
             self.log(f"frozen, neither trained nor sent: {run_spec.frozen_text}")
+        if run_spec.workload.outline is not None and (wider := wider_than(run_spec.dtype, run_spec.workload.outline)):
+            self.log(f"rounded to engine.dtype={experiment.engine.dtype}, in which the run computes: {wider}")
         self.consistent = True  # False in the middle of a commit
         self.table = make_table(run_spec, self.state_spec, self.method.warm_start is not None)
         if self.stage.collects:

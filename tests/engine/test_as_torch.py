@@ -30,7 +30,9 @@ from fedfleet.engine.config.schema import Experiment
 from fedfleet.engine.errors import ConfigError, Interrupted
 from fedfleet.engine.methods.state_spec import StateSpec
 from fedfleet.engine.runs.launch import prepare
+from fedfleet.engine.runs.restore import bring
 from fedfleet.engine.runs.result import Result
+from fedfleet.tune.show import describe
 from fedfleet.workloads.auc import Auc
 from fedfleet.workloads.base import Classification, ClientIndex, Columns, Model, Partition, initial
 from fedfleet.workloads.noisy import Noisy
@@ -458,6 +460,35 @@ def test_other_frozen_tensors_than_a_checkpoints_are_refused(other, told, tmp_pa
         resume(made(other), tmp_path / "run")
 
 
+def test_another_machine_goes_on_from_a_copy_of_a_checkpoint(tmp_path):
+    given = dict(engine={"kernels": "torch"}, checkpoint={"every": 1, "folder": str(tmp_path / "shared")})
+    made = frozen_layer(**given)
+    whole = run(frozen_layer(engine=given["engine"]))
+    interrupted(made, tmp_path / "run")
+    brought = bring(str(tmp_path / "shared"), tmp_path / "brought")
+    assert json.loads((brought / "frozen.json").read_text())["tensors"] == LAYER
+    assert resume(made, brought).model_sha256 == whole.model_sha256
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_forward_passes_in_bfloat16_have_the_frozen_tensors_in_it(block):
+    """Values near those in float32: bfloat16 rounds by at most 2^-9, and there are few steps."""
+    engine = {"kernels": "torch", "block": block}
+    narrow, wide = (run(frozen_layer(engine={**engine, "precision": each})) for each in ("bfloat16", "same"))
+    for name in LAYER:
+        assert torch.equal(narrow.model[name], wide.model[name])
+        assert narrow.model[name].dtype == torch.float32
+    assert narrow.metrics["train/loss"] == pytest.approx(wide.metrics["train/loss"], rel=ROUNDS * STEPS * 2**-8)
+
+
+def test_what_is_shown_before_a_run():
+    text = describe(frozen_layer(), everything=False)
+    assert "and frozen tensors  1.weight, 1.bias  185" in text
+    assert "neither trained nor sent" in text
+    trained = sum(value.numel() for name, value in mlp().named_parameters() if name not in LAYER)
+    assert f"up {4 * trained:,} B" in text
+
+
 @pytest.mark.long
 def test_workers_on_ray_have_the_frozen_tensors(ray_here):
     made = frozen_layer(engine={"kernels": "torch", "block": 2})
@@ -544,6 +575,19 @@ def test_chain_kernels_say_that_a_layer_is_frozen(own_kernels):
         prepare(fedavg_of(Given(relu), engine={"kernels": "chain"}), "x")
 
 
+# --- types ---------------------------------------------------------------------------------------------------------
+def test_parameters_with_more_digits_than_the_run_are_told(tmp_path):
+    """The type of a run is that of its configuration."""
+    made = fedavg_of(Given(lambda: mlp().double()), engine={"kernels": "torch"})
+    run(made, tmp_path / "run")
+    told = "rounded to engine.dtype=float32, in which the run computes: 1.weight and 5 others, in float64"
+    assert told in (tmp_path / "run/run.log").read_text()
+    for build in (mlp, lambda: mlp().bfloat16()):
+        rounds = run(fedavg_of(Given(build), engine={"kernels": "torch"}), tmp_path / str(id(build)))
+        assert "rounded to" not in (tmp_path / str(id(build)) / "run.log").read_text()
+        assert {value.dtype for value in rounds.model.values()} == {torch.float32}
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 class Output(nn.Module):
     """A linear layer, and what is made of its input and of its logits."""
@@ -577,7 +621,8 @@ class Counts(nn.Module):
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()
-        self.out, self.in_place = nn.Linear(36, CLASSES), in_place
+        self.out = nn.Linear(36, CLASSES)
+        self.in_place = in_place
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
